@@ -1,0 +1,199 @@
+"""Requests and cancels in: idempotence, tombstones, bounds, and what no worker could ever run.
+
+Refuse or wait (contract §4): malformed is refused at the edge; over a set limit is refused here; what no known worker
+could ever run waits with a warning, or is refused where `on_no_match` says so and every session has been heard.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Final
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import Cancel, Submit
+from moorage.scheduler.core.finished import job_key, request_digest
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.lifecycle import Lifecycle
+from moorage.scheduler.core.records import Act
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import CANCELLED, REJECTED, Job, State
+from moorage.schemas.codec import canonical, same_request
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Accepted, Answer
+from moorage.schemas.job import STATES
+
+RETRY_AFTER_S: Final = 1.0
+NAMES_SHOWN_MAX: Final = 3
+
+NO_MATCH: Final = "no-match"
+NOT_HEARD: Final = "fleet-not-yet-heard"
+
+
+class NewJob:
+    """A job that this draft accepts: what to do with it once the record is folded."""
+
+    __slots__ = ("stillborn", "submit", "warnings")
+
+    def __init__(self, submit: Submit, warnings: list[str], stillborn: int | None) -> None:
+        self.submit = submit
+        self.warnings = warnings
+        self.stillborn = stillborn  # a terminal state that the next record gives it
+
+
+class Admission:
+    """Decides what becomes of a submit or a cancel, against the state and this tick's draft."""
+
+    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, config: Config) -> None:
+        self.state = state
+        self.fleet = fleet
+        self.lifecycle = lifecycle
+        self.config = config
+        self._capable: dict[int, tuple[int, bool]] = {}
+
+    def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
+        """A job to accept, or the answer that says why not. `fresh` are the jobs this draft accepts already."""
+        key = (event.tenant, event.name)
+        known = fresh.get(key)
+        if known is not None:
+            return self._again(event, known.submit.body, "QUEUED", 0)
+        tenant = self.state.tenants.get(event.tenant)
+        if tenant is not None:
+            job = tenant.jobs.get(event.name)
+            if job is not None:
+                return self._again(event, job.body, job.state, job.ledger)
+        if len(self.state.finished):
+            row = self.state.finished.find(job_key(event.tenant, event.name))
+            if row is not None:
+                return self._finished(event, row[0], row[2])
+        # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
+        if event.sequence == 0 and self.state.live + len(fresh) >= self.config.jobs_max:
+            return problem(
+                "queue-full",
+                f"{self.state.live} jobs are held, the bound is {self.config.jobs_max}",
+                job=event.name,
+                next="send again later, or publish to the durable queue, which waits",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if tenant is not None and event.name in tenant.tombstones:
+            draft.acts.append([Act.UNTOMB, event.tenant, event.name])
+            return NewJob(event, ["cancelled-before"], CANCELLED)
+        warnings: list[str] = []
+        stillborn = None
+        if not self.could_ever(event.shape):
+            if not self.all_heard():
+                warnings.append(NOT_HEARD)
+            if event.request.on_no_match == "reject":
+                if self.all_heard():
+                    return self._no_match(event)
+                stillborn = None  # rejected by event, once everybody was heard
+            warnings.append(self._nearest(event.shape))
+        return NewJob(event, warnings, stillborn)
+
+    def _again(self, event: Submit, body: bytes, state: str, ledger: int) -> Accepted | Problem:
+        if same_request(body, event.body):
+            return Accepted(event.name, ledger, state, duplicate=True)
+        return self._conflict(event)
+
+    def _finished(self, event: Submit, digest: bytes, state: int) -> Accepted | Problem:
+        if request_digest(canonical(event.request)) == digest:
+            return Accepted(event.name, 0, STATES[state], duplicate=True)
+        return self._conflict(event)
+
+    @staticmethod
+    def _conflict(event: Submit) -> Problem:
+        return problem(
+            "conflict",
+            f"job {event.name} was submitted before with other content",
+            job=event.name,
+            next="choose another job id, or send the same content",
+        )
+
+    # ---------------------------------------------------------------------------------------- no match
+
+    def could_ever(self, shape: Shape) -> bool:
+        """Whether the known inventory could hold it with nothing else there; kept by shape until the fleet changes."""
+        known = self._capable.get(shape.index)
+        if known is not None and known[0] == self.fleet.inventory:
+            return known[1]
+        able = self._could_ever(shape)
+        if len(self._capable) > 50_000:
+            self._capable.clear()
+        self._capable[shape.index] = (self.fleet.inventory, able)
+        return able
+
+    def _could_ever(self, shape: Shape) -> bool:
+        missing = shape.together
+        for cls, fit in self.fleet.capable(shape):
+            each = fit.mask.bit_count()
+            for host in cls.hosts.values():
+                if host.could_ever(shape):
+                    slots = (fit.mask & host.lent).bit_count() if each else 0
+                    per_host = slots // shape.count if shape.count else missing
+                    if shape.mode > 1:
+                        per_host *= cls.sharers(shape.mode)
+                    missing -= max(1, per_host)
+                    if missing <= 0:
+                        return True
+        return False
+
+    def all_heard(self) -> bool:
+        """Whether every session in the ledger was heard in this reign: before that nobody is told never."""
+        return all(
+            self.fleet.hosts[worker.num].heard
+            for worker in self.state.worker_by_num
+            if worker.session and worker.num in self.fleet.hosts
+        )
+
+    def _nearest(self, shape: Shape) -> str:
+        """`no-match`, with the nearest model names that the fleet has."""
+        names = sorted({name for cls in self.fleet.classes.values() for _, _, name, _ in cls.devices})
+        wanted = [model.lstrip("=") for model in shape.models]
+        lower = {name.lower(): name for name in names}
+        near: list[str] = []
+        for model in wanted:
+            for hit in difflib.get_close_matches(model.lower(), lower, n=NAMES_SHOWN_MAX, cutoff=0.3):
+                if lower[hit] not in near:
+                    near.append(lower[hit])
+        shown = near[:NAMES_SHOWN_MAX] or names[:NAMES_SHOWN_MAX]
+        return NO_MATCH + (": the fleet has " + ", ".join(shown) if shown else ": the fleet is empty")
+
+    def _no_match(self, event: Submit) -> Problem:
+        return problem(
+            "no-match",
+            f"no known worker could ever run this ({self._nearest(event.shape)[len(NO_MATCH) + 2 :]})",
+            job=event.name,
+            next="ask for what the fleet has, or leave out on_no_match to wait for a worker",
+        )
+
+    def reject_unmatched(self, draft: Draft, job: Job, shape: Shape) -> None:
+        """A job accepted before the fleet was heard, with on_no_match reject, is rejected by event."""
+        if not self.could_ever(shape):
+            for replica in job.replicas:
+                if draft.state_of(replica) == 0:
+                    draft.move(replica, REJECTED, self._nearest(shape))
+
+    # ----------------------------------------------------------------------------------------- cancels
+
+    def cancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
+        """Cancel at any stage; an id not seen yet is remembered, so that its submit is cancelled at once (H43)."""
+        job = self.state.job(event.tenant, event.job)
+        if job is not None:
+            did = self.lifecycle.cancel(draft, job, event.why)
+            return Answer("cancel", 0, {"job": event.job, "cancelled": did, "was": job.state})
+        row = self.state.finished.find(job_key(event.tenant, event.job)) if len(self.state.finished) else None
+        if row is not None:
+            return Answer("cancel", 0, {"job": event.job, "cancelled": False, "was": STATES[row[2]]})
+        tenant = self.state.tenants.get(event.tenant)
+        remembered = tenant.tombstones if tenant is not None else {}
+        if event.job not in remembered and len(remembered) >= self.config.tombstones_max:
+            return problem(
+                "tombstones-full",
+                f"{len(remembered)} cancels of unknown jobs are remembered for {event.tenant}",
+                job=event.job,
+                next="cancel jobs that exist; tombstones of queued cancels go when the queue is read past them",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        draft.acts.append([Act.TOMBSTONE, event.tenant, event.job, event.sequence])
+        draft.bytes += 128
+        return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN"})

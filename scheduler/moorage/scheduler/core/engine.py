@@ -1,0 +1,420 @@
+"""The only door of the core: events in, one record out, and after its acknowledgement everything that may leave.
+
+`offer` takes what came, `build` makes the record of this tick, `commit` folds it and says what leaves. Between build
+and commit there is exactly one record in flight (ledger-rules H1); when its fate cannot be told, the engine is thrown
+away and made anew from the ledger (H4): it never rolls back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from heapq import heappop, heappush
+from typing import Any, Final
+
+from moorage.scheduler.core.admission import Admission, NewJob
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Operate, QueueRead, Submit
+from moorage.scheduler.core.finished import KEEP_MS, request_digest
+from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.lifecycle import Lifecycle
+from moorage.scheduler.core.outputs import Outputs, WantedFrames, event_of
+from moorage.scheduler.core.plan import Planner
+from moorage.scheduler.core.queue import Queue, entry
+from moorage.scheduler.core.rank import RANKERS
+from moorage.scheduler.core.records import Act, Op, Record, encode_record
+from moorage.scheduler.core.sessions import Sessions
+from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.scheduler.core.state import QUEUED, Job, Replica, State, Worker
+from moorage.schemas.codec import canonical, decode_request, encode
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
+from moorage.schemas.job import Request
+from moorage.schemas.subjects import Subjects
+
+#: ended jobs that one record compacts at most: some 3 µs each
+COMPACT_MAX: Final = 512
+_DEADLINE, _START_WITHIN, _BACKOFF, _REJECT = range(4)
+
+
+class _InFlight:
+    """What waits for the acknowledgement of the record that was built."""
+
+    __slots__ = ("asks", "draft", "joined", "new", "record", "renewed", "replies")
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.record: Record | None = None
+        self.new: dict[tuple[str, str], NewJob] = {}
+        self.replies: list[tuple[Any, str, bool]] = []  # frame, reply, json
+        self.joined: list[tuple[FromWorker, str]] = []
+        self.renewed: list[tuple[FromWorker, Renew, Host]] = []
+        self.asks: list[Ask] = []
+
+
+class Engine:
+    """A leader's decisions over one state. All times passed in are milliseconds.
+
+    `leader` is this process's random number; with the record number it names a record. `state` must hold this
+    reign's epoch record already.
+    """
+
+    def __init__(self, state: State, config: Config, subjects: Subjects, leader: int, mono_ms: int) -> None:
+        self.state = state
+        self.config = config
+        self.subjects = subjects
+        self.leader = leader
+        self.fleet = Fleet()
+        self.queue = Queue()
+        self.shapes = Shapes()
+        self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
+        self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
+        self.admission = Admission(state, self.fleet, self.lifecycle, config)
+        self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
+        self._rid = 0
+        self._submits: deque[Submit | QueueRead] = deque()
+        self._rest: deque[Cancel | FromWorker | Operate | Ask] = deque()
+        self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
+        self._in_flight: _InFlight | None = None
+        self._looked_ms = 0
+        self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
+        self._built_ms = mono_ms
+        self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
+        self._resume(mono_ms)
+
+    # ------------------------------------------------------------------------------------------ resume
+
+    def _resume(self, mono_ms: int) -> None:
+        """Index a folded state: nobody counts as heard yet, every session as heard of now (ledger-rules H28)."""
+        for worker in self.state.worker_by_num:
+            if worker.session:
+                host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
+                host.last_ms = host.load_ms = mono_ms
+        for job in self.state.jobs.values():
+            job.told = job.rev
+            if not job.over:
+                self._index(job, self.request_of(job))
+
+    def _index(self, job: Job, request: Request) -> None:
+        """Put a live job's waiting replicas in the queue and its times in the timers."""
+        shape = self.shape_of(job)
+        waiting = [replica for replica in job.replicas if replica.state == QUEUED]
+        for replica in waiting[:1] if shape.together > 1 else waiting:
+            if replica.not_before > self.state.time_ms:
+                self._requeue(replica, replica.not_before)
+            else:
+                self.queue.add(request.priority, shape, entry(job.num, replica.index))
+        self._arm(job, request)
+
+    def _arm(self, job: Job, request: Request) -> None:
+        if request.deadline_s is not None:
+            heappush(self._timers, (job.accepted_ms + int(request.deadline_s * 1000), _DEADLINE, job.num))
+        if request.start_within_s is not None:
+            heappush(self._timers, (job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num))
+        if request.on_no_match == "reject" and not self.admission.could_ever(self.shape_of(job)):
+            self._unmatched.add(job.num)
+
+    def request_of(self, job: Job) -> Request:
+        """The request of an accepted job, decoded from its body (rare paths only)."""
+        return decode_request(job.body)
+
+    def shape_of(self, job: Job) -> Shape:
+        shape = job.shape
+        if shape is None:
+            shape = job.shape = self.shapes.of(self.request_of(job))
+        assert isinstance(shape, Shape)
+        return shape
+
+    def _requeue(self, replica: Replica, not_before: int) -> None:
+        heappush(self._timers, (not_before, _BACKOFF, entry(replica.job.num, replica.index)))
+
+    # ------------------------------------------------------------------------------------------- offer
+
+    def offer(self, event: Event) -> None:
+        """Take an event for the next record. Never blocks; the caller bounds what it offers."""
+        if isinstance(event, Submit | QueueRead):
+            self._submits.append(event)
+        else:
+            self._rest.append(event)
+
+    def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
+        """A load frame changes the soft view at once and needs no record."""
+        self.sessions.load(worker_id, frame, mono_ms)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether something waits that must not wait for the next heartbeat (renewals alone may, a little)."""
+        if self._submits:
+            return True
+        return any(not (isinstance(event, FromWorker) and isinstance(event.frame, Renew)) for event in self._rest)
+
+    @property
+    def waiting(self) -> int:
+        """Events offered and not yet in a record."""
+        return len(self._submits) + len(self._rest)
+
+    @property
+    def next_timer_ms(self) -> float:
+        """Ledger time of the next timer, in ms; infinity when there is none."""
+        return self._timers[0][0] if self._timers else math.inf
+
+    # ------------------------------------------------------------------------------------------- build
+
+    def build(self, time_ms: int, mono_ms: int) -> bytes:
+        """The record of this tick, encoded: what was offered, what is due, what can be placed. At most 512 KiB.
+
+        May be a bare heartbeat. Must be followed by `commit` once its append is acknowledged.
+        """
+        assert self._in_flight is None, "one append in flight, never two"
+        draft = Draft(self.state, max(time_ms, self.state.time_ms))
+        flight = self._in_flight = _InFlight(draft)
+        folded: dict[int, int] = {}
+        if mono_ms - self._built_ms > self.config.renew_s * 1000:
+            self._slept(mono_ms)
+        self._built_ms = mono_ms
+        while self._rest and not draft.full:
+            event = self._rest.popleft()
+            if isinstance(event, FromWorker):
+                self._from_worker(flight, event, folded)
+            elif isinstance(event, Cancel):
+                if (event.tenant, event.job) in flight.new:
+                    self._rest.appendleft(event)
+                    break
+                flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
+            elif isinstance(event, Operate):
+                flight.replies.append((self._operate(draft, event), event.reply, event.json))
+            else:
+                flight.asks.append(event)
+        if mono_ms - self._looked_ms >= 1000:
+            self._looked_ms = mono_ms
+            self._each_second(draft, mono_ms)
+        self._due(draft)
+        while self._submits and not draft.full:
+            self._submit(flight, self._submits.popleft())
+        self.planner.plan(draft)
+        self._compact(draft)
+        self._rid += 1
+        record = flight.record = draft.record(self.leader, self._rid)
+        return encode_record(record)
+
+    @property
+    def rid(self) -> int:
+        """The number of the record that is in flight."""
+        return self._rid
+
+    def _slept(self, mono_ms: int) -> None:
+        """This leader was stopped, or nothing was acknowledged for a while: everybody counts as heard now (H28)."""
+        for host in self.fleet.hosts.values():
+            host.last_ms = max(host.last_ms, mono_ms)
+
+    def _from_worker(self, flight: _InFlight, event: FromWorker, folded: dict[int, int]) -> None:
+        frame, draft = event.frame, flight.draft
+        if isinstance(frame, FactFrame):
+            flight.replies.append((self.sessions.facts(draft, event, frame, folded), event.reply, event.json))
+        elif isinstance(frame, Renew):
+            found = self.sessions.renew(event, frame)
+            if isinstance(found, Host):
+                flight.renewed.append((event, frame, found))
+            else:
+                flight.replies.append((found, event.reply, event.json))
+        elif isinstance(frame, Join):
+            if any(other.worker == event.worker for other, _ in flight.joined):
+                self._rest.append(event)  # its own first join comes first
+                return
+            session = self.sessions.join(draft, event, frame)
+            if isinstance(session, Problem):
+                flight.replies.append((session, event.reply, event.json))
+            else:
+                flight.joined.append((event, session))
+        elif isinstance(frame, Goodbye):
+            trouble = self.sessions.goodbye(draft, event, frame)
+            flight.replies.append((trouble or {"kind": "goodbye"}, event.reply, event.json))
+
+    def _submit(self, flight: _InFlight, event: Submit | QueueRead) -> None:
+        draft = flight.draft
+        if isinstance(event, QueueRead):
+            draft.acts.append([Act.CURSOR, event.tenant, event.which, event.through])
+            draft.bytes += 64
+            return
+        outcome = self.admission.submit(draft, event, flight.new)
+        if not isinstance(outcome, NewJob):
+            self._reply_submit(flight, event, outcome)
+            return
+        flight.new[(event.tenant, event.name)] = outcome
+        num = draft.accept(event.tenant, event.name, event.body, event.request.replicas, event.trace)
+        if outcome.stillborn is not None:
+            for index in range(event.request.replicas):
+                draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note("cancelled before it came"))
+            return
+        shape, priority = event.shape, event.request.priority
+        for index in range(1 if shape.together > 1 else event.request.replicas):
+            self.queue.add(priority, shape, entry(num, index))
+
+    def _reply_submit(self, flight: _InFlight, event: Submit, outcome: Any) -> None:
+        if event.batch is None:
+            flight.replies.append((outcome, event.reply, event.json))
+            return
+        batch = event.batch
+        batch.answers[event.position] = outcome
+        batch.missing -= 1
+        if batch.missing == 0:
+            flight.replies.append((batch.answers, batch.reply, batch.json))
+
+    def _operate(self, draft: Draft, event: Operate) -> Any:
+        worker = self.state.workers.get(event.worker)
+        if worker is None:
+            return problem(
+                "not-found", f"no worker {event.worker} has joined", found=event.worker, next="see moorage fleet"
+            )
+        if event.verb == "release":
+            draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined, event.by])
+        else:
+            flag = {"cordon": "cordoned", "drain": "draining", "uncordon": "open"}[event.verb]
+            draft.acts.append([Act.FLAG, worker.num, flag, event.by])
+        draft.bytes += 128
+        return {"kind": "done", "verb": event.verb, "worker": event.worker, "members": len(worker.members)}
+
+    # -------------------------------------------------------------------------------- timers and upkeep
+
+    def _each_second(self, draft: Draft, mono_ms: int) -> None:
+        for worker in self.sessions.silent(mono_ms):
+            if draft.full:
+                return
+            self.fleet.leave(worker.num)
+            self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
+        old = self.state.finished.older_than(draft.time_ms - KEEP_MS, COMPACT_MAX)
+        if old:
+            draft.acts.append([Act.EXPIRE, old])
+        if self._unmatched and self.admission.all_heard():
+            for num in sorted(self._unmatched):
+                job = self.state.jobs.get(num)
+                if job is not None:
+                    self.admission.reject_unmatched(draft, job, self.shape_of(job))
+            self._unmatched.clear()
+
+    def _due(self, draft: Draft) -> None:
+        timers, state = self._timers, self.state
+        while timers and timers[0][0] <= draft.time_ms and not draft.full:
+            _, kind, what = heappop(timers)
+            if kind == _BACKOFF:
+                job = state.jobs.get(what >> 10)
+                if job is not None and not job.over:
+                    self.queue.add(self.request_of(job).priority, self.shape_of(job), what)
+                continue
+            job = state.jobs.get(what)
+            if job is None or job.over:
+                continue
+            if kind == _DEADLINE:
+                self.lifecycle.deadline(draft, job)
+            else:
+                self.lifecycle.expire(draft, job)
+
+    def _compact(self, draft: Draft) -> None:
+        """The oldest ended jobs leave memory; their digest stays for idempotence."""
+        state = self.state
+        surplus = min(len(state.ended) - self.config.ended_max, COMPACT_MAX)
+        if surplus <= 0:
+            return
+        flat: list[Any] = []
+        for position in range(surplus):
+            num = state.ended[position]
+            flat += (num, request_digest(canonical(decode_request(state.jobs[num].body))))
+        draft.acts.append([Act.COMPACT, flat])
+        draft.bytes += surplus * 24
+
+    # ------------------------------------------------------------------------------------------ commit
+
+    def commit(self, seq: int, mono_ms: int) -> Outputs:
+        """Fold the record in flight, acknowledged at `seq`; returns everything that may leave now."""
+        flight = self._in_flight
+        assert flight is not None
+        assert flight.record is not None
+        self._in_flight = None
+        state, out = self.state, Outputs()
+        folded = fold(state, flight.record, seq)
+        wanted = WantedFrames(state, self.subjects)
+        self._new_jobs(flight, folded.accepted, out)
+        self._workers(flight, folded.workers, out, mono_ms)
+        for member in folded.placed:
+            wanted.add(member)
+        for member in folded.touched:
+            wanted.add(member)
+        for event, frame, host in flight.renewed:
+            host.last_ms = mono_ms
+            self.reports[host.worker.num] = frame
+            out.answers.append((event.reply, encode(Renewed(frame.n, state.epoch), json=event.json)))
+            self._show(wanted, host.worker, frame.held, frame.no)
+        for event, session in flight.joined:
+            self._answer_join(event, session, wanted, out)
+        for answer, reply, json in flight.replies:
+            if reply:
+                out.answers.append((reply, encode(answer, json=json)))
+        for job in folded.jobs.values():
+            if job.told < job.rev:
+                frame_of = event_of(state, job)
+                out.events.append((job.tenant, job.name, encode(frame_of), self._own_subject(job)))
+        for ask in flight.asks:
+            out.answers.append((ask.reply, encode(ask.answer(), json=ask.json)))
+        out.messages += wanted.messages()
+        return out
+
+    def _own_subject(self, job: Job) -> bool:
+        """Whether this job's events go to its own subject too: bodies say `"events": "tenant"` where not."""
+        return b'"tenant"' not in job.body or self.request_of(job).events == "job"
+
+    def _new_jobs(self, flight: _InFlight, accepted: list[Job], out: Outputs) -> None:
+        seq = self.state.seq
+        new = flight.new
+        for job in accepted:
+            made = new[(job.tenant, job.name)]
+            submit = made.submit
+            job.shape = submit.shape
+            request = submit.request
+            if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
+                self._arm(job, request)
+            if made.stillborn is not None:
+                self._rest.append(Cancel(job.tenant, job.name, "cancelled before it came"))
+            answer = Accepted(
+                job.name, seq, "QUEUED" if made.stillborn is None else "CANCELLED", warnings=made.warnings
+            )
+            if submit.batch is not None:
+                batch = submit.batch
+                batch.answers[submit.position] = answer
+                batch.missing -= 1
+                if batch.missing == 0:
+                    out.answers.append((batch.reply, encode(batch.answers, json=batch.json)))
+            elif submit.reply:
+                out.answers.append((submit.reply, encode(answer, json=submit.json)))
+
+    def _workers(self, flight: _InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
+        joined = {event.worker for event, _ in flight.joined}
+        for worker in workers:
+            if worker.id in joined and worker.session:
+                self.sessions.joined(
+                    worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()], mono_ms
+                )
+                joined.discard(worker.id)
+            elif not worker.session:
+                self.fleet.leave(worker.num)
+            else:
+                host = self.fleet.hosts.get(worker.num)
+                if host is not None:
+                    self.fleet.refresh(host)
+
+    def _answer_join(self, event: FromWorker, session: str, wanted: WantedFrames, out: Outputs) -> None:
+        frame = event.frame
+        assert isinstance(frame, Join)
+        config, state = self.config, self.state
+        joined = Joined(session, frame.n, state.epoch, config.renew_s, config.lease_s, config.grace_s, state.ledger_id)
+        out.answers.append((event.reply, encode(joined, json=event.json)))
+        self._show(wanted, state.workers[event.worker], frame.holding, 0)
+
+    def _show(self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int) -> None:
+        again, unknown = self.sessions.differences(worker, held, no)
+        for member in again:
+            wanted.add(member)
+        for entry_ in unknown:
+            if entry_.phase != "exited":
+                wanted.end_unknown(worker, entry_)

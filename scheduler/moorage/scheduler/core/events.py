@@ -1,0 +1,138 @@
+"""What reaches the core: decoded at the edge, with the name of whoever waits for the answer.
+
+`reply` is the subject to answer on (empty: nobody waits) and `json` the encoding to answer in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from moorage.scheduler.core.shape import Shape
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew
+from moorage.schemas.job import Request
+
+
+class Batch:
+    """A submit frame with several requests: answered once all of them are."""
+
+    __slots__ = ("answers", "json", "missing", "reply")
+
+    def __init__(self, reply: str, json: bool, size: int) -> None:
+        self.reply = reply
+        self.json = json
+        self.missing = size
+        self.answers: list[Any] = [None] * size
+
+
+class Submit:
+    """One request. `sequence` is its place in the durable queue, 0 from the endpoint."""
+
+    __slots__ = (
+        "batch",
+        "body",
+        "json",
+        "name",
+        "position",
+        "reply",
+        "request",
+        "sequence",
+        "shape",
+        "tenant",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        tenant: str,
+        name: str,
+        body: bytes,
+        request: Request,
+        shape: Shape,
+        *,
+        reply: str = "",
+        json: bool = True,
+        sequence: int = 0,
+        trace: str = "",
+        batch: Batch | None = None,
+        position: int = 0,
+    ) -> None:
+        self.tenant = tenant
+        self.name = name
+        self.body = body
+        self.request = request
+        self.shape = shape
+        self.reply = reply
+        self.json = json
+        self.sequence = sequence
+        self.trace = trace
+        self.batch = batch
+        self.position = position
+
+
+class Cancel:
+    __slots__ = ("job", "json", "reply", "sequence", "tenant", "why")
+
+    def __init__(
+        self, tenant: str, job: str, why: str, *, reply: str = "", json: bool = True, sequence: int = 0
+    ) -> None:
+        self.tenant = tenant
+        self.job = job
+        self.why = why
+        self.reply = reply
+        self.json = json
+        self.sequence = sequence
+
+
+class QueueRead:
+    """A tenant's durable queue was read through a sequence; comes after the requests up to it."""
+
+    __slots__ = ("tenant", "through", "which")
+
+    def __init__(self, tenant: str, which: str, through: int) -> None:
+        self.tenant = tenant
+        self.which = which
+        self.through = through
+
+
+class FromWorker:
+    """A frame of a worker, named by its subject. `fresh` is a random session id, used if this join is given one."""
+
+    __slots__ = ("frame", "fresh", "json", "reply", "worker")
+
+    def __init__(
+        self, worker: str, frame: Join | Goodbye | FactFrame | Renew, reply: str, json: bool, fresh: str = ""
+    ) -> None:
+        self.worker = worker
+        self.frame = frame
+        self.reply = reply
+        self.json = json
+        self.fresh = fresh
+
+
+class Operate:
+    """An operator's act on a worker: cordon, uncordon, drain, release (of a quarantine)."""
+
+    __slots__ = ("by", "json", "reply", "verb", "worker")
+
+    def __init__(self, verb: str, worker: str, by: str, reply: str, json: bool) -> None:
+        self.verb = verb
+        self.worker = worker
+        self.by = by
+        self.reply = reply
+        self.json = json
+
+
+class Ask:
+    """A question that must be answered as of a record acknowledged after it came."""
+
+    __slots__ = ("answer", "json", "reply")
+
+    def __init__(self, answer: Callable[[], Any | Problem], reply: str, json: bool) -> None:
+        self.answer = answer
+        self.reply = reply
+        self.json = json
+
+
+Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask

@@ -1,0 +1,152 @@
+"""Why a job waits: one dominant reason, with the counts that the filters themselves produced."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet, Host
+from moorage.scheduler.core.shape import Shape
+
+#: every reason for waiting, and what it means; a closed list (the reference page is made from it)
+REASONS: Final[dict[str, str]] = {
+    "placing": "it fits now and is placed with the next record",
+    "no-worker": "no worker has joined",
+    "not-heard": "no worker that could run it was heard in this reign yet",
+    "driver": "no worker offers the driver",
+    "label": "no worker has the labels that it requires",
+    "no-gpu": "no worker that is left has a GPU",
+    "sharing": "no worker that is left offers the sharing mode",
+    "vendor": "no worker that is left has a GPU of the vendor",
+    "model": "no worker that is left has a GPU of the model",
+    "memory": "no GPU of the model has the memory",
+    "slot": "no worker has the device with that index",
+    "count": "no worker has so many matching GPUs",
+    "host-size": "no worker that is left has the CPU or the memory in all",
+    "gang-size": "all workers together could not hold the gang, even if they were empty",
+    "closed": "the workers that could run it are cordoned, draining, stale or kept by local claims",
+    "busy": "the GPUs that could run it are leased",
+    "sick": "the GPUs that could run it are sick, quarantined or used by somebody outside",
+    "host-busy": "the workers with free GPUs have no CPU or memory left",
+    "gang": "some of the gang would fit now, not all of it",
+    "reserved": "the hosts it would fit on are held for a job that has waited longer",
+    "backoff": "it waits out a pause after a failure, a loss or a refusal",
+    "contended": "its worker's pool refused it several times: somebody else claims there",
+}
+
+
+class Explanation:
+    """`counts` is how many workers were left after each filter, in the filters' order."""
+
+    __slots__ = ("counts", "holders", "reason")
+
+    def __init__(self, reason: str, counts: dict[str, int], holders: list[str]) -> None:
+        self.reason = reason
+        self.counts = counts
+        self.holders = holders
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "reason": self.reason,
+            "means": REASONS[self.reason],
+            "workers_left": self.counts,
+            "held_by": self.holders,
+        }
+
+
+HOLDERS_MAX: Final = 5
+
+
+def explain(fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset()) -> Explanation:
+    """Run every filter over every host and name the one after which nothing was left.
+
+    The first filter that leaves no worker is the dominant reason. Costs a walk over the fleet: for questions, not for
+    the tick.
+    """
+    counts: dict[str, int] = {"known": len(fleet.hosts)}
+    if not fleet.hosts:
+        return Explanation("no-worker", counts, [])
+    failed: dict[str, int] = {}
+    left: list[Host] = []
+    for cls in fleet.classes.values():
+        fit = cls.fit(shape)
+        if fit.reason:
+            failed[fit.reason] = failed.get(fit.reason, 0) + len(cls.hosts)
+        else:
+            left.extend(cls.hosts.values())
+    counts["matching"] = len(left)
+    if not left:
+        # the filters run in one order, so the reason that came farthest names what is nearest to a fit
+        return Explanation(max(failed, key=_depth), counts, [])
+    sized = [host for host in left if host.could_ever(shape)]
+    counts["large-enough"] = len(sized)
+    if not sized:
+        return Explanation("host-size", counts, [])
+    if _capacity(sized, shape) < shape.together:
+        return Explanation("gang-size", counts, [])
+    heard = [host for host in sized if host.heard]
+    counts["heard"] = len(heard)
+    if not heard:
+        return Explanation("not-heard", counts, [])
+    open_hosts = [host for host in heard if host.usable]
+    counts["open"] = len(open_hosts)
+    if not open_hosts:
+        return Explanation("closed", counts, [])
+    free = [host for host in open_hosts if _free(host, shape) >= shape.count]
+    counts["with-free-gpus"] = len(free)
+    if not free:
+        healthy = any((host.free & host.cls.fit(shape).mask).bit_count() >= shape.count for host in open_hosts)
+        return Explanation("sick" if healthy else "busy", counts, _holders(open_hosts))
+    roomy = [host for host in free if host.fits_host(shape)]
+    counts["with-cpu-and-memory"] = len(roomy)
+    if not roomy:
+        return Explanation("host-busy", counts, _holders(free))
+    unbarred = [host for host in roomy if host.worker.num not in barred]
+    counts["not-reserved"] = len(unbarred)
+    if not unbarred:
+        return Explanation("reserved", counts, [])
+    if shape.together > 1 and sum(_fits(host, shape) for host in unbarred) < shape.together:
+        return Explanation("gang", counts, _holders(open_hosts))
+    return Explanation("placing", counts, [])
+
+
+_ORDER: Final = ("driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
+
+
+def _depth(reason: str) -> int:
+    return _ORDER.index(reason)
+
+
+def _free(host: Host, shape: Shape) -> int:
+    """Devices on which this shape could start now."""
+    if shape.mode == NO_GPU:
+        return 0
+    mask = host.open & host.cls.fit(shape).mask
+    if shape.mode > EXCLUSIVE:
+        for slot, device in host.shared.items():
+            if device.mode == shape.mode and device.users < host.cls.sharers(shape.mode):
+                mask |= 1 << slot & host.cls.fit(shape).mask
+    return mask.bit_count()
+
+
+def _fits(host: Host, shape: Shape) -> int:
+    return _free(host, shape) // shape.count if shape.count else shape.together
+
+
+def _capacity(hosts: list[Host], shape: Shape) -> int:
+    total = 0
+    for host in hosts:
+        if shape.count:
+            slots = (host.lent & host.cls.fit(shape).mask).bit_count()
+            total += slots // shape.count * (host.cls.sharers(shape.mode) if shape.mode > EXCLUSIVE else 1)
+        else:
+            total += shape.together
+    return total
+
+
+def _holders(hosts: list[Host]) -> list[str]:
+    """Who holds what it waits for: worker ids and how many devices are leased there, a few of them."""
+    shown = []
+    for host in hosts[:HOLDERS_MAX]:
+        leased = (host.lent & ~host.free).bit_count()
+        shown.append(f"{host.worker.id}: {leased} of {len(host.cls.devices)} GPUs leased")
+    return shown

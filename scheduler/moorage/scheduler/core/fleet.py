@@ -1,0 +1,338 @@
+"""The soft view of the workers, indexed by what requests ask for; rebuilt after a takeover.
+
+Hosts with the same devices, labels and drivers form a class: whether a shape fits is answered once a class. In a
+class, usable hosts stand in buckets by their number of wholly free devices, so best-fit is the first bucket that is
+not empty, not a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from moorage.scheduler.core.records import Mode
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import Member, Worker
+from moorage.schemas.gpu import SHARERS_MAX
+
+NO_GPU: Final = int(Mode.NONE)
+EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
+_MODE_WORDS: Final = {int(Mode.EXCLUSIVE): "exclusive", int(Mode.MPS): "mps", int(Mode.TIME_SLICE): "time-slice"}
+
+
+class SharedDevice:
+    """A device that sharers of one mode use: never two modes on one device (fact 27)."""
+
+    __slots__ = ("memory_mib", "mode", "percent", "users")
+
+    def __init__(self, mode: int) -> None:
+        self.mode = mode
+        self.users = 0
+        self.memory_mib = 0
+        self.percent = 0
+
+
+class Fit:
+    """What a shape finds on a class: which device slots answer, how well, or why none does."""
+
+    __slots__ = ("mask", "rank", "reason")
+
+    def __init__(self, mask: int, rank: int, reason: str) -> None:
+        self.mask = mask
+        self.rank = rank
+        self.reason = reason  # empty where the class could run it
+
+
+class HostClass:
+    """Hosts that answer every request alike, but for what is free."""
+
+    __slots__ = (
+        "buckets",
+        "devices",
+        "drivers",
+        "fits",
+        "hosts",
+        "key",
+        "labels",
+        "modes",
+        "shared_open",
+        "sharers_max",
+    )
+
+    def __init__(self, key: Any, hello: dict[str, Any]) -> None:
+        self.key = key
+        self.devices = [
+            (int(d["index"]), str(d["vendor"]), str(d["name"]), int(d.get("memory_mib", 0))) for d in hello["gpu_pool"]
+        ]
+        self.drivers = frozenset(hello["drivers"])
+        self.modes = frozenset(hello["modes"])
+        self.labels: dict[str, str] = hello["labels"]
+        self.sharers_max = {**SHARERS_MAX, **hello["sharers_max"]}
+        self.hosts: dict[int, Host] = {}
+        self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
+        self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
+        self.fits: dict[int, Fit] = {}
+
+    def fit(self, shape: Shape) -> Fit:
+        found = self.fits.get(shape.index)
+        if found is None:
+            found = self.fits[shape.index] = self._fit(shape)
+        return found
+
+    def _fit(self, shape: Shape) -> Fit:
+        if shape.driver not in self.drivers:
+            return Fit(0, 0, "driver")
+        for label, allowed in shape.requires.items():
+            if self.labels.get(label) not in allowed:
+                return Fit(0, 0, "label")
+        if shape.mode == NO_GPU:
+            return Fit(0, 2, "")
+        if not self.devices:
+            return Fit(0, 0, "no-gpu")
+        if _MODE_WORDS[shape.mode] not in self.modes:
+            return Fit(0, 0, "sharing")
+        ranks = [shape.device_rank(vendor, name, memory, index) for index, vendor, name, memory in self.devices]
+        best = max(ranks)
+        if best == 0:
+            return Fit(0, 0, self._device_reason(shape))
+        mask = sum(1 << slot for slot, rank in enumerate(ranks) if rank)
+        if mask.bit_count() < shape.count:
+            return Fit(0, best, "count")
+        return Fit(mask, best, "")
+
+    def _device_reason(self, shape: Shape) -> str:
+        """Which filter the devices fail first: vendor, model, then memory."""
+        left = [d for d in self.devices if not shape.vendor or d[1].lower() == shape.vendor]
+        if not left:
+            return "vendor"
+        named = [
+            d
+            for d in left
+            if shape.device_rank(d[1], d[2], 2**62, d[0] if shape.slot_index is None else shape.slot_index)
+        ]
+        if not named:
+            return "model"
+        return "memory" if all(d[3] < max(shape.min_memory_mib, shape.share_mib) for d in named) else "slot"
+
+    def sharers(self, mode: int) -> int:
+        return int(self.sharers_max.get(_MODE_WORDS[mode], 1))
+
+
+class Host:
+    """One worker as placement sees it."""
+
+    __slots__ = (
+        "bucket",
+        "busy",
+        "cls",
+        "cpu_free",
+        "cpu_milli",
+        "free",
+        "heard",
+        "last_ms",
+        "lent",
+        "load_ms",
+        "memory_free",
+        "memory_mib",
+        "shared",
+        "sick",
+        "stale",
+        "waiting",
+        "worker",
+    )
+
+    def __init__(self, worker: Worker, cls: HostClass) -> None:
+        hello = worker.hello
+        self.worker = worker
+        self.cls = cls
+        self.cpu_milli = self.cpu_free = int(hello["cpu_milli"])
+        self.memory_mib = self.memory_free = int(hello["memory_mib"])
+        lent = hello.get("lent_slots")
+        every = (1 << len(cls.devices)) - 1
+        self.lent = every if lent is None else sum(1 << int(slot) for slot in lent) & every
+        self.free = self.lent  # slots that nobody of ours uses
+        self.shared: dict[int, SharedDevice] = {}
+        self.busy = 0  # slots that somebody else uses: local claimers, a foreign process, one just refused
+        self.sick = 0  # slots whose health is not ok
+        self.waiting = False  # a local claimer waits: full for the scheduler (H42)
+        self.heard = False  # renewed in this reign
+        self.last_ms = 0  # monotonic ms of the last renewal answered in this reign
+        self.load_ms = 0
+        self.stale = False  # load frames are missed: nothing new here
+        self.bucket = -1
+
+    @property
+    def open(self) -> int:
+        """Slots that may be given out wholly."""
+        return self.free & ~(self.busy | self.sick | self.worker.quarantined)
+
+    def fits_host(self, shape: Shape) -> bool:
+        """CPU and memory of the host; 0 milli known means the worker did not say, and nothing is counted."""
+        if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_free:
+            return False
+        return not (shape.memory_mib and self.memory_mib and shape.memory_mib > self.memory_free)
+
+    def could_ever(self, shape: Shape) -> bool:
+        if shape.cpu_milli > self.cpu_milli > 0 or shape.memory_mib > self.memory_mib > 0:
+            return False
+        return shape.count == 0 or (self.cls.fit(shape).mask & self.lent).bit_count() >= shape.count
+
+    @property
+    def usable(self) -> bool:
+        return self.heard and not self.waiting and bool(self.worker.session) and self.worker.flag == "open"
+
+
+class Fleet:
+    """All hosts. Every change goes through here, so that the buckets always agree with the hosts."""
+
+    def __init__(self) -> None:
+        self.classes: dict[Any, HostClass] = {}
+        self.hosts: dict[int, Host] = {}
+        self.changes = 0  # grows with everything that may let somebody start
+        self.inventory = 0  # grows when the set of classes or hosts changes
+
+    # ----------------------------------------------------------------------------------- membership
+
+    def join(self, worker: Worker, members: Iterable[tuple[Member, Shape]]) -> Host:
+        """A new session: its inventory, less what its members hold."""
+        self.leave(worker.num)
+        hello = worker.hello
+        key = (
+            tuple((d["index"], d["vendor"], d["name"], d.get("memory_mib", 0)) for d in hello["gpu_pool"]),
+            tuple(hello["drivers"]),
+            tuple(hello["modes"]),
+            tuple(sorted(hello["labels"].items())),
+            tuple(sorted(hello["sharers_max"].items())),
+        )
+        cls = self.classes.get(key)
+        if cls is None:
+            cls = self.classes[key] = HostClass(key, hello)
+        host = Host(worker, cls)
+        cls.hosts[worker.num] = self.hosts[worker.num] = host
+        for member, shape in members:
+            self.take(host, shape, member.mask)
+        self.inventory += 1
+        self.refresh(host)
+        return host
+
+    def leave(self, worker_num: int) -> None:
+        host = self.hosts.pop(worker_num, None)
+        if host is None:
+            return
+        self._unfile(host)
+        del host.cls.hosts[worker_num]
+        if not host.cls.hosts:
+            del self.classes[host.cls.key]
+        self.inventory += 1
+
+    def refresh(self, host: Host) -> None:
+        """File a host where its state says; call after anything about it changed."""
+        bucket = host.open.bit_count() if host.usable else -1
+        was = host.bucket
+        if bucket != was:
+            if was >= 0:
+                del host.cls.buckets[was][host.worker.num]
+            if bucket >= 0:
+                host.cls.buckets[bucket][host.worker.num] = host
+            if (was < 0) != (bucket < 0):
+                self._file_shared(host, bucket >= 0)
+            host.bucket = bucket
+            if bucket > was:
+                self.changes += 1
+
+    def _unfile(self, host: Host) -> None:
+        if host.bucket >= 0:
+            del host.cls.buckets[host.bucket][host.worker.num]
+            self._file_shared(host, False)
+            host.bucket = -1
+
+    def _file_shared(self, host: Host, filed: bool) -> None:
+        for slot, device in host.shared.items():
+            shelf = host.cls.shared_open[device.mode]
+            if filed and device.users < host.cls.sharers(device.mode):
+                shelf[(host.worker.num, slot)] = device
+            else:
+                shelf.pop((host.worker.num, slot), None)
+
+    # ------------------------------------------------------------------------------ taking and giving
+
+    def take(self, host: Host, shape: Shape, mask: int) -> None:
+        """Count a member in: devices, CPU and memory."""
+        host.cpu_free -= shape.cpu_milli
+        host.memory_free -= shape.memory_mib
+        if shape.mode <= EXCLUSIVE:
+            host.free &= ~mask
+        else:
+            self._take_shared(host, shape, mask)
+        self.refresh(host)
+
+    def _take_shared(self, host: Host, shape: Shape, mask: int) -> None:
+        num, cls = host.worker.num, host.cls
+        while mask:
+            bit = mask & -mask
+            mask ^= bit
+            slot = bit.bit_length() - 1
+            device = host.shared.get(slot)
+            if device is None:
+                device = host.shared[slot] = SharedDevice(shape.mode)
+                host.free &= ~bit
+            device.users += 1
+            device.memory_mib += shape.share_mib
+            device.percent += shape.compute_percent
+            if device.users >= cls.sharers(device.mode):
+                cls.shared_open[device.mode].pop((num, slot), None)
+            elif host.bucket >= 0:
+                cls.shared_open[device.mode][(num, slot)] = device
+
+    def give(self, host: Host, shape: Shape, mask: int) -> None:
+        """Count a member out again."""
+        host.cpu_free += shape.cpu_milli
+        host.memory_free += shape.memory_mib
+        if shape.mode <= EXCLUSIVE:
+            host.free |= mask & host.lent
+        else:
+            self._give_shared(host, shape, mask)
+        self.changes += 1
+        self.refresh(host)
+
+    def _give_shared(self, host: Host, shape: Shape, mask: int) -> None:
+        num, cls = host.worker.num, host.cls
+        while mask:
+            bit = mask & -mask
+            mask ^= bit
+            slot = bit.bit_length() - 1
+            device = host.shared.get(slot)
+            if device is None:
+                continue
+            device.users -= 1
+            device.memory_mib -= shape.share_mib
+            device.percent -= shape.compute_percent
+            if device.users == 0:
+                del host.shared[slot]
+                cls.shared_open[device.mode].pop((num, slot), None)
+                host.free |= bit & host.lent
+            elif host.bucket >= 0:
+                cls.shared_open[device.mode][(num, slot)] = device
+
+    # ----------------------------------------------------------------------------------- questions
+
+    def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
+        """The classes that could ever run this shape."""
+        for cls in self.classes.values():
+            fit = cls.fit(shape)
+            if not fit.reason:
+                yield cls, fit
+
+    def validate(self) -> None:
+        """Buckets and shelves agree with the hosts. Raises AssertionError."""
+        for cls in self.classes.values():
+            filed = {num: count for count, bucket in enumerate(cls.buckets) for num in bucket}
+            for num, host in cls.hosts.items():
+                expected = host.open.bit_count() if host.usable else -1
+                assert host.bucket == expected, f"{host.worker.id} is filed under {host.bucket}, not {expected}"
+                assert filed.get(num, -1) == host.bucket, f"{host.worker.id} stands in bucket {filed.get(num)}"
+                for slot, device in host.shared.items():
+                    assert not host.free >> slot & 1, f"{host.worker.id}: slot {slot} is free and shared"
+                    is_open = (num, slot) in cls.shared_open[device.mode]
+                    expected_open = host.usable and device.users < cls.sharers(device.mode)
+                    assert is_open == expected_open, f"{host.worker.id}: slot {slot} on the wrong shelf"

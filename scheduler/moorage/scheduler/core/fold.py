@@ -1,0 +1,360 @@
+"""`fold(state, record, seq)`: small and total. No policy, clock, randomness, floats or set order in here.
+
+The leader folds its own record after the acknowledgement; a standby, a restart and a replay fold the same bytes. A
+record of an older epoch is a counted no-op (third line of the fence, ledger-rules H1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.records import FORMAT, STEP_WIDTH, Act, Count, GangPhase, Op, Record
+from moorage.scheduler.core.state import (
+    AT_CLAIMED,
+    AT_EXITED,
+    AT_RUNNING,
+    CLAIMED,
+    IS_TERMINAL,
+    LEGAL,
+    LOST_KEPT,
+    PLACED,
+    RUNNING,
+    STORY_MAX,
+    Job,
+    Member,
+    Replica,
+    State,
+    Worker,
+)
+from moorage.schemas.job import STATES
+
+_PLACE, _CLAIM, _START, _EXIT = int(Op.PLACE), int(Op.CLAIM), int(Op.START), int(Op.EXIT)
+_REFUSE, _WITHDRAW, _LOSE, _FREE = int(Op.REFUSE), int(Op.WITHDRAW), int(Op.LOSE), int(Op.FREE)
+_END, _MOVE, _BACKOFF, _GANG, _QUARANTINE = (
+    int(Op.END),
+    int(Op.MOVE),
+    int(Op.BACKOFF),
+    int(Op.GANG),
+    int(Op.QUARANTINE),
+)
+
+
+class FoldError(Exception):
+    """The record cannot follow this state: another ledger, another version, or a defect. Stop; never skip."""
+
+
+class Folded:
+    """What a record changed, for whoever acts on it: the leader's answers, frames and events."""
+
+    __slots__ = ("accepted", "ended", "jobs", "placed", "touched", "workers")
+
+    def __init__(self) -> None:
+        self.accepted: list[Job] = []
+        self.jobs: dict[int, Job] = {}  # jobs with a new revision
+        self.placed: list[Member] = []
+        self.touched: list[Member] = []  # members whose wanted state changed: to end, or a gang to start
+        self.ended: list[Job] = []
+        self.workers: list[Worker] = []  # joined or gone
+
+
+def fold(state: State, record: Record, seq: int) -> Folded:
+    """Apply one record. Raises `FoldError` when it cannot follow; the state is then to be thrown away."""
+    out = Folded()
+    if record.format != FORMAT:
+        raise FoldError(f"record {seq} has format {record.format}; this release reads {FORMAT}: use a newer release")
+    if record.epoch < state.epoch:
+        state.seq = seq  # a stale leader's record: counted, never applied
+        return out
+    if record.digest != state.digest:
+        raise FoldError(f"record {seq} follows state {record.digest:x}, but this state is {state.digest:x}")
+    _Folding(state, record, seq, out).run()
+    return out
+
+
+class _Folding:
+    """One record being folded; keeps the rows it touches so that the digest is renewed once a row."""
+
+    __slots__ = ("fresh", "out", "record", "seq", "state", "time", "touched")
+
+    def __init__(self, state: State, record: Record, seq: int, out: Folded) -> None:
+        self.state = state
+        self.record = record
+        self.seq = seq
+        self.out = out
+        self.time = record.time
+        self.touched: dict[int, Job | Replica | Member | Worker | Any] = {}
+        self.fresh: list[Job] = []
+
+    def run(self) -> None:
+        state, record = self.state, self.record
+        state.time_ms = record.time
+        for act in record.acts:
+            self._act(act)
+        for tenant, flat in record.accepts:
+            self._accept(tenant, flat)
+        if record.facts:
+            facts = record.facts
+            for at in range(0, len(facts), 2):
+                worker = state.worker_by_num[facts[at]]
+                worker.no = facts[at + 1]
+                self.touched[id(worker)] = worker
+        if record.steps:
+            self._steps(record.steps)
+        digest = state.digest
+        for row in self.touched.values():
+            new = row.digest_row()
+            digest += new - row.row
+            row.row = new
+        state.digest = digest & 0xFFFFFFFFFFFFFFFF
+        state.seq = self.seq
+        # a job is over once all replicas are and every device was seen free: only then may it leave memory
+        for job in self.out.jobs.values():
+            if job.live == 0 and job.held == 0 and not job.over:
+                job.over = True
+                state.ended.append(job.num)
+                self.out.ended.append(job)
+
+    # --------------------------------------------------------------------------------------- accepts
+
+    def _accept(self, tenant_name: str, flat: list[Any]) -> None:
+        state, out, touched = self.state, self.out, self.touched
+        tenant = state.tenant(tenant_name)
+        names, num = tenant.jobs, state.next_num
+        for at in range(0, len(flat), 4):
+            name = flat[at]
+            if name in names:
+                raise FoldError(f"job {tenant_name}/{name} is accepted twice")
+            job = Job(num, tenant_name, name, flat[at + 1], flat[at + 2], flat[at + 3], self.time, self.seq)
+            names[name] = state.jobs[num] = job
+            touched[id(job)] = job
+            for replica in job.replicas:
+                touched[id(replica)] = replica
+            out.accepted.append(job)
+            out.jobs[num] = job
+            num += 1
+        state.next_num = num
+        touched[id(tenant)] = tenant
+
+    # ----------------------------------------------------------------------------------------- steps
+
+    def _steps(self, steps: list[int]) -> None:
+        jobs, touched, out, seq = self.state.jobs, self.touched, self.out, self.seq
+        notes, workers, changed = self.record.notes, self.state.worker_by_num, self.out.jobs
+        self.state.transitions += len(steps) // STEP_WIDTH
+        for at in range(0, len(steps), STEP_WIDTH):
+            op, num, index, a, b, c = steps[at : at + STEP_WIDTH]
+            try:
+                job = jobs[num]
+                replica = job.replicas[index]
+            except (KeyError, IndexError):
+                raise FoldError(f"record {seq}: step {op} names no replica: job {num}, replica {index}") from None
+            touched[id(replica)] = replica
+            if op == _PLACE:
+                replica.attempt += 1
+                replica.fence = seq
+                replica.not_before = 0
+                member = Member(replica, workers[a], b, c, seq)
+                self._move(job, replica, PLACED, 0, "", member)
+                replica.member = member
+                member.worker.members[member.key] = member
+                job.held += 1
+                touched[id(member)] = member
+                out.placed.append(member)
+            elif op == _CLAIM:
+                member = self._held(replica, op)
+                if c:
+                    job.master = notes[c - 1]
+                member.phase = AT_CLAIMED
+                touched[id(member)] = member
+                self._move(job, replica, CLAIMED, 0, "", member)
+            elif op == _START:
+                member = self._held(replica, op)
+                member.phase = AT_RUNNING
+                touched[id(member)] = member
+                job.started = True
+                self._move(job, replica, RUNNING, 0, "", member)
+            elif op == _EXIT:
+                member = self._held(replica, op)
+                member.phase = AT_EXITED
+                touched[id(member)] = member
+                replica.member = None
+                self._move(job, replica, a, b, notes[c - 1] if c else "", member)
+            elif op == _FREE:
+                self._free(job, index, a)
+            elif op in (_REFUSE, _WITHDRAW, _LOSE):
+                member = self._held(replica, op)
+                why = notes[c - 1] if c else ""
+                if a != LOST_KEPT:
+                    replica.member = None
+                    self._drop(member)
+                self._move(job, replica, a, b, why, member)
+            elif op == _END:
+                member = self._held(replica, op)
+                replica.after = b
+                self._move(job, replica, a, 0, notes[c - 1] if c else "", member)
+                out.touched.append(member)
+            elif op == _MOVE:
+                self._move(job, replica, a, b, notes[c - 1] if c else "", None)
+            elif op == _BACKOFF:
+                replica.not_before = a
+                if b == Count.RETRY:
+                    replica.retries += 1
+                elif b == Count.LOSS:
+                    replica.losses += 1
+                elif b == Count.REFUSAL:
+                    replica.refusals += 1
+            elif op == _GANG:
+                job.gang = a
+                job.after = b
+                job.count = c
+                if a == GangPhase.STARTED:
+                    out.touched.extend(peer.member for peer in job.replicas if peer.member is not None)
+            elif op == _QUARANTINE:
+                held = self._lingering(job, index, a)
+                held.worker.quarantined |= b
+                touched[id(held.worker)] = held.worker
+            else:
+                raise FoldError(f"record {seq} holds step {op}, which this release does not know")
+            touched[id(job)] = job
+            changed[num] = job
+
+    def _move(self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None) -> None:
+        was = replica.state
+        if to not in LEGAL[was]:
+            raise FoldError(
+                f"record {self.seq}: {job.tenant}/{job.name}/{replica.index} cannot go"
+                f" from {STATES[was]} to {STATES[to]}"
+            )
+        replica.state = to
+        job.rev += 1
+        if IS_TERMINAL[to]:
+            job.live -= 1
+        worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
+        story = job.story
+        if len(story) >= STORY_MAX:
+            del story[: STORY_MAX // 4]
+        story.append((job.rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence))
+
+    def _held(self, replica: Replica, op: int) -> Member:
+        member = replica.member
+        if member is None:
+            name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
+            raise FoldError(f"record {self.seq}: {Op(op).name} of {name}, which holds nothing")
+        return member
+
+    def _lingering(self, job: Job, index: int, packed: int) -> Member:
+        fence, worker_num = packed >> 16, packed & 0xFFFF
+        key = (job.tenant, job.name, index, fence)
+        member = self.state.worker_by_num[worker_num].members.get(key)
+        if member is None or member.phase != AT_EXITED:
+            raise FoldError(f"record {self.seq}: {key} does not linger on worker {worker_num}")
+        return member
+
+    def _free(self, job: Job, index: int, packed: int) -> None:
+        member = self._lingering(job, index, packed)
+        worker = member.worker
+        if worker.quarantined & member.mask:
+            worker.quarantined &= ~member.mask
+            self.touched[id(worker)] = worker
+        self._drop(member)
+
+    def _drop(self, member: Member) -> None:
+        del member.worker.members[member.key]
+        member.replica.job.held -= 1
+        self.state.digest = (self.state.digest - member.row) & 0xFFFFFFFFFFFFFFFF
+        self.touched.pop(id(member), None)
+        member.row = 0
+
+    # ------------------------------------------------------------------------------------------ acts
+
+    def _act(self, act: list[Any]) -> None:
+        state, kind = self.state, act[0]
+        if kind == Act.JOIN:
+            _, num, boot, n, session, no, hello = act
+            worker = state.worker_by_num[num]
+            worker.boot, worker.n, worker.session, worker.no, worker.hello = boot, n, session, no, hello
+            worker.joined_ms = self.time
+            self._touch_worker(worker)
+        elif kind == Act.WORKER:
+            _, num, worker_id, machine = act
+            existing = state.workers.get(worker_id)
+            if existing is not None:
+                existing.machine = machine
+                self._touch_worker(existing)
+            else:
+                if num != len(state.worker_by_num):
+                    raise FoldError(f"record {self.seq}: worker number {num} is not the next")
+                worker = Worker(num, worker_id, machine)
+                state.workers[worker_id] = worker
+                state.worker_by_num.append(worker)
+                self._touch_worker(worker)
+        elif kind == Act.GONE:
+            worker = state.worker_by_num[act[1]]
+            worker.session = ""
+            self._touch_worker(worker)
+        elif kind == Act.FLAG:
+            worker = state.worker_by_num[act[1]]
+            worker.flag, worker.by = act[2], act[3]
+            self._touch_worker(worker)
+        elif kind == Act.UNQUARANTINE:
+            worker = state.worker_by_num[act[1]]
+            worker.quarantined &= ~act[2]
+            self._touch_worker(worker)
+        elif kind == Act.CURSOR:
+            self._cursor(act[1], act[2], act[3])
+        elif kind == Act.TOMBSTONE:
+            tenant = state.tenant(act[1])
+            tenant.tombstones[act[2]] = act[3]
+            self.touched[id(tenant)] = tenant
+        elif kind == Act.UNTOMB:
+            tenant = state.tenant(act[1])
+            tenant.tombstones.pop(act[2], None)
+            self.touched[id(tenant)] = tenant
+        elif kind == Act.COMPACT:
+            self._compact(act[1])
+        elif kind == Act.EXPIRE:
+            before = state.finished.row
+            for _ in range(act[1]):
+                state.finished.drop_oldest()
+            state.digest = (state.digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
+        elif kind == Act.SNAPSHOT:
+            state.snapshot_before, state.snapshot = state.snapshot, (act[1], act[2], act[3])
+        elif kind == Act.EPOCH:
+            if state.ledger_id and state.ledger_id != act[1]:
+                raise FoldError(f"record {self.seq} belongs to ledger {act[1]}, this state to {state.ledger_id}")
+            state.ledger_id, state.leader = act[1], act[2]
+            state.epoch, state.epoch_seq = self.record.epoch, self.seq
+        else:
+            raise FoldError(f"record {self.seq} holds act {kind!r}, which this release does not know")
+
+    def _touch_worker(self, worker: Worker) -> None:
+        self.touched[id(worker)] = worker
+        self.out.workers.append(worker)
+
+    def _cursor(self, name: str, which: str, through: int) -> None:
+        tenant = self.state.tenant(name)
+        if which == "submit":
+            tenant.submit_cursor = through
+            # a cancel that came by the queue has met every submit before it: its tombstone has done its work
+            for job in [job for job, at in tenant.tombstones.items() if 0 < at <= through]:
+                del tenant.tombstones[job]
+        else:
+            tenant.cancel_cursor = through
+        self.touched[id(tenant)] = tenant
+
+    def _compact(self, flat: list[Any]) -> None:
+        state = self.state
+        digest, before = state.digest, state.finished.row
+        for at in range(0, len(flat), 2):
+            num = flat[at]
+            if not state.ended or state.ended.popleft() != num:
+                raise FoldError(f"record {self.seq}: job {num} is not the oldest ended one")
+            job = state.jobs.pop(num)
+            del state.tenants[job.tenant].jobs[job.name]
+            final = job.replicas[0].state if len(job.replicas) == 1 else STATES.index(job.state)
+            state.finished.add(job_key(job.tenant, job.name), flat[at + 1], self.time, final)
+            digest -= job.row
+            for replica in job.replicas:
+                digest -= replica.row
+        state.digest = (digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF

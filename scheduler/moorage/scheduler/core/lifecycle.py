@@ -1,0 +1,329 @@
+"""What a fact, a cancel, a lost worker or a deadline means for a replica: the policy between events and steps.
+
+Every function reads the draft's view (state plus the steps of this tick), writes steps, and keeps the fleet's soft
+view in line. The order in the ledger decides every race (ledger-rules H44).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.records import Act, Count, GangPhase, Op
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import (
+    AT_EXITED,
+    AT_PLACED,
+    CANCELLED,
+    CANCELLING,
+    CLAIMED,
+    ENDING,
+    EXITED,
+    EXPIRED,
+    FAILED,
+    LOST_KEPT,
+    PLACED,
+    QUEUED,
+    RUNNING,
+    SUCCEEDED,
+    TIMED_OUT,
+    Job,
+    Member,
+    MemberKey,
+    Replica,
+    Worker,
+)
+from moorage.schemas.frames import Fact
+from moorage.schemas.job import Request
+
+RETRY_BACKOFF_MS: Final = 1_000
+RETRY_BACKOFF_MS_MAX: Final = 60_000
+REFUSAL_BACKOFF_MS: Final = 250
+REFUSAL_BACKOFF_MS_MAX: Final = 30_000
+
+_LOST_REASONS: Final = frozenset({"lost", "fence"})
+_ON_WORKER: Final = (PLACED, CLAIMED, RUNNING)
+
+
+def backoff_ms(base: int, used: int, at_most: int) -> int:
+    """Doubling with the number already used, bounded: base, 2·base, 4·base, …"""
+    return min(base << min(used, 16), at_most)
+
+
+class Lifecycle:
+    """Policy over one state and fleet. `requeue(replica, not_before)` puts a replica back in the queue."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        request_of: Callable[[Job], Request],
+        shape_of: Callable[[Job], Shape],
+        requeue: Callable[[Replica, int], None],
+    ) -> None:
+        self.fleet = fleet
+        self.request_of = request_of
+        self.shape_of = shape_of
+        self.requeue = requeue
+        self.unknown_facts = 0
+
+    # ------------------------------------------------------------------------------------------- facts
+
+    def on_fact(self, draft: Draft, worker: Worker, fact: Fact) -> None:
+        """Fold one fact of a worker's current session into the draft; what is not known is counted, never fatal."""
+        member = worker.members.get((fact.tenant, fact.job, fact.replica, fact.fence))
+        if member is None or member in draft.gone:
+            self.unknown_facts += 1
+            return
+        kind, replica = fact.kind, member.replica
+        phase = draft.phase_of(member)
+        if phase == AT_EXITED:
+            if kind == "freed":
+                draft.free(member)
+                self._give(member)
+            elif kind == "quarantined":
+                self._quarantined(draft, member, fact.detail)
+            return
+        state = draft.state_of(replica)
+        if kind == "claimed":
+            if state == PLACED:
+                self._claimed(draft, replica, member, fact.detail)
+        elif kind == "started":
+            self._started(draft, replica, member, state)
+        elif kind == "exited":
+            self._exited(draft, replica, member, state, fact.code, fact.detail)
+        elif kind == "refused":
+            self._mark_busy(member)
+            self._never_ran(draft, Op.REFUSE, replica, member, state, fact.detail or "refused", Count.REFUSAL)
+        elif kind == "withdrawn":
+            count = Count.NONE if state in (CANCELLING, ENDING) else Count.LOSS
+            self._never_ran(draft, Op.WITHDRAW, replica, member, state, fact.detail or "withdrawn", count)
+        elif kind == "not-held":
+            self._never_ran(draft, Op.LOSE, replica, member, state, "not held by its worker", Count.LOSS)
+
+    def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
+        job = replica.job
+        gang = draft.gang_of(job)[0] == GangPhase.HOLDING
+        draft.claim(replica, member, detail if gang and replica.index == 0 else "")
+        if gang and all(draft.state_of(peer) == CLAIMED for peer in job.replicas):
+            draft.gang(job, GangPhase.STARTED)  # one record moves all of them (promise 3)
+
+    def _started(self, draft: Draft, replica: Replica, member: Member, state: int) -> None:
+        if state == PLACED:
+            self._claimed(draft, replica, member, "")
+            state = draft.state_of(replica)
+        if state == CLAIMED and draft.gang_of(replica.job)[0] != GangPhase.HOLDING:
+            draft.start(replica, member)
+
+    def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
+        job = replica.job
+        well = code == 0 and detail in ("", "exit")
+        why = "" if detail in ("", "exit") else detail
+        if state == PLACED:
+            self._claimed(draft, replica, member, "")
+            state = CLAIMED
+        if state == CANCELLING:
+            draft.exit(replica, member, SUCCEEDED if well else CANCELLED, code, why)
+        elif draft.gang_of(job)[0] != GangPhase.NONE:
+            if well or state == ENDING:
+                draft.exit(replica, member, EXITED, code, why)
+                self._settle_gang(draft, job)
+            else:
+                self._fail_gang(draft, replica, member, Op.EXIT, code, why or f"exit code {code}", self._cause(detail))
+        elif state == ENDING:
+            draft.exit(replica, member, SUCCEEDED if well else replica.after, code, why)
+        elif well:
+            draft.exit(replica, member, SUCCEEDED, code, why)
+        elif detail == "timeout":
+            draft.exit(replica, member, TIMED_OUT, code, why)
+        else:
+            count = self._cause(detail)
+            to = self._next_after(replica, count)
+            draft.exit(replica, member, to, code, why)
+            self._back_to_queue(draft, replica, to, count)
+
+    @staticmethod
+    def _cause(detail: str) -> int:
+        return Count.LOSS if detail in _LOST_REASONS else Count.RETRY
+
+    def _never_ran(
+        self, draft: Draft, op: int, replica: Replica, member: Member, state: int, why: str, count: int
+    ) -> None:
+        """REFUSE, WITHDRAW and LOSE: the attempt is over, and nothing of it is left on the worker."""
+        if state == CANCELLING:
+            draft.over(op, replica, member, CANCELLED, why)
+        elif draft.gang_of(replica.job)[0] != GangPhase.NONE:
+            if state == ENDING:
+                draft.over(op, replica, member, EXITED, why)
+                self._settle_gang(draft, replica.job)
+            else:
+                self._fail_gang(draft, replica, member, op, 0, why, count)
+        elif state == ENDING:
+            draft.over(op, replica, member, replica.after, why)
+        else:
+            if state == PLACED and count == Count.LOSS:
+                count = Count.REFUSAL  # it never began: no loss of work to count
+            to = self._next_after(replica, count)
+            draft.over(op, replica, member, to, why)
+            self._back_to_queue(draft, replica, to, count)
+        self._give(member)
+
+    def _next_after(self, replica: Replica, count: int) -> int:
+        """QUEUED while the bound allows, else FAILED; refusals are never fatal (contract §7)."""
+        if count == Count.RETRY:
+            return QUEUED if replica.retries < self.request_of(replica.job).retries else FAILED
+        if count == Count.LOSS:
+            return QUEUED if replica.losses < self.request_of(replica.job).retries_on_lost else FAILED
+        return QUEUED
+
+    def _back_to_queue(self, draft: Draft, replica: Replica, to: int, count: int) -> None:
+        if to != QUEUED:
+            return
+        not_before = draft.time_ms + self._wait_ms(replica, count)
+        draft.backoff(replica, not_before, count)
+        self.requeue(replica, not_before)
+
+    @staticmethod
+    def _wait_ms(replica: Replica, count: int) -> int:
+        if count == Count.RETRY:
+            return backoff_ms(RETRY_BACKOFF_MS, replica.retries, RETRY_BACKOFF_MS_MAX)
+        if count == Count.REFUSAL:
+            return backoff_ms(REFUSAL_BACKOFF_MS, replica.refusals, REFUSAL_BACKOFF_MS_MAX)
+        return 0
+
+    def _quarantined(self, draft: Draft, member: Member, detail: str) -> None:
+        mask = 0
+        for part in detail.split(","):
+            if part.strip().isdigit():
+                mask |= 1 << int(part)
+        mask &= member.mask
+        draft.quarantine(member, mask or member.mask)
+
+    # ------------------------------------------------------------------------------------------- gangs
+
+    def _fail_gang(
+        self, draft: Draft, replica: Replica, member: Member, op: int, code: int, why: str, count: int
+    ) -> None:
+        """The first member that fails, refuses or is lost moves all to ENDING in one record."""
+        job, first = replica.job, replica.job.replicas[0]
+        after = TIMED_OUT if why == "timeout" else self._next_after(first, count)
+        draft.gang(job, GangPhase.ENDING, after, count)
+        if op == Op.EXIT:
+            draft.exit(replica, member, EXITED, code, why)
+        else:
+            draft.over(op, replica, member, EXITED, why)
+        for peer in job.replicas:
+            if draft.state_of(peer) in _ON_WORKER:
+                draft.end(peer, ENDING, EXITED, f"gang: replica {replica.index}: {why}")
+        self._settle_gang(draft, job)
+
+    def _settle_gang(self, draft: Draft, job: Job) -> None:
+        """Once every rank's attempt is over: success of all, or the next attempt, or the end of all."""
+        if any(draft.state_of(peer) != EXITED for peer in job.replicas):
+            return
+        phase, after, count = draft.gang_of(job)
+        if phase == GangPhase.STARTED:
+            after = SUCCEEDED
+        for peer in job.replicas:
+            draft.move(peer, after, "")
+        draft.gang(job, GangPhase.OVER)
+        if after == QUEUED:
+            first = job.replicas[0]
+            not_before = draft.time_ms + self._wait_ms(first, count)
+            for peer in job.replicas:
+                draft.backoff(peer, not_before, count if peer is first else Count.NONE)
+            self.requeue(first, not_before)
+
+    # ------------------------------------------------------------------------- cancels, deadlines, losses
+
+    def cancel(self, draft: Draft, job: Job, why: str) -> bool:
+        """Cancel whatever is not over. False when there was nothing left to cancel."""
+        did = False
+        if draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED):
+            draft.gang(job, GangPhase.ENDING, CANCELLED)
+        for replica in job.replicas:
+            state = draft.state_of(replica)
+            if state in (QUEUED, EXITED):
+                draft.move(replica, CANCELLED, why)
+            elif state in _ON_WORKER or state == ENDING:
+                draft.end(replica, CANCELLING, CANCELLED, why)
+            elif state == LOST_KEPT:
+                self._lost(draft, replica, CANCELLED, why)
+            else:
+                continue
+            did = True
+        return did
+
+    def deadline(self, draft: Draft, job: Job) -> None:
+        """The whole job's time is over: what waits expires, what runs is ended and TIMED_OUT."""
+        gang = draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED)
+        if gang:
+            draft.gang(job, GangPhase.ENDING, TIMED_OUT)
+        for replica in job.replicas:
+            state = draft.state_of(replica)
+            if state == QUEUED:
+                draft.move(replica, EXPIRED, "deadline_s passed")
+            elif state in _ON_WORKER:
+                draft.end(replica, ENDING, EXITED if gang else TIMED_OUT, "deadline_s passed")
+            elif state == LOST_KEPT:
+                self._lost(draft, replica, TIMED_OUT, "deadline_s passed")
+        if gang:
+            self._settle_gang(draft, job)
+
+    def expire(self, draft: Draft, job: Job) -> None:
+        """`start_within_s` passed and nothing of it ever ran: what still waits expires."""
+        if job.started:
+            return
+        for replica in job.replicas:
+            if draft.state_of(replica) == QUEUED:
+                draft.move(replica, EXPIRED, "start_within_s passed")
+
+    def lose_worker(self, draft: Draft, worker: Worker, why: str, listed: frozenset[MemberKey]) -> None:
+        """The session is over: whatever it held and the new one does not list is over too (ledger-rules H8, H20).
+
+        `listed` are the members that a new session adopts; empty when the worker is lost or says goodbye. After
+        L + grace + margin nothing of the old session runs, so that a next attempt never overlaps.
+        """
+        draft.acts.append([Act.GONE, worker.num, why])
+        for key, member in list(worker.members.items()):
+            if member in draft.gone:
+                continue
+            replica = member.replica
+            state = draft.state_of(replica)
+            if key in listed:
+                if state == LOST_KEPT and draft.held_by(replica) is member:
+                    draft.start(replica, member)  # the kept job's worker spoke
+                continue
+            if draft.phase_of(member) == AT_EXITED:
+                draft.free(member)
+                continue
+            keeps = state in (CLAIMED, RUNNING) and draft.gang_of(replica.job)[0] == GangPhase.NONE
+            if state == LOST_KEPT:
+                if why != "lost":
+                    to = self._next_after(replica, Count.LOSS)
+                    self._lost(draft, replica, to, why)
+                    self._back_to_queue(draft, replica, to, Count.LOSS)
+            elif why == "lost" and keeps and self.request_of(replica.job).on_partition == "keep":
+                draft.keep_lost(replica, "worker lost, on_partition keep: waits for the worker or an operator")
+            else:
+                self._never_ran(draft, Op.LOSE, replica, member, state, f"worker {worker.id}: {why}", Count.LOSS)
+
+    def _lost(self, draft: Draft, replica: Replica, to: int, why: str) -> None:
+        member = draft.held_by(replica)
+        if member is not None:
+            draft.over(Op.LOSE, replica, member, to, why)
+
+    # ------------------------------------------------------------------------------------ the soft view
+
+    def _give(self, member: Member) -> None:
+        host = self.fleet.hosts.get(member.worker.num)
+        if host is not None:
+            self.fleet.give(host, self.shape_of(member.replica.job), member.mask)
+
+    def _mark_busy(self, member: Member) -> None:
+        """The pool disagreed: those slots count as busy until a renewal says which really are (H41)."""
+        host = self.fleet.hosts.get(member.worker.num)
+        if host is not None and member.phase == AT_PLACED:
+            host.busy |= member.mask
+            self.fleet.refresh(host)

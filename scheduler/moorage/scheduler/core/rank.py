@@ -1,0 +1,185 @@
+"""How good is this host for this request: rankers choose a host and slots among those that fit now.
+
+A newcomer adds a ranking by writing one class with `choose` and naming it in `RANKERS`. Ties break by a stable key
+(bucket order is insertion order, classes are in order of joining), so the same input gives the same placement
+(fact 35).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fit, Fleet, Host, HostClass, SharedDevice
+from moorage.scheduler.core.shape import Shape
+
+
+class Choice:
+    """Where one replica goes: a host, the slot mask, and how many free devices stay behind on it."""
+
+    __slots__ = ("host", "left", "mask")
+
+    def __init__(self, host: Host, mask: int, left: int) -> None:
+        self.host = host
+        self.mask = mask
+        self.left = left
+
+
+class Ranker(Protocol):
+    """Chooses among the hosts that fit now; None when none does. Must not change the fleet."""
+
+    @property
+    def name(self) -> str: ...
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        """`avoid` counts this job's replicas by worker (for spread); `barred` are hosts held back for somebody."""
+
+
+def lowest_slots(mask: int, count: int) -> int:
+    """The `count` lowest set bits of a mask that has at least so many."""
+    taken = 0
+    for _ in range(count):
+        low = mask & -mask
+        taken |= low
+        mask ^= low
+    return taken
+
+
+class Pack:
+    """Best fit: the host with the fewest free devices that still suffice; sharers join the fullest device.
+
+    A model named in whole words goes before one found inside a word. CPU-only jobs go to the host with the fewest
+    devices, so that they do not eat the processors of GPUs.
+    """
+
+    name: Final = "pack"
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        if shape.spread:
+            return self._spread(fleet, shape, avoid, barred)
+        if shape.mode == NO_GPU:
+            return self._without_gpu(fleet, shape, barred)
+        if shape.mode > EXCLUSIVE:
+            choice = self._join_sharers(fleet, shape, barred)
+            if choice is not None:
+                return choice
+        return self._best_fit(fleet, shape, barred)
+
+    def _best_fit(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+        best: Choice | None = None
+        best_key = (0, 0)
+        count = shape.count
+        for cls, fit in fleet.capable(shape):
+            whole = fit.mask == (1 << len(cls.devices)) - 1
+            for free in range(count, len(cls.buckets)):
+                if best is not None and (-fit.rank, free - count) >= best_key:
+                    break
+                choice = self._first_in(cls.buckets[free], shape, fit, whole, barred)
+                if choice is not None:
+                    best, best_key = choice, (-fit.rank, choice.left)
+                    break
+        return best
+
+    def _first_in(
+        self, bucket: dict[int, Host], shape: Shape, fit: Fit, whole: bool, barred: frozenset[int]
+    ) -> Choice | None:
+        count = shape.count
+        for host in bucket.values():
+            mask = host.open if whole else host.open & fit.mask
+            if (whole or mask.bit_count() >= count) and host.fits_host(shape):
+                if barred and host.worker.num in barred:
+                    continue
+                return Choice(host, lowest_slots(mask, count), host.open.bit_count() - count)
+        return None
+
+    def _join_sharers(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+        if shape.count > 1:
+            return self._share_many(fleet, shape, barred)
+        best: Choice | None = None
+        best_users = -1
+        for cls, fit in fleet.capable(shape):
+            for (num, slot), device in cls.shared_open[shape.mode].items():
+                if device.users > best_users and fit.mask >> slot & 1 and num not in barred:
+                    host = cls.hosts[num]
+                    if self._room(host, slot, device, shape) and host.fits_host(shape):
+                        best, best_users = Choice(host, 1 << slot, host.open.bit_count()), device.users
+        return best
+
+    def _room(self, host: Host, slot: int, device: SharedDevice, shape: Shape) -> bool:
+        bit = 1 << slot
+        if (host.busy | host.sick | host.worker.quarantined) & bit:
+            return False
+        if device.percent and shape.compute_percent < 100 and device.percent + shape.compute_percent > 100:
+            return False
+        memory = host.cls.devices[slot][3]
+        return not (shape.share_mib and memory and device.memory_mib + shape.share_mib > memory)
+
+    def _share_many(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+        """Several shared devices of one host: open ones first, then free ones."""
+        for cls, fit in fleet.capable(shape):
+            for num, host in cls.hosts.items():
+                if host.bucket < 0 or num in barred or not host.fits_host(shape):
+                    continue
+                joined = 0
+                for slot, device in host.shared.items():
+                    if joined.bit_count() == shape.count:
+                        break
+                    if (
+                        device.mode == shape.mode
+                        and fit.mask >> slot & 1
+                        and device.users < cls.sharers(shape.mode)
+                        and self._room(host, slot, device, shape)
+                    ):
+                        joined |= 1 << slot
+                missing = shape.count - joined.bit_count()
+                free = host.open & fit.mask
+                if joined and free.bit_count() >= missing:
+                    return Choice(host, joined | lowest_slots(free, missing), free.bit_count() - missing)
+        return None
+
+    def _without_gpu(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+        for cls, _ in sorted(fleet.capable(shape), key=_device_count):
+            for bucket in cls.buckets:
+                for host in bucket.values():
+                    if host.worker.num not in barred and host.fits_host(shape):
+                        return Choice(host, 0, host.bucket)
+        return None
+
+    def _spread(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        """The host with the fewest of this job's replicas, then best fit (fact 32)."""
+        best: Choice | None = None
+        best_key: tuple[int, int, int, int] | None = None
+        for cls, fit in fleet.capable(shape):
+            for num, host in cls.hosts.items():
+                if host.bucket < 0 or num in barred or not host.fits_host(shape):
+                    continue
+                mask = self._slots_for(host, cls, shape, fit)
+                if mask is None:
+                    continue
+                left = host.open.bit_count() - shape.count
+                key = (avoid.get(num, 0), -fit.rank, left, num)
+                if best_key is None or key < best_key:
+                    best, best_key = Choice(host, mask, left), key
+        return best
+
+    def _slots_for(self, host: Host, cls: HostClass, shape: Shape, fit: Fit) -> int | None:
+        if shape.mode == NO_GPU:
+            return 0
+        mask = host.open & fit.mask
+        if shape.mode > EXCLUSIVE:
+            for slot, device in host.shared.items():
+                if (
+                    device.mode == shape.mode
+                    and fit.mask >> slot & 1
+                    and device.users < cls.sharers(shape.mode)
+                    and self._room(host, slot, device, shape)
+                ):
+                    mask |= 1 << slot
+        return lowest_slots(mask, shape.count) if mask.bit_count() >= shape.count else None
+
+
+def _device_count(pair: tuple[HostClass, Fit]) -> int:
+    return len(pair[0].devices)
+
+
+RANKERS: Final[dict[str, Callable[[], Ranker]]] = {"pack": Pack}

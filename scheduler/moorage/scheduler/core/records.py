@@ -1,0 +1,114 @@
+"""What a ledger record may say: outcomes, never causes, so that folding needs no policy.
+
+A record holds every transition of one tick. Transitions are flat integers (`STEP_WIDTH` each) because a record may
+hold thousands of them; rare acts are tagged lists. Numbers here are in every ledger ever written: append only.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+FORMAT: Final = 1
+RECORD_BYTES_MAX: Final = 512 * 1024
+STEP_WIDTH: Final = 6
+
+
+class Op(IntEnum):
+    """A step is (op, job number, replica, a, b, c)."""
+
+    PLACE = 0  #: a worker number, b slot mask, c sharing mode
+    CLAIM = 1  #: c note: address of rank 0 of a gang
+    START = 2
+    EXIT = 3  #: attempt over, tree gone: a next state, b exit code, c note
+    REFUSE = 4  #: attempt over before it began: a next state, c note
+    WITHDRAW = 5  #: attempt over on our request, never ran: a next state, c note
+    LOSE = 6  #: attempt over with its worker's session: a next state, c note
+    FREE = 7  #: a member that lingers (see `packed`): its devices were seen free
+    END = 8  #: a ENDING or CANCELLING, b what it becomes then, c note
+    MOVE = 9  #: a new state of a replica that holds nothing, b code, c note
+    BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count)
+    GANG = 11  #: a phase, b what its replicas become, c count that grows at the end
+    QUARANTINE = 12  #: a member that lingers (see `packed`), b slot mask: the device did not come back
+
+
+def packed(fence: int, worker_num: int) -> int:
+    """A member that lingers after its attempt, in one integer: where to look, and which fence."""
+    return fence << 16 | worker_num
+
+
+class Count(IntEnum):
+    """Which bound an attempt that is over counts against (promise 6)."""
+
+    NONE = 0
+    RETRY = 1
+    LOSS = 2
+    REFUSAL = 3
+
+
+class GangPhase(IntEnum):
+    """The phase of a whole gang attempt; changed by one record for all its members (promise 3)."""
+
+    NONE = 0
+    HOLDING = 1
+    STARTED = 2
+    ENDING = 3
+    OVER = 4
+
+
+class Mode(IntEnum):
+    """How a member holds its devices."""
+
+    NONE = 0
+    EXCLUSIVE = 1
+    MPS = 2
+    TIME_SLICE = 3
+
+
+MODE_NAMES: Final = ("none", "exclusive", "mps", "time-slice")
+MODE_OF: Final = {"exclusive": Mode.EXCLUSIVE, "mps": Mode.MPS, "time-slice": Mode.TIME_SLICE}
+
+
+class Act:
+    """Tags of the rare acts; each is a list [tag, …] in `Record.acts`."""
+
+    EPOCH: Final = "epoch"  # ledger id, scheduler name, wall seconds
+    WORKER: Final = "worker"  # worker number, id, machine
+    JOIN: Final = "join"  # worker number, boot, n, session, fact number, hello as a map
+    GONE: Final = "gone"  # worker number, why (lost, goodbye, joined-anew)
+    FLAG: Final = "flag"  # worker number, open|cordoned|draining, by
+    CURSOR: Final = "cursor"  # tenant, submit|cancel, stream sequence
+    TOMBSTONE: Final = "tombstone"  # tenant, job, queue sequence or 0
+    UNTOMB: Final = "untomb"  # tenant, job
+    COMPACT: Final = "compact"  # flat: job number, request digest
+    EXPIRE: Final = "expire"  # how many of the oldest finished rows go
+    SNAPSHOT: Final = "snapshot"  # name, sequence it stands at, blake2b digest of its bytes
+    UNQUARANTINE: Final = "unquarantine"  # worker number, slot mask, by
+
+
+class Record(msgspec.Struct, array_like=True, gc=False):
+    """One tick's outcomes. `digest` is that of the state before this record; `time` is ledger milliseconds.
+
+    (`leader`, `rid`) is the record's own name, by which a leader knows it again after an unclear answer.
+    `accepts` is [tenant, [job, body, replicas, traceparent, …]] and gives job numbers in order; `facts` is flat:
+    worker number, fact number folded through. `evidence` is flat per decision, see `plan.py`.
+    """
+
+    format: int
+    epoch: int
+    leader: int
+    rid: int
+    time: int
+    digest: int
+    accepts: list[tuple[str, list[Any]]] = []
+    steps: list[int] = []
+    facts: list[int] = []
+    notes: list[str] = []
+    acts: list[list[Any]] = []
+    evidence: list[int] = []
+
+
+encode_record: Final = msgspec.msgpack.Encoder().encode
+decode_record: Final = msgspec.msgpack.Decoder(Record).decode

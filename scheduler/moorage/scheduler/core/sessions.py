@@ -1,0 +1,234 @@
+"""Workers' lease sessions: join, renewals, goodbye, loss, and what a renewal does not yet show.
+
+A session ends at the worker's own fence and, later by grace and margin, at the scheduler: the two never overlap
+(contract §7). Times here are the leader's own monotonic milliseconds; ledger time never decides a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import FromWorker
+from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.lifecycle import Lifecycle
+from moorage.scheduler.core.records import Act, GangPhase
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, Member, MemberKey, State, Worker
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Join, Load, Renew
+
+#: a renewal's list must lack a member this often in a row before the worker is asked to account for it
+MISSED_MAX = 3
+
+
+class Sessions:
+    """Which worker may hold what, and since when it was heard."""
+
+    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, config: Config) -> None:
+        self.state = state
+        self.fleet = fleet
+        self.lifecycle = lifecycle
+        self.config = config
+
+    # -------------------------------------------------------------------------------------------- join
+
+    def join(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | str:
+        """A session id (fresh, or the standing one for a repeated join), or why not.
+
+        One record folds the facts under their old names, adopts what is listed, and only then declares the rest over.
+        """
+        worker = self.state.workers.get(event.worker)
+        if worker is not None and worker.session:
+            if worker.machine != frame.machine:
+                return problem(
+                    "worker-id-in-use",
+                    f"worker {event.worker} is held by another machine until it is lost or says goodbye",
+                    next="give this worker another id, or wait until the other one is lost",
+                    retry_after_s=self.config.lost_ms / 1000,
+                )
+            if frame.n == worker.n and frame.boot == worker.boot:
+                return worker.session
+            if frame.n <= worker.n:
+                return problem(
+                    "stale-join",
+                    f"join number {frame.n} is not above {worker.n}, the last recorded",
+                    found=frame.n,
+                    allowed=f"> {worker.n}",
+                    next="keep the state folder between starts, or wait until the old session is lost",
+                    retry_after_s=self.config.lost_ms / 1000,
+                )
+        trouble = check_hello(frame)
+        if trouble is not None:
+            return trouble
+        if worker is None:
+            num = len(self.state.worker_by_num) + sum(1 for act in draft.acts if act[0] == Act.WORKER)
+            if num > 0xFFFF:
+                return problem("failed-precondition", "65,536 workers are known: the ledger's bound")
+            draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
+        else:
+            num = worker.num
+            for fact in frame.facts:
+                self.lifecycle.on_fact(draft, worker, fact)
+            self.fleet.leave(num)
+            listed = frozenset((h.tenant, h.job, h.replica, h.fence) for h in frame.holding)
+            if not same_devices(worker, frame):
+                listed = frozenset()  # masks of the old inventory would name other devices
+            self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed)
+            if worker.machine != frame.machine:
+                draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
+        hello = msgspec.to_builtins(frame.hello)
+        for name, empty in (("gpu_pool", []), ("drivers", []), ("labels", {}), ("sharers_max", {})):
+            hello.setdefault(name, empty)
+        hello.setdefault("modes", list(frame.hello.modes))
+        hello.setdefault("cpu_milli", 0)
+        hello.setdefault("memory_mib", 0)
+        draft.acts.append([Act.JOIN, num, frame.boot, frame.n, event.fresh, 0, hello])
+        draft.bytes += 512 + 160 * len(frame.hello.gpu_pool)
+        return event.fresh
+
+    def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
+        worker = self.state.workers.get(event.worker)
+        if worker is None or not worker.session or worker.session != frame.session:
+            return session_over(event.worker)
+        self.fleet.leave(worker.num)
+        self.lifecycle.lose_worker(draft, worker, "goodbye", frozenset())
+        return None
+
+    def joined(self, worker: Worker, members: Iterable[tuple[Member, Shape]], mono_ms: int) -> None:
+        """After the fold: the host stands in the fleet again, heard now."""
+        host = self.fleet.join(worker, members)
+        host.heard = True
+        host.last_ms = host.load_ms = mono_ms
+        self.fleet.refresh(host)
+
+    # ------------------------------------------------------------------------------------------- facts
+
+    def facts(self, draft: Draft, event: FromWorker, frame: FactFrame, folded: dict[int, int]) -> Problem | FactAck:
+        """Fold a frame once. `folded` is what this draft folded through, by worker number."""
+        worker = self.state.workers.get(event.worker)
+        if worker is None or not worker.session or worker.session != frame.session:
+            return session_over(event.worker)
+        last = folded.get(worker.num, worker.no)
+        if frame.no <= last:
+            return FactAck(last, self.state.epoch)
+        if frame.no != last + 1:
+            return problem(
+                "gap",
+                f"fact frame {frame.no} came, {last + 1} is next",
+                found=frame.no,
+                allowed=str(last + 1),
+                next=f"send frame {last + 1} again",
+            )
+        on_fact = self.lifecycle.on_fact
+        for fact in frame.facts:
+            on_fact(draft, worker, fact)
+        draft.facts += (worker.num, frame.no)
+        draft.bytes += 10
+        folded[worker.num] = frame.no
+        return FactAck(frame.no, self.state.epoch)
+
+    # ---------------------------------------------------------------------------------------- renewals
+
+    def renew(self, event: FromWorker, frame: Renew) -> Problem | Host:
+        """The host whose session lives on; the soft view takes what the frame says of local claims."""
+        worker = self.state.workers.get(event.worker)
+        if worker is None or not worker.session or worker.session != frame.session:
+            return session_over(event.worker)
+        host = self.fleet.hosts.get(worker.num)
+        if host is None:
+            return session_over(event.worker)
+        every = (1 << len(host.cls.devices)) - 1
+        host.busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
+        host.waiting = frame.waiting
+        host.heard = True
+        self.fleet.refresh(host)
+        return host
+
+    def load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
+        """A load frame can only add busy: sick devices and foreign holders take no new work (H21)."""
+        worker = self.state.workers.get(worker_id)
+        host = self.fleet.hosts.get(worker.num) if worker is not None else None
+        if host is None or frame.boot != host.worker.boot:
+            return
+        sick = 0
+        for slot, reading in enumerate(frame.gpu_pool[: len(host.cls.devices)]):
+            if reading.health != "ok" or reading.foreign:
+                sick |= 1 << slot
+        host.load_ms = mono_ms
+        if sick != host.sick or host.stale:
+            host.sick = sick
+            host.stale = False
+            self.fleet.refresh(host)
+
+    def silent(self, mono_ms: int) -> list[Worker]:
+        """The workers whose sessions are over by silence; those without load frames take no new work."""
+        stale_ms = int(self.config.load_s * self.config.loads_missed_max * 1000)
+        lost = []
+        for host in self.fleet.hosts.values():
+            if mono_ms - host.last_ms > self.config.lost_ms:
+                lost.append(host.worker)
+            elif not host.stale and host.heard and mono_ms - max(host.load_ms, host.last_ms) > stale_ms:
+                host.stale = True
+                self.fleet.refresh(host)
+        return lost
+
+    def differences(self, worker: Worker, held: list[Held], no: int) -> tuple[list[Member], list[Held]]:
+        """What a renewal does not yet show: members to send again, and held ones that the ledger does not know."""
+        shown = {(h.tenant, h.job, h.replica, h.fence): h for h in held}
+        unknown = [entry for key, entry in shown.items() if key not in worker.members]
+        again = []
+        for key, member in worker.members.items():
+            entry = shown.get(key)
+            if entry is not None:
+                member.missed = 0
+                if wants_more(member, entry.phase):
+                    again.append(member)
+            elif member.phase == AT_EXITED:
+                continue
+            else:
+                if no == worker.no:
+                    member.missed += 1
+                again.append(member)
+        return again, unknown
+
+
+def wants_more(member: Member, phase: str) -> bool:
+    """Whether the ledger wants something of a held member that its phase does not show."""
+    if member.replica.state in (CANCELLING, ENDING):
+        return phase in ("claimed", "running")
+    return phase == "claimed" and member.replica.job.gang == GangPhase.STARTED
+
+
+def session_over(worker_id: str) -> Problem:
+    return problem(
+        "session-over",
+        f"this lease session of worker {worker_id} is over",
+        next="end what runs under it, clear, and join again",
+    )
+
+
+def same_devices(worker: Worker, frame: Join) -> bool:
+    """Whether a new session's slots are those of the old one, by vendor and uuid."""
+    before = [(d["vendor"], d["uuid"]) for d in worker.hello.get("gpu_pool", ())]
+    return before == [(device.vendor, device.uuid) for device in frame.hello.gpu_pool]
+
+
+def check_hello(frame: Join) -> Problem | None:
+    """Bounds of an inventory: 64 slots, each known once."""
+    pool = frame.hello.gpu_pool
+    if len(pool) > 64:
+        return problem(
+            "invalid-argument", "a worker may have at most 64 slots", field="$.hello.gpu_pool", found=len(pool)
+        )
+    if len({(device.vendor, device.uuid) for device in pool}) != len(pool):
+        return problem("invalid-argument", "two slots have one vendor and uuid", field="$.hello.gpu_pool")
+    return None
+
+
+def live_keys(worker: Worker) -> set[MemberKey]:
+    """The members that should live on a worker, by the ledger."""
+    return {key for key, member in worker.members.items() if member.phase != AT_EXITED}

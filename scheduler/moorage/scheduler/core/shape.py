@@ -1,0 +1,121 @@
+"""What a request asks of a host, interned: thousands of jobs share a few shapes.
+
+The index of the fleet, the queue and the reasons for waiting are kept by shape, so a decision never looks at a
+request's bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.records import MODE_OF, Mode
+from moorage.schemas.gpu import GpuSpec, model_matches
+from moorage.schemas.job import Request
+
+SHAPES_MAX: Final = 100_000
+
+ShapeKey = tuple[object, ...]
+
+
+class Shape:
+    """One way of asking. `together` is how many replicas must be placed at once (a gang), else 1."""
+
+    __slots__ = (
+        "compute_percent",
+        "count",
+        "cpu_milli",
+        "driver",
+        "index",
+        "key",
+        "memory_mib",
+        "min_memory_mib",
+        "mode",
+        "models",
+        "requires",
+        "share_mib",
+        "slot_index",
+        "spread",
+        "together",
+        "vendor",
+    )
+
+    def __init__(self, key: ShapeKey, index: int, request: Request) -> None:
+        gpu = request.effective_gpu
+        self.key = key
+        self.index = index
+        self.driver = request.workload.driver
+        self.cpu_milli = request.resources.cpu_milli if request.resources else 0
+        self.memory_mib = request.resources.memory_mib if request.resources else 0
+        self.requires = {name: frozenset(values) for name, values in request.requires.items()}
+        self.count = gpu.count if gpu else 0
+        self.models = gpu.models if gpu else ()
+        self.vendor = gpu.effective_vendor if gpu else ""
+        self.min_memory_mib = (gpu.min_memory_mib or 0) if gpu else 0
+        self.mode = int(MODE_OF[gpu.effective_sharing]) if gpu else int(Mode.NONE)
+        share = gpu.share if gpu else None
+        self.share_mib = share.memory_mib if share else 0
+        self.compute_percent = share.compute_percent if share else 0
+        self.slot_index = gpu.time_slice_index if gpu else None
+        scheduling = gpu.effective_scheduling if gpu else "best-effort"
+        self.spread = scheduling == "spread"
+        self.together = request.replicas if scheduling == "gang" else 1
+
+    def device_rank(self, vendor: str, name: str, memory_mib: int, index: int) -> int:
+        """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all (facts 21-23)."""
+        if self.vendor and vendor.lower() != self.vendor:
+            return 0
+        if memory_mib < self.min_memory_mib or memory_mib < self.share_mib:
+            return 0
+        if self.slot_index is not None and index != self.slot_index:
+            return 0
+        if not self.models:
+            return 2
+        return max(model_matches(pattern, name) for pattern in self.models)
+
+
+def shape_key(request: Request) -> ShapeKey:
+    """Equal for requests that any host answers alike."""
+    gpu: GpuSpec | None = request.gpu if request.resource_requirements is None else request.effective_gpu
+    run, resources, requires = request.run, request.resources, request.requires
+    gpu_key: tuple[object, ...] | None = None
+    if gpu is not None:
+        model = gpu.model
+        gpu_key = (
+            gpu.count,
+            tuple(model) if isinstance(model, list) else model,
+            gpu.vendor,
+            gpu.min_memory_mib,
+            gpu.sharing,
+            gpu.share and (gpu.share.memory_mib, gpu.share.compute_percent),
+            gpu.scheduling,
+            gpu.time_slice_index,
+            request.replicas if gpu.scheduling == "gang" else 0,
+        )
+    return (
+        gpu_key,
+        resources and (resources.cpu_milli, resources.memory_mib),
+        tuple((name, *sorted(values)) for name, values in sorted(requires.items())) if requires else None,
+        run.driver if run else "",
+    )
+
+
+class Shapes:
+    """The table of shapes seen in this reign."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[ShapeKey, Shape] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def of(self, request: Request) -> Shape:
+        """The one Shape of this request. The table is emptied at its bound; shapes in use live on where they are."""
+        key = shape_key(request)
+        shape = self._by_key.get(key)
+        if shape is None:
+            if len(self._by_key) >= SHAPES_MAX:
+                self._by_key.clear()
+            shape = self._by_key[key] = Shape(key, self._next, request)
+            self._next += 1
+        return shape

@@ -1,0 +1,381 @@
+"""The ledger state: what folding all records gives, and nothing else.
+
+Hello and load frames are not here (see `fleet.py`): they are a soft view, rebuilt after a takeover. Fields marked
+soft belong to the leader's policy, are no part of the digest and of no snapshot.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+from moorage.scheduler.core.finished import FinishedTable
+from moorage.scheduler.core.records import GangPhase
+from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
+
+QUEUED: Final = STATE_NUMBER["QUEUED"]
+PLACED: Final = STATE_NUMBER["PLACED"]
+CLAIMED: Final = STATE_NUMBER["CLAIMED"]
+RUNNING: Final = STATE_NUMBER["RUNNING"]
+EXITED: Final = STATE_NUMBER["EXITED"]
+ENDING: Final = STATE_NUMBER["ENDING"]
+CANCELLING: Final = STATE_NUMBER["CANCELLING"]
+LOST_KEPT: Final = STATE_NUMBER["LOST_KEPT"]
+SUCCEEDED: Final = STATE_NUMBER["SUCCEEDED"]
+FAILED: Final = STATE_NUMBER["FAILED"]
+TIMED_OUT: Final = STATE_NUMBER["TIMED_OUT"]
+CANCELLED: Final = STATE_NUMBER["CANCELLED"]
+EXPIRED: Final = STATE_NUMBER["EXPIRED"]
+REJECTED: Final = STATE_NUMBER["REJECTED"]
+
+IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
+LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
+
+#: a live job's last transitions that are kept in memory
+STORY_MAX: Final = 64
+
+# a member's phase
+AT_PLACED: Final = 0
+AT_CLAIMED: Final = 1
+AT_RUNNING: Final = 2
+AT_EXITED: Final = 3  # the attempt is over, the device not yet seen free
+
+#: one transition: rev, ledger ms, replica, attempt, state, worker number or -1, slot mask, code, why, fence
+Transition = tuple[int, int, int, int, int, int, int, int, str, int]
+MemberKey = tuple[str, str, int, int]
+
+
+class Job:
+    """A request that was accepted; its replicas carry the states."""
+
+    __slots__ = (
+        "accepted_ms",
+        "after",
+        "body",
+        "count",
+        "gang",
+        "held",
+        "ledger",
+        "live",
+        "master",
+        "name",
+        "num",
+        "over",
+        "replicas",
+        "rev",
+        "row",
+        "shape",
+        "started",
+        "story",
+        "tenant",
+        "told",
+        "traceparent",
+    )
+
+    def __init__(
+        self, num: int, tenant: str, name: str, body: bytes, replicas: int, traceparent: str, ms: int, seq: int
+    ) -> None:
+        self.num = num
+        self.tenant = tenant
+        self.name = name
+        self.body = body
+        self.traceparent = traceparent
+        self.accepted_ms = ms
+        self.ledger = seq  # the record that accepted it
+        self.rev = 1
+        self.live = replicas  # replicas in no terminal state
+        self.held = 0  # members that hold devices, those that linger too
+        self.over = False  # nothing can happen to it any more
+        self.started = False  # some replica has run
+        self.gang: int = GangPhase.NONE
+        self.after = 0  # what a gang's replicas become when the ending attempt is over
+        self.count = 0  # which count grows then
+        self.master = ""  # address:port of rank 0
+        self.story: list[Transition] = []
+        self.row = 0
+        self.shape: Any = None  # soft: the interned shape of what is asked
+        self.told = 0  # soft: revision up to which events were sent
+        self.replicas = [Replica(self, index) for index in range(replicas)]
+
+    def digest_row(self) -> int:
+        return hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
+
+    @property
+    def state(self) -> str:
+        if len(self.replicas) == 1:
+            return STATES[self.replicas[0].state]
+        return derive_state({STATES[replica.state] for replica in self.replicas})
+
+
+class Replica:
+    """One of a job's copies: its state, its attempt and what it has used up of its bounds."""
+
+    __slots__ = (
+        "after",
+        "attempt",
+        "fence",
+        "index",
+        "job",
+        "losses",
+        "member",
+        "not_before",
+        "refusals",
+        "retries",
+        "row",
+        "state",
+    )
+
+    def __init__(self, job: Job, index: int) -> None:
+        self.job = job
+        self.index = index
+        self.state = QUEUED
+        self.attempt = 0
+        self.fence = 0
+        self.retries = 0
+        self.losses = 0
+        self.refusals = 0
+        self.not_before = 0  # ledger ms: backoff after a failure, loss or refusal
+        self.after = 0  # what ENDING or CANCELLING becomes
+        self.member: Member | None = None
+        self.row = 0
+
+    def digest_row(self) -> int:
+        return hash(
+            (
+                self.job.num,
+                self.index,
+                self.state,
+                self.attempt,
+                self.fence,
+                self.retries,
+                self.losses,
+                self.refusals,
+                self.not_before,
+                self.after,
+            )
+        )
+
+
+class Member:
+    """An attempt on a worker: it holds devices from the record that placed it until they are seen free."""
+
+    __slots__ = ("attempt", "fence", "mask", "missed", "mode", "phase", "replica", "row", "worker")
+
+    def __init__(self, replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> None:
+        self.replica = replica
+        self.worker = worker
+        self.attempt = replica.attempt
+        self.fence = fence
+        self.mask = mask
+        self.mode = mode
+        self.phase = AT_PLACED
+        self.row = 0
+        self.missed = 0  # soft: renewals in a row that did not list it
+
+    @property
+    def key(self) -> MemberKey:
+        job = self.replica.job
+        return (job.tenant, job.name, self.replica.index, self.fence)
+
+    def digest_row(self) -> int:
+        return hash(
+            (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
+        )
+
+
+class Worker:
+    """A worker as the ledger knows it: its lease session, the inventory of that session, and what it holds."""
+
+    __slots__ = (
+        "boot",
+        "by",
+        "flag",
+        "hello",
+        "id",
+        "joined_ms",
+        "machine",
+        "members",
+        "n",
+        "no",
+        "num",
+        "quarantined",
+        "row",
+        "session",
+    )
+
+    def __init__(self, num: int, worker_id: str, machine: str) -> None:
+        self.num = num
+        self.id = worker_id
+        self.machine = machine
+        self.boot = ""
+        self.n = 0  # number of the last join
+        self.no = 0  # fact frames folded through, in this session
+        self.session = ""  # empty: no session, nothing may be placed here
+        self.joined_ms = 0
+        self.hello: dict[str, Any] = {}
+        self.flag = "open"
+        self.by = ""
+        self.quarantined = 0  # slot mask
+        self.members: dict[MemberKey, Member] = {}
+        self.row = 0
+
+    def digest_row(self) -> int:
+        session = int(self.session[:14] or "0", 16)
+        return hash((self.num, self.n, self.no, session, zlib.crc32(self.flag.encode()), self.quarantined))
+
+
+class Tenant:
+    """What the ledger knows of a tenant: its jobs by name, how far its queue was read, its tombstones."""
+
+    __slots__ = ("cancel_cursor", "jobs", "name", "row", "submit_cursor", "tombstones")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.jobs: dict[str, Job] = {}
+        self.submit_cursor = 0
+        self.cancel_cursor = 0
+        self.tombstones: dict[str, int] = {}  # job -> queue sequence of its cancel, 0 from the endpoint
+        self.row = 0
+
+    def digest_row(self) -> int:
+        name = zlib.crc32(self.name.encode())
+        return hash((name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
+
+
+class State:
+    """Everything that the ledger says, at sequence `seq`."""
+
+    def __init__(self) -> None:
+        self.ledger_id = ""
+        self.seq = 0
+        self.epoch = 0
+        self.epoch_seq = 0  # sequence of the newest epoch record: the guard of every append
+        self.leader = ""
+        self.time_ms = 0
+        self.next_num = 1
+        self.digest = 0
+        self.transitions = 0
+        self.snapshot: tuple[str, int, str] | None = None  # name, sequence, digest
+        self.snapshot_before: tuple[str, int, str] | None = None
+        self.jobs: dict[int, Job] = {}  # live ones, and ended ones that are not compacted yet
+        self.ended: deque[int] = deque()  # numbers, in the order in which they ended
+        self.finished = FinishedTable()
+        self.tenants: dict[str, Tenant] = {}
+        self.workers: dict[str, Worker] = {}
+        self.worker_by_num: list[Worker] = []
+
+    def tenant(self, name: str) -> Tenant:
+        row = self.tenants.get(name)
+        if row is None:
+            row = self.tenants[name] = Tenant(name)
+        return row
+
+    def job(self, tenant: str, name: str) -> Job | None:
+        row = self.tenants.get(tenant)
+        return row.jobs.get(name) if row is not None else None
+
+    @property
+    def live(self) -> int:
+        """Jobs that are not over."""
+        return len(self.jobs) - len(self.ended)
+
+    def members(self) -> Iterator[Member]:
+        for worker in self.worker_by_num:
+            yield from worker.members.values()
+
+    def full_digest(self) -> int:
+        """The digest computed from nothing but the rows: what the incremental one must equal (promise 9)."""
+        total = self.finished.row
+        for job in self.jobs.values():
+            total += job.digest_row()
+            for replica in job.replicas:
+                total += replica.digest_row()
+        for member in self.members():
+            total += member.digest_row()
+        for worker in self.worker_by_num:
+            total += worker.digest_row()
+        for tenant in self.tenants.values():
+            total += tenant.digest_row()
+        return total & 0xFFFFFFFFFFFFFFFF
+
+
+class Broken(AssertionError):
+    """An invariant does not hold: a defect of moorage, never of a caller."""
+
+
+def validate(state: State) -> None:
+    """Check the promises that one look at the state can check. Raises `Broken`.
+
+    One exclusive lease a device, sharers of one mode (promise 1); one live attempt a replica (5); gang members in
+    one phase (3); the digest (9); conservation of jobs and members (2).
+    """
+    live_members: dict[tuple[int, int], int] = {}
+    for worker in state.worker_by_num:
+        _validate_worker(worker, live_members)
+    for job in state.jobs.values():
+        _validate_job(state, job)
+    if state.full_digest() != state.digest:
+        raise Broken(f"digest {state.digest:x} is not that of the rows, {state.full_digest():x}")
+    held: dict[int, int] = {}
+    for member in state.members():
+        num = member.replica.job.num
+        held[num] = held.get(num, 0) + 1
+    for job in state.jobs.values():
+        if job.held != held.get(job.num, 0):
+            raise Broken(f"job {job.name} counts {job.held} members, but {held.get(job.num, 0)} are filed")
+    ended = sum(1 for job in state.jobs.values() if job.over)
+    if ended != len(state.ended):
+        raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")
+
+
+def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -> None:
+    exclusive = 0
+    shared: dict[int, int] = {}
+    for filed, member in worker.members.items():
+        if filed != member.key:
+            raise Broken(f"member {member.key} is filed under {filed}")
+        if member.mode == 1:
+            if exclusive & member.mask:
+                raise Broken(f"{worker.id}: two exclusive leases on slots {exclusive & member.mask:b}")
+            exclusive |= member.mask
+        elif member.mode > 1:
+            mask = member.mask
+            while mask:
+                slot = mask & -mask
+                if shared.setdefault(slot, member.mode) != member.mode:
+                    raise Broken(f"{worker.id}: two sharing modes on slot mask {slot:b}")
+                mask ^= slot
+        if member.phase != AT_EXITED:
+            unit = (member.replica.job.num, member.replica.index)
+            live_members[unit] = live_members.get(unit, 0) + 1
+            if live_members[unit] > 1:
+                raise Broken(f"replica {unit} has two live attempts")
+            if member.replica.member is not member:
+                raise Broken(f"member {filed} is not its replica's")
+    if any(exclusive & slot for slot in shared):
+        raise Broken(f"{worker.id}: a shared device is leased exclusively too")
+
+
+def _validate_job(state: State, job: Job) -> None:
+    live = sum(1 for replica in job.replicas if not IS_TERMINAL[replica.state])
+    if live != job.live:
+        raise Broken(f"job {job.name}: {live} live replicas, counted {job.live}")
+    if state.tenants[job.tenant].jobs.get(job.name) is not job:
+        raise Broken(f"job {job.name} is not found by its name")
+    for replica in job.replicas:
+        held = replica.member
+        needs = replica.state in (PLACED, CLAIMED, RUNNING, ENDING, CANCELLING, LOST_KEPT)
+        if needs != (held is not None):
+            raise Broken(f"{job.name}/{replica.index} is {STATES[replica.state]} and holds {held}")
+        if held is not None and held.worker.members.get(held.key) is not held:
+            raise Broken(f"{job.name}/{replica.index}: its member is not filed at its worker")
+    if job.gang == GangPhase.HOLDING:
+        allowed: tuple[int, ...] = (PLACED, CLAIMED)
+    elif job.gang == GangPhase.STARTED:
+        allowed = (CLAIMED, RUNNING, EXITED, SUCCEEDED)
+    else:
+        return
+    if any(replica.state not in allowed for replica in job.replicas):
+        raise Broken(f"gang {job.name} in phase {GangPhase(job.gang).name} has {job.state} members")

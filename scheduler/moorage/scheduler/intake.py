@@ -1,0 +1,213 @@
+"""What arrives, decoded at the edge: raw deliveries become the core's events, or a typed refusal at once.
+
+Handlers only enqueue; `Intake.drain` decodes in batches, outside the read path. Whatever arrives, nothing here stops
+the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from moorage.bus.transport import Delivery
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
+from moorage.schemas.codec import Decoder, decode_request, encode, is_json, split_array
+from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
+from moorage.schemas.names import is_job, is_tenant, is_worker
+from moorage.schemas.subjects import API_VERBS, Subjects
+
+log = logging.getLogger("moorage.intake")
+
+WAITING_MAX: Final = 100_000
+BATCH_MAX: Final = 10_000
+REASON_CHARS_MAX: Final = 200
+
+_decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
+_decode_load: Final = Decoder[Load](Load)
+_decode_hello: Final = Decoder[Hello](Hello)
+_decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
+
+_BASE32: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (FactFrame,)}
+
+
+def fresh_job_id() -> str:
+    """A time-ordered id: 9 characters of milliseconds, 5 of chance."""
+    ms, text = int(time.time() * 1000), ""
+    for _ in range(9):
+        ms, digit = divmod(ms, 32)
+        text = _BASE32[digit] + text
+    return f"j{text}{''.join(_BASE32[byte & 31] for byte in os.urandom(5))}"
+
+
+class Intake:
+    """The raw queue and its decoding. `on_read` and `on_admin` take (tenant,) verb, arguments, reply and encoding."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        subjects: Subjects,
+        answer: Callable[[str, bytes], None],
+        on_read: Callable[[str, str, dict[str, Any], str, bool], None],
+        on_admin: Callable[[str, dict[str, Any], str, bool], None],
+    ) -> None:
+        self._engine = engine
+        self._subjects = subjects
+        self._answer = answer
+        self._on_read = on_read
+        self._on_admin = on_admin
+        self._raw: deque[Delivery] = deque()
+        self._skip = len(subjects.prefix) + 1
+        self.counters: Counter[str] = Counter()
+        self.hellos: dict[str, Hello] = {}
+
+    def put(self, delivery: Delivery) -> None:
+        """Enqueue; beyond the bound the newest is dropped and counted: its sender asks again."""
+        if len(self._raw) >= WAITING_MAX:
+            self.counters["dropped"] += 1
+            return
+        self._raw.append(delivery)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._raw)
+
+    def drain(self, mono_ms: int) -> None:
+        """Decode and offer everything that waits."""
+        raw = self._raw
+        while raw:
+            delivery = raw.popleft()
+            try:
+                self._take(delivery, mono_ms)
+            except Refused as refused:
+                self.counters["refused"] += 1
+                self._refuse(delivery, refused)
+            except Exception:  # a defect of ours must not stop the loop; the sender is told
+                self.counters["defects"] += 1
+                log.exception("a frame on %s could not be handled", delivery.subject)
+                self._refuse(delivery, refuse("internal", "moorage failed on this frame; nothing was recorded"))
+
+    def _refuse(self, delivery: Delivery, refused: Refused) -> None:
+        if delivery.reply:
+            self._answer(delivery.reply, encode(refused.problem, json=is_json(delivery.data)))
+
+    def _take(self, delivery: Delivery, mono_ms: int) -> None:
+        parts = delivery.subject[self._skip :].split(".")
+        room = parts[0]
+        if room == "worker" and len(parts) == 3:
+            self._from_worker(parts[1], parts[2], delivery)
+        elif room == "api" and len(parts) == 3:
+            self._api(parts[1], parts[2], delivery)
+        elif room == "load":
+            self._engine.offer_load(parts[1], _decode_load(delivery.data), mono_ms)
+        elif room == "hello":
+            hello = _decode_hello(delivery.data)
+            if hello.worker == parts[1] and hello.worker in self._engine.state.workers:
+                self.hellos[hello.worker] = hello
+        elif room == "admin" and len(parts) == 2:
+            arguments = _decode_any(delivery.data) if delivery.data else {}
+            self._on_admin(parts[1], arguments, delivery.reply, is_json(delivery.data))
+        else:
+            raise refuse("unknown-verb", f"nothing listens on {delivery.subject[:REASON_CHARS_MAX]}")
+
+    # ------------------------------------------------------------------------------------------- workers
+
+    def _from_worker(self, worker: str, verb: str, delivery: Delivery) -> None:
+        kinds = _KIND_OF_VERB.get(verb)
+        if kinds is None:
+            return  # wanted: our own frames
+        if not is_worker(worker):
+            raise refuse("invalid-argument", "a worker id must match [A-Za-z0-9_-]{1,64}", found=worker)
+        frame = _decode_from_worker(delivery.data)
+        if not isinstance(frame, kinds):
+            raise refuse("invalid-argument", f"a frame of this kind does not belong on .{verb}", field="$.kind")
+        fresh = secrets.token_hex(16) if isinstance(frame, Join) else ""
+        self._engine.offer(FromWorker(worker, frame, delivery.reply, is_json(delivery.data), fresh))
+
+    # ----------------------------------------------------------------------------------------------- api
+
+    def _api(self, tenant: str, verb: str, delivery: Delivery) -> None:
+        if not is_tenant(tenant):
+            raise refuse("invalid-argument", "a tenant must match [a-z0-9-]{1,32}", found=tenant)
+        if verb == "submit":
+            self._submit(tenant, delivery)
+        elif verb in API_VERBS:
+            arguments = _decode_any(delivery.data) if delivery.data else {}
+            json = is_json(delivery.data)
+            if verb == "cancel":
+                self._engine.offer(cancel_of(tenant, arguments, reply=delivery.reply, json=json))
+            else:
+                self._on_read(tenant, verb, arguments, delivery.reply, json)
+        else:
+            raise refuse("unknown-verb", f"no verb {verb}", found=verb, allowed=", ".join(API_VERBS))
+
+    def _submit(self, tenant: str, delivery: Delivery) -> None:
+        data, headers = delivery.data, delivery.headers
+        json = is_json(data)
+        trace = headers.get("traceparent", "") if headers else ""
+        if is_array(data):
+            self._submit_batch(tenant, data, delivery.reply, json, trace)
+            return
+        request = decode_request(data)
+        name = request.job
+        if name is None:
+            name = named_by_header(headers) or fresh_job_id()
+        shape = self._engine.shapes.of(request)
+        self._engine.offer(Submit(tenant, name, data, request, shape, reply=delivery.reply, json=json, trace=trace))
+
+    def _submit_batch(self, tenant: str, data: bytes, reply: str, json: bool, trace: str) -> None:
+        """An array of requests: each is accepted or refused by itself, and the answer is an array in their order."""
+        bodies = split_array(data)
+        if not 1 <= len(bodies) <= BATCH_MAX:
+            raise refuse("invalid-argument", "a batch must hold 1..10000 requests", found=len(bodies))
+        batch, shapes = Batch(reply, json, len(bodies)), self._engine.shapes
+        for position, body in enumerate(bodies):
+            try:
+                request = decode_request(body)
+            except Refused as refused:
+                batch.answers[position] = refused.problem
+                batch.missing -= 1
+                continue
+            name = request.job or fresh_job_id()
+            shape = shapes.of(request)
+            self._engine.offer(
+                Submit(tenant, name, body, request, shape, json=json, trace=trace, batch=batch, position=position)
+            )
+        if batch.missing == 0 and reply:
+            self._answer(reply, encode(batch.answers, json=json))
+
+
+def is_array(payload: bytes) -> bool:
+    """Whether a JSON or msgpack payload is an array."""
+    if not payload:
+        return False
+    first = payload[0]
+    if first in b" \t\r\n":
+        return payload.lstrip()[:1] == b"["
+    return first == 0x5B or 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
+
+
+def named_by_header(headers: dict[str, str] | None) -> str | None:
+    """A job id from `Nats-Msg-Id`, where the request has none of its own: a retry is then no second job."""
+    name = headers.get("Nats-Msg-Id", "") if headers else ""
+    return name if is_job(name) else None
+
+
+def cancel_of(
+    tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
+) -> Cancel:
+    """A cancel from its arguments: `job`, and `reason` for the story. Raises `Refused`."""
+    job = arguments.get("job")
+    if not isinstance(job, str) or not is_job(job):
+        raise refuse(
+            "invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed="[A-Za-z0-9_-]{1,64}"
+        )
+    reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
+    return Cancel(tenant, job, reason, reply=reply, json=json, sequence=sequence)

@@ -1,0 +1,211 @@
+"""The ledger: fenced appends with read-back, replay, and the stream they stand on.
+
+Window of one, two guards on every append, and only an acknowledgement is an answer: after anything else the same bytes
+are sent again and the end of the stream is read through its leader, until the record's fate is known (ledger-rules
+H1 to H6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from datetime import datetime
+from typing import Any, Final
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from moorage.bus.errors import BusError, Disconnected, RequestTimeout
+from moorage.bus.jetstream import (
+    ERR_STREAM_FULL,
+    EXPECTED_LAST_SEQUENCE,
+    EXPECTED_LAST_SUBJECT_SEQUENCE,
+    EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT,
+    MESSAGE_ID,
+    Ack,
+    JetStream,
+    JsError,
+    StoredMessage,
+)
+from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
+from moorage.scheduler.core.state import State
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.ledger")
+
+RETRY_WAIT_S: Final = 0.05
+RETRY_WAIT_S_MAX: Final = 1.0
+START_PATIENCE_S: Final = 30.0
+
+
+class Deposed(Exception):
+    """A newer epoch stands in the ledger: drop all memory and stand by."""
+
+
+class LedgerBroken(Exception):
+    """The ledger cannot be followed (a gap, another ledger, an unknown format). An operator must look."""
+
+
+class Ledger:
+    """One scheduler's hold on the ledger. `leader` is its random number, the name of its records."""
+
+    def __init__(self, jetstream: JetStream, subjects: Subjects, leader: int, *, replicas: int = 1) -> None:
+        self._js = jetstream
+        self._subjects = subjects
+        self._leader = leader
+        self._replicas = replicas
+        self.unclear = 0  # appends whose first answer was none
+        self.junk = 0  # records that nobody of ours wrote
+
+    async def ensure(self) -> None:
+        """The ledger's stream: discard new, no age, no deletes; its settings are checked when it is there already."""
+        config: dict[str, Any] = {
+            "name": self._subjects.ledger_stream,
+            "subjects": [self._subjects.ledger_all],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            "max_age": 0,
+            "deny_delete": True,
+            "allow_direct": True,
+            "num_replicas": self._replicas,
+        }
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type((RequestTimeout, Disconnected)),
+            wait=wait_exponential_jitter(RETRY_WAIT_S, RETRY_WAIT_S_MAX),
+            stop=stop_after_delay(START_PATIENCE_S),
+            reraise=True,
+        ):
+            with attempt:
+                await self._js.ensure_stream(config)
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    async def follow(self, state: State) -> int:
+        """Fold what stands behind `state.seq` into it; returns how many records. Raises `LedgerBroken` on a gap."""
+        stream, count = self._subjects.ledger_stream, 0
+        info = await self._js.stream_info(stream)
+        if info.last_seq < state.seq:
+            raise LedgerBroken(
+                f"the ledger ends at {info.last_seq}, but record {state.seq} was folded: an older backup?"
+            )
+        if info.last_seq == state.seq:
+            return 0
+        if info.messages and info.first_seq > state.seq + 1:
+            raise LedgerBroken(f"the ledger begins at {info.first_seq}, but record {state.seq + 1} is next")
+        async for message in self._js.read_range(stream, from_seq=state.seq + 1, to_seq=info.last_seq):
+            self.fold_message(state, message)
+            count += 1
+            if count % 200 == 0:
+                await asyncio.sleep(0)
+        return count
+
+    async def silent_for(self, state: State) -> float:
+        """Seconds since the last record was stored, both by this machine's and the server's wall clock.
+
+        Only a hint that a fresh start need not wait: the fence decides who leads.
+        """
+        message = await self._js.get_message(self._subjects.ledger_stream, state.seq)
+        if message is None:
+            return 0.0
+        return time.time() - datetime.fromisoformat(_microseconds(message.stored_at)).timestamp()
+
+    def fold_message(self, state: State, message: StoredMessage) -> None:
+        """Fold one stored record; junk is a counted no-op."""
+        record = self._decode(message)
+        if record is None:
+            self.junk += 1
+            log.warning("ledger record %d is not ours: skipped", message.seq)
+            state.seq = message.seq
+            return
+        fold(state, record, message.seq)
+
+    def _decode(self, message: StoredMessage) -> Record | None:
+        try:
+            return decode_record(message.data)
+        except Exception:  # whatever it is, nobody of ours wrote it
+            return None
+
+    # ---------------------------------------------------------------------------------------- appending
+
+    async def take_over(self, state: State, name: str, ledger_id: str, time_ms: int, wall_s: float) -> None:
+        """Append the epoch record that begins this reign and fold it. Raises `Deposed` when another was first."""
+        record = Record(
+            FORMAT,
+            state.epoch + 1,
+            self._leader,
+            0,
+            max(time_ms, state.time_ms),
+            state.digest,
+            acts=[[Act.EPOCH, state.ledger_id or ledger_id, name, wall_s]],
+        )
+        seq = await self.append(state, record, encode_record(record), self._subjects.ledger_epoch)
+        fold(state, record, seq)
+
+    async def append_record(self, state: State, rid: int, payload: bytes) -> int:
+        """Append an encoded record of this reign; returns its sequence. The caller folds it."""
+        return await self._append(state, state.epoch, rid, payload, self._subjects.ledger_record)
+
+    async def append(self, state: State, record: Record, payload: bytes, subject: str) -> int:
+        return await self._append(state, record.epoch, record.rid, payload, subject)
+
+    async def _append(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
+        """One append, its fate known on return. Raises `Deposed`.
+
+        Advances `state.seq` over junk, so that the next append expects the true end.
+        """
+        wait_s, first = RETRY_WAIT_S, True
+        while True:
+            headers = {
+                EXPECTED_LAST_SEQUENCE: str(state.seq),
+                EXPECTED_LAST_SUBJECT_SEQUENCE: str(state.epoch_seq),
+                EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT: self._subjects.ledger_epoch,
+                MESSAGE_ID: f"{epoch}.{self._leader:x}.{rid}",
+            }
+            answer: Ack | JsError | BusError
+            try:
+                answer = await self._js.append(subject, payload, headers)
+            except (RequestTimeout, Disconnected) as error:
+                answer = error
+            if isinstance(answer, Ack):
+                return answer.seq
+            if first:
+                self.unclear += 1
+                first = False
+            log.warning("append %d of epoch %d is unclear: %s", rid, epoch, answer)
+            found = await self._read_back(state, epoch, rid)
+            if found is not None:
+                return found
+            if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
+                log.error("the ledger is full: nothing is lost, but nothing is accepted until it has room")
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, RETRY_WAIT_S_MAX)
+
+    async def _read_back(self, state: State, epoch: int, rid: int) -> int | None:
+        """Look at the end through the stream's leader: mine → its sequence; a newer reign → Deposed; junk → past it.
+
+        None means "not there now", which is no answer: the same bytes are sent again.
+        """
+        while True:
+            try:
+                message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1)
+            except BusError as error:
+                log.warning("the ledger's end cannot be read now: %s", error)
+                return None
+            if message is None:
+                return None
+            record = self._decode(message)
+            if record is not None and record.leader == self._leader and record.rid == rid and record.epoch == epoch:
+                return message.seq
+            if record is not None and record.epoch >= epoch:
+                raise Deposed(f"record {message.seq} begins or belongs to epoch {record.epoch}")
+            self.junk += 1
+            log.warning("ledger record %d is not ours: skipped", message.seq)
+            state.seq = message.seq
+
+
+def _microseconds(rfc3339: str) -> str:
+    """A server time stamp cut to the six digits that `datetime` reads."""
+    return re.sub(r"(\.\d{6})\d+", r"\1", rfc3339).replace("Z", "+00:00")

@@ -1,0 +1,381 @@
+"""The loop: events in, record out, acknowledged, commands out. A scheduler stands by until the ledger falls silent,
+then leads until somebody newer does.
+
+Crash-only: when a record's fate is that of another reign, everything in memory is dropped and folded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.connection import Connection
+from moorage.bus.errors import BusError
+from moorage.bus.inbox import mux_frames, split_mux_reply
+from moorage.bus.jetstream import JetStream
+from moorage.bus.transport import Delivery
+from moorage.scheduler.core import views
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Ask, Operate
+from moorage.scheduler.core.outputs import Message, Outputs
+from moorage.scheduler.core.state import State
+from moorage.scheduler.intake import Intake
+from moorage.scheduler.ledger import Deposed, Ledger
+from moorage.scheduler.queue_reader import QueueReader
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import Answer, FleetFrame, RollCall
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.scheduler")
+
+STANDBY_LOOK_S: Final = 0.2
+FLEET_FRAME_S: Final = 0.5
+GC_THRESHOLD: Final = 200_000
+EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class Scheduler:
+    """One scheduler process: `world` reaches the users, `ledger_world` the schedulers' own account."""
+
+    def __init__(
+        self,
+        world: Connection,
+        ledger_world: Connection,
+        *,
+        config: Config | None = None,
+        subjects: Subjects | None = None,
+        replicas: int = 1,
+        name: str = "",
+    ) -> None:
+        self.config = config or Config()
+        self.subjects = subjects or Subjects()
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self._world = world
+        self._replicas = replicas
+        self._leader = secrets.randbits(62)
+        self._js = JetStream(world)
+        self.ledger = Ledger(JetStream(ledger_world), self.subjects, self._leader, replicas=replicas)
+        self.reign: Reign | None = None
+        self.leading = asyncio.Event()
+
+    async def run(self) -> None:
+        """Stand by and lead, for ever; ends by cancellation. Raises `LedgerBroken` when an operator must look."""
+        await self.ledger.ensure()
+        for config in QueueReader.streams(self.subjects, self._replicas):
+            await self._js.ensure_stream(config)
+        state = State()
+        while True:
+            await self._stand_by(state)
+            try:
+                await self._lead(state)
+            except* Deposed as deposed:
+                log.warning("deposed: %s", deposed.exceptions[0])
+            finally:
+                self.leading.clear()
+                self.reign = None
+            state = State()
+
+    async def _stand_by(self, state: State) -> None:
+        """Fold the ledger until it has been silent for the takeover time, and a little by chance."""
+        began, records = time.monotonic(), await self.ledger.follow(state)
+        log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
+        if state.seq == 0:
+            return
+        heard = time.monotonic()
+        silence_s = self.config.takeover_s + random.uniform(0, self.config.takeover_s / 8)
+        if await self.ledger.silent_for(state) > silence_s:
+            return
+        while time.monotonic() - heard < silence_s:
+            await asyncio.sleep(STANDBY_LOOK_S)
+            try:
+                if await self.ledger.follow(state):
+                    heard = time.monotonic()
+            except BusError as error:
+                log.warning("the ledger cannot be read now: %s", error)
+                heard = time.monotonic()
+
+    async def _lead(self, state: State) -> None:
+        began_ms = monotonic_ms()
+        wall_s = time.time()
+        await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
+        reign = self.reign = Reign(self, state, began_ms)
+        log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD, 50, 100)
+        async with asyncio.TaskGroup() as group:
+            await reign.open()
+            try:
+                group.create_task(reign.queue_reader.run())
+                group.create_task(reign.report())
+                self.leading.set()
+                await reign.loop()
+            finally:
+                await reign.close()
+
+    @property
+    def world(self) -> Connection:
+        return self._world
+
+    @property
+    def world_js(self) -> JetStream:
+        return self._js
+
+    @property
+    def leader(self) -> int:
+        return self._leader
+
+
+class Reign:
+    """One epoch of leading: the engine, and the I/O around it."""
+
+    def __init__(self, scheduler: Scheduler, state: State, began_ms: int) -> None:
+        self._scheduler = scheduler
+        self._world = scheduler.world
+        self._subjects = scheduler.subjects
+        self._config = scheduler.config
+        self._began_ms = began_ms
+        self._began_time_ms = state.time_ms
+        self.engine = Engine(state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
+        self.intake = Intake(self.engine, scheduler.subjects, self._answer_now, self._read, self._admin)
+        self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
+        self._kick = asyncio.Event()
+        self._draining = False
+        self._subscriptions: list[Any] = []
+        self._now: list[tuple[str, bytes]] = []
+        self._sent_ms = monotonic_ms()  # when the newest acknowledged append was sent
+        self._built_ms = 0
+        self.records = 0
+        self._loop = asyncio.get_running_loop()
+
+    # ---------------------------------------------------------------------------------------- in and out
+
+    async def open(self) -> None:
+        """Subscribe, then call the roll: workers answer with hello and a renewal."""
+        for subject in (
+            self._subjects.api_all,
+            self._subjects.admin_all,
+            self._subjects.worker_join_all,
+            self._subjects.worker_renew_all,
+            self._subjects.worker_fact_all,
+            self._subjects.hello_all,
+            self._subjects.load_all,
+        ):
+            self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
+        self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
+        await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
+
+    async def close(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        self.intake.put(delivery)
+        if not self._draining:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        """Decode what came in this turn of the loop, also while an append is in flight."""
+        self._draining = False
+        self.intake.drain(monotonic_ms())
+        if self._now or self.engine.urgent or self.engine.waiting:
+            self._kick.set()
+
+    def _wake(self) -> None:
+        self._kick.set()
+
+    def _answer_now(self, reply: str, payload: bytes) -> None:
+        """An answer that needs no record: a refusal of the frame's own form."""
+        self._now.append((reply, payload))
+
+    # ---------------------------------------------------------------------------------------------- loop
+
+    async def loop(self) -> None:
+        """One append in flight; what came meanwhile makes the next record."""
+        engine, ledger = self.engine, self._scheduler.ledger
+        while True:
+            await self._until_due()
+            if self._now:
+                answers, self._now = self._now, []
+                await self._world.send(_coalesced(answers))
+            now = monotonic_ms()
+            if not self._due(now):
+                continue
+            payload = engine.build(self._time_ms(now), now)
+            self._built_ms = now
+            seq = await ledger.append_record(engine.state, engine.rid, payload)
+            self._sent_ms = now
+            self.records += 1
+            outputs = engine.commit(seq, monotonic_ms())
+            self.queue_reader.made_room()
+            await self._world.send(self._messages(outputs))
+
+    def _time_ms(self, now: int) -> int:
+        """Ledger time: the epoch record's time plus this leader's own monotonic time since it was built."""
+        return self._began_time_ms + now - self._began_ms
+
+    def _due(self, now: int) -> bool:
+        engine = self.engine
+        if engine.urgent:
+            return True
+        since = now - self._built_ms
+        if since >= self._config.heartbeat_s * 1000:
+            return True
+        if engine.waiting and since >= self._config.renewal_append_s * 1000:
+            return True
+        return engine.next_timer_ms <= self._time_ms(now)
+
+    async def _until_due(self) -> None:
+        """Sleep until something came, a timer is due or the heartbeat is."""
+        if self.engine.urgent or self._now:
+            self._kick.clear()
+            return
+        now = monotonic_ms()
+        wait_ms = self._built_ms + self._config.heartbeat_s * 1000 - now
+        if self.engine.waiting:
+            wait_ms = min(wait_ms, self._built_ms + self._config.renewal_append_s * 1000 - now)
+        wait_ms = min(wait_ms, self.engine.next_timer_ms - self._time_ms(now))
+        if wait_ms <= 0:
+            return
+        self._kick.clear()
+        handle = self._loop.call_later(wait_ms / 1000, self._kick.set)
+        try:
+            await self._kick.wait()
+        finally:
+            handle.cancel()
+
+    def _messages(self, outputs: Outputs) -> list[Message]:
+        """Everything one record lets out, in one write: wanted frames first, they are what a GPU waits for."""
+        messages = outputs.messages
+        messages += _coalesced(outputs.answers)
+        by_tenant: dict[str, list[bytes]] = {}
+        for tenant, job, payload, own in outputs.events:
+            if own:
+                messages.append((self._subjects.event(tenant, job), payload, ""))
+            by_tenant.setdefault(tenant, []).append(payload)
+        for tenant, events in by_tenant.items():
+            for frame in _event_frames(tenant, self.engine.state.seq, events):
+                messages.append((self._subjects.events(tenant), frame, ""))
+        return messages
+
+    # --------------------------------------------------------------------------------------------- reads
+
+    def _fresh(self) -> bool:
+        """Whether the newest acknowledged append was sent so lately that nobody else can lead yet."""
+        return monotonic_ms() - self._sent_ms < (self._config.takeover_s - 1) * 1000
+
+    def _read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        engine = self.engine
+        job = arguments.get("job")
+        answer: Callable[[], Any]
+        if verb == "ls":
+            answer = lambda: views.ls(engine, tenant, arguments)  # noqa: E731
+        elif verb in ("show", "explain"):
+            if not isinstance(job, str):
+                raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job)
+            view = views.show if verb == "show" else views.explain_job
+            answer = lambda: view(engine, tenant, job)  # noqa: E731
+            if engine.state.job(tenant, job) is None:
+                # "unknown" only as of a record acknowledged after the question came
+                engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+                return
+        else:
+            raise refuse(
+                "unknown-verb", f"{verb} is not served by this release", found=verb, allowed="show, ls, explain"
+            )
+        self._ask(verb, answer, reply, json)
+
+    def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
+        if self._fresh():
+            self._answer_now(reply, encode(self._framed(verb, answer()), json=json))
+        else:
+            self.engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+
+    def _framed(self, verb: str, data: Any) -> Any:
+        return Answer(verb, self.engine.state.seq, data) if isinstance(data, dict) else data
+
+    def _admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        engine = self.engine
+        if verb == "fleet":
+            self._ask(verb, lambda: views.fleet(engine, monotonic_ms()), reply, json)
+        elif verb == "audit":
+            self._ask(verb, lambda: views.audit(engine, engine.reports), reply, json)
+        elif verb in ("drain", "cordon", "uncordon", "release"):
+            worker = arguments.get("worker")
+            if not isinstance(worker, str):
+                raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
+            engine.offer(Operate(verb, worker, str(arguments.get("by", "operator"))[:64], reply, json))
+        else:
+            raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
+
+    # ------------------------------------------------------------------------------------------- reports
+
+    async def report(self) -> None:
+        """The fleet frame for observers, twice a second: no tenant's job in it."""
+        while True:
+            await asyncio.sleep(FLEET_FRAME_S)
+            await self._world.send([(self._subjects.fleet_frame, encode(self.fleet_frame()), "")])
+
+    def fleet_frame(self) -> FleetFrame:
+        engine = self.engine
+        workers = [
+            {
+                "worker": worker.id,
+                "state": views.worker_state(worker, engine.fleet.hosts.get(worker.num)),
+                "cells": views.cells(engine.fleet.hosts.get(worker.num), len(worker.hello.get("gpu_pool", ()))),
+                "simulated": bool(worker.hello.get("simulated", False)),
+            }
+            for worker in engine.state.worker_by_num
+        ]
+        running = sum(len(worker.members) for worker in engine.state.worker_by_num)
+        return FleetFrame(
+            engine.state.epoch, engine.state.seq, workers=workers, queued=engine.queue.size, running=running
+        )
+
+
+def _coalesced(answers: list[tuple[str, bytes]]) -> list[Message]:
+    """Answers to one inbox that opted in (the SDK's) leave in one frame; a bare caller gets its own."""
+    messages: list[Message] = []
+    frames: dict[str, list[tuple[int, bytes]]] = {}
+    for reply, payload in answers:
+        mux = split_mux_reply(reply)
+        if mux is None:
+            messages.append((reply, payload, ""))
+        else:
+            frames.setdefault(mux[0], []).append((mux[1], payload))
+    messages.extend(mux_frames(frames))
+    return messages
+
+
+def _event_frames(tenant: str, seq: int, events: list[bytes]) -> list[bytes]:
+    """The tenant's events of this record as `Events` frames; each event is encoded already."""
+    head = b'{"kind":"events","v":1,"tenant":' + msgspec.json.encode(tenant) + b',"ledger":%d,"jobs":[' % seq
+    frames: list[bytes] = []
+    group: list[bytes] = []
+    size = 0
+    for event in events:
+        if size + len(event) > EVENTS_FRAME_BYTES_MAX and group:
+            frames.append(head + b",".join(group) + b"]}")
+            group, size = [], 0
+        group.append(event)
+        size += len(event) + 1
+    if group:
+        frames.append(head + b",".join(group) + b"]}")
+    return frames

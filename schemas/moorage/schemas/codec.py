@@ -1,0 +1,138 @@
+"""Bytes to frames at the edge: JSON or msgpack, told apart by the first byte, answered in kind.
+
+A JSON text starts with `{`, `[` or white space; a msgpack map or array never does. Nothing that arrives raises
+anything but `Refused` here, whatever it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.frames import VERSION
+from moorage.schemas.job import Request
+
+T = TypeVar("T")
+
+REQUEST_BYTES_MAX: Final = 64 * 1024
+FRAME_BYTES_MAX: Final = 900 * 1024
+NESTING_MAX: Final = 64
+
+_JSON_FIRST: Final = frozenset(b'{[ \t\r\n"')
+_PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
+_OUR_RULE: Final = re.compile(
+    r"(?P<name>[a-z_][a-z_.]*) must (?:be |have |match |name |list )?(?P<allowed>.*), found (?P<found>.*)$", re.DOTALL
+)
+_UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
+_EXPECTED: Final = re.compile(r"Expected `(?P<allowed>[^`]*)`(?:, got `(?P<found>[^`]*)`)?")
+
+_json_encode: Final = msgspec.json.Encoder().encode
+_msgpack_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def is_json(payload: bytes) -> bool:
+    """Whether a payload is JSON (else msgpack), by its first byte; an empty one counts as JSON."""
+    return not payload or payload[0] in _JSON_FIRST
+
+
+def encode(frame: object, *, json: bool = True) -> bytes:
+    """A frame as JSON (default) or msgpack."""
+    return _json_encode(frame) if json else _msgpack_encode(frame)
+
+
+class Decoder(Generic[T]):
+    """One type, both encodings, built once. `bytes_max` bounds what is looked at."""
+
+    def __init__(self, kind: type[T] | Any, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._json: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+        self._msgpack: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
+        self._bytes_max = bytes_max
+
+    def __call__(self, payload: bytes) -> T:
+        """Decode and validate. Raises `Refused` with invalid-argument, too-large or unknown-version."""
+        if len(payload) > self._bytes_max:
+            raise Refused(
+                problem("too-large", "the frame is too large", found=len(payload), allowed=f"{self._bytes_max} bytes")
+            )
+        try:
+            if not payload or payload[0] in _JSON_FIRST:
+                frame = self._json.decode(payload)
+            else:
+                frame = self._msgpack.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise Refused(explain_decode_error(error)) from None
+        except RecursionError:
+            raise Refused(
+                problem("too-large", "the frame is nested too deeply", allowed=f"{NESTING_MAX} levels")
+            ) from None
+        except (ValueError, OverflowError, UnicodeDecodeError) as error:
+            raise Refused(problem("invalid-argument", f"the frame cannot be read: {error}")) from None
+        version = getattr(frame, "v", VERSION)
+        if version != VERSION:
+            raise Refused(
+                problem(
+                    "unknown-version",
+                    "the frame is of another version of the protocol",
+                    field="$.v",
+                    found=version,
+                    allowed=str(VERSION),
+                    next="use a release of moorage that speaks this version",
+                )
+            )
+        return frame
+
+
+def explain_decode_error(error: Exception) -> Problem:
+    """A msgspec error as a `Problem`: which field, what was found, what is allowed."""
+    text = str(error)
+    path = _PATH.search(text)
+    field = path["path"] if path else ""
+    message = text[: path.start()] if path else text
+    expected = _EXPECTED.search(message) or _OUR_RULE.match(message)
+    named = _OUR_RULE.match(message) or _UNKNOWN.search(message)
+    if named:
+        field = f"{field or '$'}.{named['name']}"
+    return problem(
+        "invalid-argument",
+        message,
+        field=field or "$",
+        found=expected["found"] if expected and expected["found"] else None,
+        allowed=expected["allowed"] if expected else "",
+        next="see docs/protocol.md for every field with an example",
+    )
+
+
+decode_request: Final = Decoder[Request](Request, REQUEST_BYTES_MAX)
+
+
+def same_request(one: bytes, other: bytes) -> bool:
+    """Whether two request bodies ask for the same, whatever their encoding and order of keys."""
+    return one == other or decode_request(one) == decode_request(other)
+
+
+def canonical(request: Request) -> bytes:
+    """The canonical form: msgpack of all fields in sorted order, so that equal requests have equal bytes."""
+    return msgspec.msgpack.encode(request, order="sorted")
+
+
+def split_array(payload: bytes) -> list[bytes]:
+    """The elements of a JSON or msgpack array, each still encoded. Raises `Refused`."""
+    if len(payload) > FRAME_BYTES_MAX:
+        raise Refused(
+            problem("too-large", "the frame is too large", found=len(payload), allowed=f"{FRAME_BYTES_MAX} bytes")
+        )
+    try:
+        if is_json(payload):
+            return [bytes(part) for part in _json_array.decode(payload)]
+        return [bytes(part) for part in _msgpack_array.decode(payload)]
+    except msgspec.MsgspecError as error:
+        raise Refused(explain_decode_error(error)) from None
+    except RecursionError:
+        raise Refused(problem("too-large", "the frame is nested too deeply")) from None
+
+
+_json_array: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_msgpack_array: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])

@@ -1,0 +1,95 @@
+"""Every error a user can meet: one code, one fault, and the fields that say what was found and what is allowed.
+
+Codes are an API: stable, searchable, the same in the answer frame, the log line and the command's output.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+Fault = Literal["caller", "fleet", "moorage"]
+
+#: code -> (whose fault, what it means in one sentence). The reference page is generated from this table.
+CODES: Final[dict[str, tuple[Fault, str]]] = {
+    "invalid-argument": ("caller", "the request is malformed or breaks a rule that no fleet could satisfy"),
+    "failed-precondition": ("caller", "the request is well formed, but a set limit or this environment refuses it"),
+    "too-large": ("caller", "the frame is over its bound in bytes or nesting"),
+    "unknown-version": ("caller", "the frame names a version of the protocol that this scheduler does not speak"),
+    "unknown-verb": ("caller", "no such verb on this subject"),
+    "not-found": ("caller", "no such job or worker, as of a ledger record acknowledged after the question came"),
+    "conflict": ("caller", "this job id is already used for a request with other content"),
+    "no-match": ("fleet", "no known worker could ever run this"),
+    "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
+    "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
+    "not-leading": ("moorage", "this scheduler does not lead, or cannot prove that it still does; send again"),
+    "worker-id-in-use": ("fleet", "another machine holds this worker id until it is lost or says goodbye"),
+    "session-over": ("fleet", "the lease session is over; join again"),
+    "stale-join": ("fleet", "the join number is not above the last one recorded"),
+    "gap": ("fleet", "a numbered frame is missing; send again from the number given"),
+    "internal": ("moorage", "a defect in moorage; nothing was recorded"),
+}
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="error"):
+    """The answer frame of everything that went wrong.
+
+    `field` is a JSON path such as `$.gpu.count`; `found` and `allowed` are short texts; `next` is what to do now.
+    `retry_after_s` is in seconds, only where sending again can help.
+    """
+
+    code: str
+    message: str
+    fault: str = ""
+    field: str = ""
+    found: str = ""
+    allowed: str = ""
+    next: str = ""
+    job: str = ""
+    retry_after_s: float | None = None
+
+
+class MoorageError(Exception):
+    """Base of every error raised by moorage; carries the `Problem` that goes on the wire."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(problem.message)
+
+    @property
+    def code(self) -> str:
+        return self.problem.code
+
+
+class Refused(MoorageError):
+    """A request or frame is refused; nothing of it was recorded."""
+
+
+def problem(
+    code: str,
+    message: str,
+    *,
+    field: str = "",
+    found: object = None,
+    allowed: str = "",
+    next: str = "",
+    job: str = "",
+    retry_after_s: float | None = None,
+) -> Problem:
+    """Build a `Problem`; the fault comes from the table. Raises KeyError for a code that is not in it."""
+    text = "" if found is None else _short(found)
+    return Problem(code, message, CODES[code][0], field, text, allowed, next, job, retry_after_s)
+
+
+def refuse(code: str, message: str, **fields: object) -> Refused:
+    """`raise refuse("invalid-argument", "…", field="$.gpu.count", found=0, allowed="1..1024")`."""
+    return Refused(problem(code, message, **fields))  # type: ignore[arg-type]
+
+
+_FOUND_CHARS_MAX: Final = 120
+
+
+def _short(found: object) -> str:
+    text = found if isinstance(found, str) else repr(found)
+    return text if len(text) <= _FOUND_CHARS_MAX else text[: _FOUND_CHARS_MAX - 1] + "…"

@@ -1,0 +1,360 @@
+"""Everything that is said or answered on a subject, apart from the request itself.
+
+Frames are lenient (unknown fields of a newer minor version pass), requests are strict. `kind` tells frames of one
+subject apart and `v` is the protocol's version; both are looked at before anything else. Structs marked as arrays
+travel as JSON or msgpack arrays in the order of their fields, since a frame may hold hundreds of them.
+Durations are seconds, times are ledger milliseconds unless the name ends in `_wall_s`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+VERSION: Final = 1
+
+
+class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One slot of a worker's pool. `index` is the device's own index (sparse allowed), `name` as the driver says it.
+
+    Identity is (vendor, uuid). `numa` is the NUMA node or -1; `peers` the indices reached over NVLink.
+    """
+
+    index: int
+    vendor: str
+    name: str
+    uuid: str
+    memory_mib: int = 0
+    pci: str = ""
+    numa: int = -1
+    compute: str = ""
+    peers: list[int] = []
+    mig: bool = False
+
+
+class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="hello"):
+    """A worker's full description of itself: at start, at reconnect and at roll-call. Public.
+
+    `modes` are the sharing modes on offer, `drivers` the ways it can run a job; `gpu_pool` is in slot order.
+    """
+
+    worker: str
+    boot: str
+    v: int = VERSION
+    release: str = ""
+    hostname: str = ""
+    drivers: list[str] = []
+    modes: list[str] = msgspec.field(default_factory=lambda: ["exclusive", "time-slice"])
+    sharers_max: dict[str, int] = {}
+    labels: dict[str, str] = {}
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    gpu_pool: list[Device] = []
+    interface: str | None = None
+    address: str = ""
+    simulated: bool = False
+    #: slots the scheduler may use, by position; None means all (a service may keep some for its own claims)
+    lent_slots: list[int] | None = None
+
+
+class SlotLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One slot's load, in the order of hello's `gpu_pool`. Holds no job and no tenant: the frame is public."""
+
+    index: int
+    leased: bool = False
+    sharers: int = 0
+    mode: str = ""
+    util_percent: int = 0
+    memory_used_mib: int = 0
+    temperature_c: int | None = None
+    health: str = "ok"  # ok, thermal, ecc, unresponsive, quarantined
+    foreign: str = ""  # who holds the device from outside, as "pid 8812 python", else empty
+
+
+class Load(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="load"):
+    """A worker's periodic report: every 2 s, and at most 5 a second when leases change. Public.
+
+    `n` counts up in one boot, `generation` grows with every change of the pool: an older one is telemetry only.
+    """
+
+    worker: str
+    boot: str
+    n: int
+    generation: int
+    v: int = VERSION
+    pending_claimers: int = 0
+    gpu_pool: list[SlotLoad] = []
+    simulated: bool = False
+
+
+class FleetFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="fleet"):
+    """The leader's digest of the fleet for observers: one frame instead of one a worker. Names no job and no tenant."""
+
+    epoch: int
+    ledger: int
+    v: int = VERSION
+    workers: list[dict[str, Any]] = []
+    queued: int = 0
+    running: int = 0
+
+
+# --------------------------------------------------------------------------------------- worker <-> leader
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """A member as its worker holds it; `phase` is claimed, running, ending or exited (device not yet seen free)."""
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    phase: str
+
+
+FactKind = Literal["claimed", "refused", "withdrawn", "not-held", "started", "exited", "freed", "quarantined"]
+
+
+class Fact(msgspec.Struct, frozen=True, array_like=True):
+    """What happened to a member at its worker. Only a fact frees a GPU.
+
+    `code` is the exit status for `exited` (negative: minus the signal), else 0. `detail` is one short word or line:
+    for `exited` the reason (exit, timeout, end, fence, start-failed, lost), for `refused` why, for `claimed` of rank
+    0 of a gang `address:port`, for `quarantined` the slots as `0,3`.
+    """
+
+    kind: FactKind
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    code: int = 0
+    detail: str = ""
+
+
+class Join(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="join"):
+    """Asked once clearing is proven: a new lease session for this boot.
+
+    `n` comes from the journal and only grows; `facts` are all unanswered ones under their old names; `holding` are
+    the members that live on here and that the new session adopts. What is not listed is over.
+    """
+
+    machine: str
+    boot: str
+    n: int
+    hello: Hello
+    v: int = VERSION
+    facts: list[Fact] = []
+    holding: list[Held] = []
+
+
+class Joined(msgspec.Struct, frozen=True, tag_field="kind", tag="joined"):
+    """The new session and its numbers. `session` is a capability: never in a public frame.
+
+    The worker fences itself `lease_s` after it sent the last renewal that was answered; `grace_s` bounds the ending.
+    """
+
+    session: str
+    n: int
+    reign: int
+    renew_s: float
+    lease_s: float
+    grace_s: float
+    ledger: str
+    v: int = VERSION
+
+
+class Renew(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="renew"):
+    """A renewal of the lease session, with what the worker holds for the scheduler.
+
+    `n` counts up in the session. `no` is the number of the last fact frame that was answered. `busy` lists slot
+    positions that local claimers hold; `waiting` says that a local claimer waits, so that the worker is full.
+    """
+
+    session: str
+    n: int
+    no: int = 0
+    generation: int = 0
+    held: list[Held] = []
+    busy: list[int] = []
+    waiting: bool = False
+    v: int = VERSION
+
+
+class Renewed(msgspec.Struct, frozen=True, tag_field="kind", tag="renewed"):
+    """Leaves only after a ledger acknowledgement later than the renewal's arrival: so it proves the reign."""
+
+    n: int
+    reign: int
+    v: int = VERSION
+
+
+class FactFrame(msgspec.Struct, frozen=True, tag_field="kind", tag="facts"):
+    """One numbered frame of facts, one in flight; sent again with the same number until answered."""
+
+    session: str
+    no: int
+    facts: list[Fact]
+    v: int = VERSION
+
+
+class FactAck(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):
+    """The frames up to `no` are in the ledger."""
+
+    no: int
+    reign: int
+    v: int = VERSION
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag_field="kind", tag="goodbye"):
+    """The worker leaves for good, everything it held is over: its id is free at once. Sent on `.join`."""
+
+    session: str
+    v: int = VERSION
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """The scheduler's proposal: claim these slots (positions in hello's `gpu_pool`) or refuse at once.
+
+    `mode` is exclusive, mps, time-slice or none. `hold` means claim and wait for START (a gang). `body` is the
+    request as it came, JSON or msgpack.
+    """
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    slots: list[int]
+    mode: str
+    hold: bool
+    body: bytes
+    traceparent: str = ""
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True):
+    """A gang's member may run now: every rank is held and STARTED is in the ledger. All ranks get the same address."""
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    master_addr: str
+    master_port: int
+    world_size: int
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """End or withdraw a member, and remember that it is over: a later placement of the same fence is refused.
+
+    Not held: answered `withdrawn`. Held, not started: released, `withdrawn`. Running: ended within `grace_s`
+    (None: the job's own), then `exited` and `freed`.
+    """
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    why: str
+    grace_s: float | None = None
+
+
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="wanted"):
+    """What the ledger wants of a worker and its renewal does not yet show. Idempotent by member, sent until done.
+
+    A frame of another session, or of a lower reign than one heard, is dropped and counted.
+    """
+
+    worker: str
+    session: str
+    reign: int
+    v: int = VERSION
+    place: list[Place] = []
+    start: list[Start] = []
+    end: list[End] = []
+
+
+class RollCall(msgspec.Struct, frozen=True, tag_field="kind", tag="roll-call"):
+    """A new leader asks every worker for its hello and a renewal, now."""
+
+    reign: int
+    v: int = VERSION
+
+
+# ------------------------------------------------------------------------------------------ leader -> callers
+
+
+class Accepted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="accepted"):
+    """The request is in the ledger, at sequence `ledger`. `duplicate`: it was there before, with the same content."""
+
+    job: str
+    ledger: int
+    state: str = "QUEUED"
+    duplicate: bool = False
+    warnings: list[str] = []
+    v: int = VERSION
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One transition of one replica. `rev` is the job's own revision number: no gap, no double."""
+
+    rev: int
+    time_ms: int
+    replica: int
+    attempt: int
+    state: str
+    worker: str = ""
+    gpus: list[str] = []
+    code: int | None = None
+    why: str = ""
+    fence: int = 0
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="event"):
+    """What a ledger record changed for one job: its state now and the transitions since the event before."""
+
+    tenant: str
+    job: str
+    rev: int
+    state: str
+    ledger: int
+    changes: list[Change] = []
+    why: str = ""
+    simulated: bool = False
+    v: int = VERSION
+
+
+class Events(msgspec.Struct, frozen=True, tag_field="kind", tag="events"):
+    """One frame a tick with every change of a tenant."""
+
+    tenant: str
+    ledger: int
+    jobs: list[Event]
+    v: int = VERSION
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="answer"):
+    """What a reading verb answers: `data` as the verb's page says, as of ledger record `ledger`."""
+
+    verb: str
+    ledger: int
+    data: Any
+    v: int = VERSION
+
+
+class Output(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
+    """A piece of a replica's output, on `moorage.log.<tenant>.<job>.<replica>`. Said, so it may be lost.
+
+    `offset` counts bytes of this stream (out or err) in this attempt; `text` is decoded with replacement.
+    """
+
+    attempt: int
+    stream: Literal["out", "err"]
+    offset: int
+    text: str
+    v: int = VERSION
+    end: bool = False

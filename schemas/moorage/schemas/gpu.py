@@ -1,0 +1,209 @@
+"""What a request asks of GPUs: the `gpu` object, its checks, and the token `2xH100:80G@mps=50%`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+Sharing = Literal["exclusive", "mps", "time-slice"]
+Scheduling = Literal["best-effort", "gang", "spread"]
+SHARING_MODES: Final[tuple[Sharing, ...]] = ("exclusive", "mps", "time-slice")
+
+GPUS_PER_REPLICA_MAX: Final = 64  # a worker's slots are one 64-bit mask in the ledger
+MODELS_MAX: Final = 16
+MEMORY_MIB_MAX: Final = 16 * 1024 * 1024
+#: sharers a GPU takes unless the worker says less (fact 26)
+SHARERS_MAX: Final[dict[str, int]] = {"mps": 8, "time-slice": 4}
+#: an "80 GB" card shows a little more or less than 80e9 bytes; the token is nominal within this tolerance
+NOMINAL_TOLERANCE: Final = 0.02
+
+
+class Distributed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How the ranks of a gang meet: `backend` nccl, gloo, mpi or any other word; `master_port` 1..65535."""
+
+    backend: str = "nccl"
+    master_port: int = 29500
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.master_port <= 65535:
+            raise ValueError(f"master_port must be 1..65535, found {self.master_port}")
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The part of one device that a sharer asks for: `memory_mib` (0 = not counted) and `compute_percent` (1..100)."""
+
+    memory_mib: int = 0
+    compute_percent: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.memory_mib <= MEMORY_MIB_MAX:
+            raise ValueError(f"share.memory_mib must be 0..{MEMORY_MIB_MAX}, found {self.memory_mib}")
+        if not 1 <= self.compute_percent <= 100:
+            raise ValueError(f"share.compute_percent must be 1..100, found {self.compute_percent}")
+
+
+class GpuSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The `gpu` object of a request. `{}` is one NVIDIA GPU of any model, exclusive, best effort.
+
+    `count` is GPUs a replica, 1..64, all of one host. `model` is one pattern or a list of alternatives: a
+    case-insensitive substring, or `=A10` for whole words. `min_memory_mib` is exact, in MiB a device.
+    `vendor` None means nvidia, or any vendor where a model is named; "" means any.
+    Raises ValueError (msgspec turns it into a ValidationError with the path) for what no fleet could satisfy.
+    """
+
+    count: int = 1
+    vendor: str | None = None
+    mode: str | None = None
+    model: str | list[str] | None = None
+    min_memory_mib: int | None = None
+    sharing: Sharing | None = None
+    share: Share | None = None
+    scheduling: Scheduling | None = None
+    distributed: Distributed | None = None
+    mps_pipe_dir: str | None = None
+    mps_log_dir: str | None = None
+    time_slice_index: int | None = None
+    time_slicing_config_path: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= GPUS_PER_REPLICA_MAX:
+            raise ValueError(f"count must be 1..{GPUS_PER_REPLICA_MAX}, found {self.count}")
+        if self.min_memory_mib is not None and not 0 <= self.min_memory_mib <= MEMORY_MIB_MAX:
+            raise ValueError(f"min_memory_mib must be 0..{MEMORY_MIB_MAX}, found {self.min_memory_mib}")
+        model = self.model
+        if model is not None:
+            patterns = [model] if isinstance(model, str) else model
+            if not patterns or len(patterns) > MODELS_MAX:
+                raise ValueError(f"model must name 1..{MODELS_MAX} patterns, found {len(patterns)}")
+            for pattern in patterns:
+                if not pattern.strip("= ") or len(pattern) > 64:
+                    raise ValueError(f"a model pattern must have 1..64 characters, found {pattern!r}")
+        if self.time_slice_index is not None:
+            if self.sharing != "time-slice":
+                raise ValueError("time_slice_index needs sharing time-slice")
+            if self.count != 1:
+                raise ValueError(f"time_slice_index needs count 1, found {self.count}")
+            if not 0 <= self.time_slice_index < GPUS_PER_REPLICA_MAX:
+                raise ValueError(
+                    f"time_slice_index must be 0..{GPUS_PER_REPLICA_MAX - 1}, found {self.time_slice_index}"
+                )
+        if self.share is not None and self.sharing in (None, "exclusive"):
+            raise ValueError("share needs sharing mps or time-slice")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The alternatives in order of preference; empty means any model."""
+        if self.model is None:
+            return ()
+        return (self.model,) if isinstance(self.model, str) else tuple(self.model)
+
+    @property
+    def effective_vendor(self) -> str:
+        """The vendor to match, lower case; "" matches any (contract §4, fact 22)."""
+        if self.vendor is None:
+            return "" if self.model is not None else "nvidia"
+        return self.vendor.lower()
+
+    @property
+    def effective_sharing(self) -> Sharing:
+        return self.sharing or "exclusive"
+
+    @property
+    def effective_scheduling(self) -> Scheduling:
+        return self.scheduling or "best-effort"
+
+
+def model_matches(pattern: str, name: str) -> int:
+    """How well a device name answers a model pattern: 2 = on whole words, 1 = inside a word, 0 = not at all.
+
+    Case-insensitive. `=A10` accepts whole words only, so that it does not take an A100.
+    """
+    whole_only = pattern.startswith("=")
+    wanted = pattern.lstrip("=").strip().lower()
+    text = name.lower()
+    start = text.find(wanted)
+    best = 0
+    while start >= 0:
+        end = start + len(wanted)
+        if (start == 0 or not text[start - 1].isalnum()) and (end == len(text) or not text[end].isalnum()):
+            return 2
+        best = 1
+        start = text.find(wanted, start + 1)
+    return 0 if whole_only else best
+
+
+# ---------------------------------------------------------------------------------------------------- the token
+
+_TOKEN: Final = re.compile(
+    r"(?:(?P<outer>\d+)x(?=\d+x))?(?:(?P<count>\d+)x)?(?P<models>[^:@]*?)(?::(?P<memory>\d+(?:\.\d+)?)(?P<unit>[GM]))?"
+    r"(?:@(?P<sharing>mps|time-slice|exclusive)(?:=(?P<share>[0-9a-zA-Z%,.]+))?)?"
+)
+
+
+def nominal_mib(gigabytes: float) -> int:
+    """The least MiB a device sold as so many GB (1e9 bytes) may show: 2 % below nominal."""
+    return int(gigabytes * 1e9 * (1 - NOMINAL_TOLERANCE) / (1024 * 1024))
+
+
+def parse_token(token: str) -> tuple[int, GpuSpec]:
+    """`3x2xH100|A100:80G@mps=50%,4G` → (replicas, GpuSpec). Raises ValueError naming the part that is off.
+
+    `2xH100` is two GPUs, `3x2xH100` three replicas of two. `:80G` is nominal, `:70000M` exact MiB.
+    After `@mps=` or `@time-slice=`: a compute share in percent, a memory share in G or M, or both.
+    """
+    text = token.strip()
+    if text.isdigit():  # `--gpu 2` is two GPUs of any model
+        text += "x"
+    found = _TOKEN.fullmatch(text)
+    if not text or found is None:
+        raise ValueError(f"not a GPU token: {token!r}; it looks like 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%")
+    models = [part.strip() for part in found["models"].split("|")] if found["models"] else []
+    if any(not part for part in models) or any(not re.match(r"[=A-Za-z]", part) for part in models):
+        raise ValueError(f"not a GPU token: {token!r}; a model starts with a letter, alternatives are split by |")
+    memory = None
+    if found["memory"]:
+        memory = nominal_mib(float(found["memory"])) if found["unit"] == "G" else int(float(found["memory"]))
+    share = _parse_share(found["share"], token) if found["share"] else None
+    sharing: Sharing | None = next((mode for mode in SHARING_MODES if found["sharing"] == mode), None)
+    spec = GpuSpec(
+        count=int(found["count"] or 1),
+        model=None if not models or models == ["any"] else (models[0] if len(models) == 1 else models),
+        min_memory_mib=memory,
+        sharing=sharing,
+        share=share,
+    )
+    return int(found["outer"] or 1), spec
+
+
+def _parse_share(text: str, token: str) -> Share:
+    percent, memory = 100, 0
+    for part in text.split(","):
+        if part.endswith("%") and part[:-1].isdigit():
+            percent = int(part[:-1])
+        elif part[-1:] in ("G", "M") and part[:-1].replace(".", "", 1).isdigit():
+            memory = int(float(part[:-1]) * (1000**3 / 1024**2 if part[-1] == "G" else 1))
+        else:
+            raise ValueError(f"not a share: {part!r} in {token!r}; a share is 50% or 4G or both: @mps=50%,4G")
+    return Share(memory, percent)
+
+
+def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
+    """The token of a spec, as every table prints it; `-` where no GPU is asked for."""
+    if spec is None:
+        return "-" if replicas == 1 else f"{replicas}x-"
+    text = f"{spec.count}x{'|'.join(spec.models) or 'any'}"
+    if replicas != 1:
+        text = f"{replicas}x{text}"
+    if spec.min_memory_mib:
+        gigabytes = round(spec.min_memory_mib * 1024 * 1024 / (1 - NOMINAL_TOLERANCE) / 1e9)
+        exact = nominal_mib(gigabytes) == spec.min_memory_mib
+        text += f":{gigabytes}G" if exact else f":{spec.min_memory_mib}M"
+    if spec.effective_sharing != "exclusive":
+        text += f"@{spec.sharing}"
+        if spec.share is not None:
+            parts = [f"{spec.share.compute_percent}%"] if spec.share.compute_percent != 100 else []
+            parts += [f"{spec.share.memory_mib}M"] if spec.share.memory_mib else []
+            text += f"={','.join(parts)}" if parts else ""
+    return text

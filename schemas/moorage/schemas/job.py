@@ -1,0 +1,234 @@
+"""The request, and the states of what becomes of it."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.names import ENV_NAME, LABEL_KEY, is_job
+
+REPLICAS_MAX: Final = 1024
+ARGV_MAX: Final = 1024
+ENV_MAX: Final = 512
+TEXT_BYTES_MAX: Final = 32 * 1024
+DURATION_S_MAX: Final = 366 * 86400.0
+RETRIES_MAX: Final = 1000
+LABELS_MAX: Final = 64
+
+
+class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reference to a secret that the worker resolves from a folder only its agent reads; never a value."""
+
+    secret: str
+
+
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Host resources a replica: `cpu_milli` in thousandths of a core, `memory_mib` in MiB."""
+
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cpu_milli <= 10**9:
+            raise ValueError(f"cpu_milli must be 0..1000000000, found {self.cpu_milli}")
+        if not 0 <= self.memory_mib <= 2**31:
+            raise ValueError(f"memory_mib must be 0..{2**31}, found {self.memory_mib}")
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The workload of every replica. Durations in seconds; `user` None is the agent's own."""
+
+    driver: str = "process"
+    argv: list[str] = []
+    env: dict[str, str | Secret] = {}
+    cwd: str | None = None
+    user: str | None = None
+    timeout_s: float | None = None
+    grace_s: float = 10.0
+    checkpoint_signal: str | None = None
+    checkpoint_before_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.driver == "process" and not self.argv:
+            raise ValueError("argv must name a command for the driver process")
+        if len(self.argv) > ARGV_MAX:
+            raise ValueError(f"argv must have at most {ARGV_MAX} words, found {len(self.argv)}")
+        for word in self.argv:
+            if "\0" in word or len(word) > TEXT_BYTES_MAX:
+                raise ValueError(f"a word of argv must be at most {TEXT_BYTES_MAX} characters and hold no NUL")
+        if self.env:
+            _check_env(self.env)
+        for name in ("timeout_s", "grace_s", "checkpoint_before_s"):
+            check_duration(name, getattr(self, name))
+
+
+def _check_env(env: dict[str, str | Secret]) -> None:
+    if len(env) > ENV_MAX:
+        raise ValueError(f"env must have at most {ENV_MAX} names, found {len(env)}")
+    for key, value in env.items():
+        if not ENV_NAME.fullmatch(key):
+            raise ValueError(f"env name {key!r} must be letters, digits and _, not starting with a digit")
+        if isinstance(value, str) and ("\0" in value or len(value) > TEXT_BYTES_MAX):
+            raise ValueError(f"env {key} must be at most {TEXT_BYTES_MAX} characters and hold no NUL")
+
+
+def check_duration(name: str, seconds: float | None) -> None:
+    """Raises ValueError unless `seconds` is None or 0..366 days; NaN is refused too."""
+    if seconds is not None and not 0 <= seconds <= DURATION_S_MAX:
+        raise ValueError(f"{name} must be 0..{DURATION_S_MAX:.0f} seconds, found {seconds}")
+
+
+class GpuCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenShell's shape of a GPU request: a count alone (facts 6, 7)."""
+
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"count must be at least 1, found {self.count}")
+
+
+class ResourceRequirements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gpu: GpuCount | None = None
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a service asks for. Unknown fields are refused; see `docs/reference` for every field with an example.
+
+    `replicas` 1..1024 copies of `run`, each with `gpu.count` devices of one host; `priority` 0..100, higher first.
+    `deadline_s` bounds the whole job from acceptance, `start_within_s` the wait for its first start.
+    `retries` counts failures, `retries_on_lost` workers lost under it.
+    """
+
+    job: str | None = None
+    replicas: int = 1
+    priority: int = 50
+    gpu: GpuSpec | None = None
+    resources: Resources | None = None
+    requires: dict[str, list[str]] = {}
+    run: Run | None = None
+    driver_config: dict[str, Any] = {}
+    deadline_s: float | None = None
+    start_within_s: float | None = None
+    retries: int = 0
+    retries_on_lost: int = 3
+    on_partition: Literal["kill", "keep"] = "kill"
+    on_no_match: Literal["wait", "reject"] = "wait"
+    events: Literal["job", "tenant"] = "job"
+    labels: dict[str, str] = {}
+    resource_requirements: ResourceRequirements | None = None
+
+    def __post_init__(self) -> None:
+        if self.job is not None and not is_job(self.job):
+            raise ValueError(f"job must match [A-Za-z0-9_-]{{1,64}}, found {self.job[:80]!r}")
+        if not 1 <= self.replicas <= REPLICAS_MAX:
+            raise ValueError(f"replicas must be 1..{REPLICAS_MAX}, found {self.replicas}")
+        if not 0 <= self.priority <= 100:
+            raise ValueError(f"priority must be 0..100, found {self.priority}")
+        if self.run is None:
+            raise ValueError("run is missing: say what to run, as {'run': {'argv': ['nvidia-smi', '-L']}}")
+        if not 0 <= self.retries <= RETRIES_MAX or not 0 <= self.retries_on_lost <= RETRIES_MAX:
+            raise ValueError(f"retries and retries_on_lost must be 0..{RETRIES_MAX}")
+        check_duration("deadline_s", self.deadline_s)
+        check_duration("start_within_s", self.start_within_s)
+        if self.requires or self.labels:
+            self._check_labels()
+        if self.resource_requirements is not None and self.gpu is not None:
+            raise ValueError("gpu and resource_requirements.gpu say the same: send one of them")
+
+    def _check_labels(self) -> None:
+        if len(self.requires) > LABELS_MAX or len(self.labels) > LABELS_MAX:
+            raise ValueError(f"requires and labels may have at most {LABELS_MAX} keys each")
+        for key in (*self.requires, *self.labels):
+            if not LABEL_KEY.fullmatch(key):
+                raise ValueError(f"label key {key[:80]!r} must be 1..63 letters, digits and _./-")
+        for key, values in self.requires.items():
+            if not values or len(values) > LABELS_MAX:
+                raise ValueError(f"requires.{key} must list 1..{LABELS_MAX} values, found {len(values)}")
+
+    @property
+    def effective_gpu(self) -> GpuSpec | None:
+        """The GPU spec, from `gpu` or from OpenShell's shape; None asks for no GPU at all (fact 2)."""
+        if self.gpu is not None:
+            return self.gpu
+        if self.resource_requirements is not None and self.resource_requirements.gpu is not None:
+            return GpuSpec(count=self.resource_requirements.gpu.count or 1)
+        return None
+
+    @property
+    def workload(self) -> Run:
+        """`run`, which every accepted request has."""
+        assert self.run is not None
+        return self.run
+
+
+# ------------------------------------------------------------------------------------------------------- states
+
+QUEUED: Final = "QUEUED"
+PLACED: Final = "PLACED"
+CLAIMED: Final = "CLAIMED"
+RUNNING: Final = "RUNNING"
+EXITED: Final = "EXITED"  # a gang's rank that ended well and waits for the others
+ENDING: Final = "ENDING"  # asked to end: its gang failed, or its deadline passed
+CANCELLING: Final = "CANCELLING"
+LOST_KEPT: Final = "LOST_KEPT"  # worker lost under on_partition keep: nobody may place it again before somebody speaks
+SUCCEEDED: Final = "SUCCEEDED"
+FAILED: Final = "FAILED"
+TIMED_OUT: Final = "TIMED_OUT"
+CANCELLED: Final = "CANCELLED"
+EXPIRED: Final = "EXPIRED"
+REJECTED: Final = "REJECTED"
+
+#: The states of a replica by number, as the ledger writes them. Append only: numbers are in every ledger.
+STATES: Final = (
+    QUEUED,
+    PLACED,
+    CLAIMED,
+    RUNNING,
+    EXITED,
+    ENDING,
+    CANCELLING,
+    LOST_KEPT,
+    SUCCEEDED,
+    FAILED,
+    TIMED_OUT,
+    CANCELLED,
+    EXPIRED,
+    REJECTED,
+)
+STATE_NUMBER: Final = {name: number for number, name in enumerate(STATES)}
+TERMINAL: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, CANCELLED, EXPIRED, REJECTED})
+
+#: Every legal step of a replica; anything else raises. The diagram in the docs is drawn from this table.
+TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    QUEUED: frozenset({PLACED, CANCELLED, EXPIRED, REJECTED, FAILED}),
+    PLACED: frozenset({CLAIMED, QUEUED, CANCELLING, ENDING, EXITED, LOST_KEPT, FAILED}),
+    CLAIMED: frozenset({RUNNING, QUEUED, SUCCEEDED, FAILED, TIMED_OUT, CANCELLING, ENDING, LOST_KEPT, EXITED}),
+    RUNNING: frozenset({SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT, EXITED}),
+    EXITED: frozenset({SUCCEEDED, QUEUED, FAILED, CANCELLED, TIMED_OUT}),
+    ENDING: frozenset({QUEUED, FAILED, TIMED_OUT, CANCELLED, SUCCEEDED, CANCELLING, EXITED}),
+    CANCELLING: frozenset({CANCELLED, SUCCEEDED}),
+    LOST_KEPT: frozenset({RUNNING, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLED}),
+    SUCCEEDED: frozenset(),
+    FAILED: frozenset(),
+    TIMED_OUT: frozenset(),
+    CANCELLED: frozenset(),
+    EXPIRED: frozenset(),
+    REJECTED: frozenset(),
+}
+
+_WORST_FIRST: Final = (REJECTED, FAILED, TIMED_OUT, EXPIRED, CANCELLED, SUCCEEDED)
+_LIVE_FIRST: Final = (CANCELLING, ENDING, RUNNING, LOST_KEPT, CLAIMED, PLACED, EXITED, QUEUED)
+
+
+def derive_state(states: set[str]) -> str:
+    """A job's state from those of its replicas: live while any is live, SUCCEEDED only when all are."""
+    for name in _LIVE_FIRST:
+        if name in states:
+            return name
+    for name in _WORST_FIRST:
+        if name in states:
+            return name
+    raise ValueError("a job has at least one replica")

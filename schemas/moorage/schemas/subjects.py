@@ -1,0 +1,128 @@
+"""Every subject and stream, with who writes it and who reads it: the only place that spells one."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+PREFIX_DEFAULT: Final = "moorage"
+
+API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs")
+ADMIN_VERBS: Final = (
+    "fleet",
+    "drain",
+    "cordon",
+    "uncordon",
+    "limit",
+    "hold",
+    "release",
+    "requeue",
+    "priority",
+    "dlq",
+    "audit",
+)
+WORKER_VERBS: Final = ("join", "renew", "fact")
+
+
+class SubjectRow(NamedTuple):
+    """A line of the subject table: `kind` is answered, asked, durable, said or ledger."""
+
+    subject: str
+    kind: str
+    writes: str
+    reads: str
+    what: str
+
+
+class Subjects:
+    """All subjects under one prefix (default `moorage`)."""
+
+    def __init__(self, prefix: str = PREFIX_DEFAULT) -> None:
+        self.prefix = prefix
+        self.api_all = f"{prefix}.api.*.*"
+        self.admin_all = f"{prefix}.admin.*"
+        self.request_all = f"{prefix}.request.>"
+        self.worker_join_all = f"{prefix}.worker.*.join"
+        self.worker_renew_all = f"{prefix}.worker.*.renew"
+        self.worker_fact_all = f"{prefix}.worker.*.fact"
+        self.hello_all = f"{prefix}.hello.*"
+        self.load_all = f"{prefix}.load.*"
+        self.fleet_frame = f"{prefix}.fleet.frame"
+        self.roll_call = f"{prefix}.fleet.rollcall"
+        self.ledger_all = f"{prefix}.ledger.>"
+        self.ledger_record = f"{prefix}.ledger.record"
+        self.ledger_epoch = f"{prefix}.ledger.epoch"
+        self.snapshot_all = f"{prefix}.snapshot.>"
+        self.dead_letters_all = f"{prefix}.dlq.>"
+        upper = prefix.upper().replace(".", "_")
+        self.ledger_stream = f"{upper}_LEDGER"
+        self.snapshot_stream = f"{upper}_SNAPSHOT"
+        self.request_stream = f"{upper}_REQUEST"
+        self.dead_letter_stream = f"{upper}_DLQ"
+
+    def api(self, tenant: str, verb: str) -> str:
+        return f"{self.prefix}.api.{tenant}.{verb}"
+
+    def admin(self, verb: str) -> str:
+        return f"{self.prefix}.admin.{verb}"
+
+    def request(self, tenant: str, verb: str) -> str:
+        """The durable queue's subject; `verb` is submit or cancel."""
+        return f"{self.prefix}.request.{tenant}.{verb}"
+
+    def events(self, tenant: str) -> str:
+        return f"{self.prefix}.events.{tenant}"
+
+    def event(self, tenant: str, job: str) -> str:
+        return f"{self.prefix}.event.{tenant}.{job}"
+
+    def log(self, tenant: str, job: str, replica: int | str) -> str:
+        return f"{self.prefix}.log.{tenant}.{job}.{replica}"
+
+    def hello(self, worker: str) -> str:
+        return f"{self.prefix}.hello.{worker}"
+
+    def load(self, worker: str) -> str:
+        return f"{self.prefix}.load.{worker}"
+
+    def worker(self, worker: str, verb: str) -> str:
+        """`verb` is join, renew, fact or wanted."""
+        return f"{self.prefix}.worker.{worker}.{verb}"
+
+    def snapshot(self, name: str) -> str:
+        return f"{self.prefix}.snapshot.{name}"
+
+    def dead_letter(self, tenant: str) -> str:
+        return f"{self.prefix}.dlq.{tenant}"
+
+    def token(self, subject: str, position: int) -> str:
+        """The token after the prefix: 0 is `api`, 1 the tenant or worker, 2 the verb. Empty where there is none."""
+        parts = subject[len(self.prefix) + 1 :].split(".")
+        return parts[position] if position < len(parts) else ""
+
+    def table(self) -> list[SubjectRow]:
+        """The whole table, as the protocol page prints it."""
+        p = self.prefix
+        return [
+            SubjectRow(f"{p}.api.<tenant>.<verb>", "answered", "submitter", "leader", ", ".join(API_VERBS)),
+            SubjectRow(f"{p}.request.<tenant>.submit", "durable", "submitter", "leader", "requests while nobody leads"),
+            SubjectRow(f"{p}.request.<tenant>.cancel", "durable", "submitter", "leader", "cancels while nobody leads"),
+            SubjectRow(f"{p}.admin.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
+            SubjectRow(f"{p}.events.<tenant>", "said", "leader", "tenant, operators", "one frame a tick"),
+            SubjectRow(f"{p}.event.<tenant>.<job>", "said", "leader", "tenant, operators", "one event a job and tick"),
+            SubjectRow(f"{p}.log.<tenant>.<job>.<replica>", "said", "worker", "tenant", "output as it comes"),
+            SubjectRow(f"{p}.hello.<worker>", "said, public", "worker", "observers, scheduler", "what a worker is"),
+            SubjectRow(f"{p}.load.<worker>", "said, public", "worker", "observers, scheduler", "how busy it is"),
+            SubjectRow(f"{p}.fleet.frame", "said, public", "leader", "observers", "the whole fleet in one frame"),
+            SubjectRow(f"{p}.fleet.rollcall", "said, public", "leader", "workers", "say hello and renew, now"),
+            SubjectRow(f"{p}.worker.<worker>.join", "answered", "that worker", "leader", "a new lease session"),
+            SubjectRow(f"{p}.worker.<worker>.renew", "answered", "that worker", "leader", "the session lives on"),
+            SubjectRow(f"{p}.worker.<worker>.fact", "answered", "that worker", "leader", "what happened to members"),
+            SubjectRow(f"{p}.worker.<worker>.wanted", "said", "leader", "that worker", "place, start, end"),
+            SubjectRow(f"{p}.dlq.<tenant>", "durable", "leader", "operators", "queued requests that could not be read"),
+            SubjectRow(
+                f"{p}.ledger.record, .epoch", "ledger", "leader", "schedulers", "every decision, in its own account"
+            ),
+            SubjectRow(
+                f"{p}.snapshot.<name>", "ledger", "schedulers", "schedulers", "the state at a record, in chunks"
+            ),
+        ]
