@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from moorage.bus.errors import BusError, Disconnected, RequestTimeout
+from moorage.bus.errors import BusError, Disconnected, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
     ERR_STREAM_FULL,
     EXPECTED_LAST_SEQUENCE,
@@ -28,7 +28,7 @@ from moorage.bus.jetstream import (
     JsError,
     StoredMessage,
 )
-from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.fold import FoldError, fold
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.schemas.subjects import Subjects
@@ -93,13 +93,16 @@ class Ledger:
             )
         if info.last_seq == state.seq:
             return 0
-        if info.messages and info.first_seq > state.seq + 1:
-            raise LedgerBroken(f"the ledger begins at {info.first_seq}, but record {state.seq + 1} is next")
-        async for message in self._js.read_range(stream, from_seq=state.seq + 1, to_seq=info.last_seq):
-            self.fold_message(state, message)
-            count += 1
-            if count % 200 == 0:
-                await asyncio.sleep(0)
+        try:
+            async for message in self._js.read_range(stream, from_seq=state.seq + 1, to_seq=info.last_seq):
+                self.fold_message(state, message)
+                count += 1
+                if count % 200 == 0:
+                    await asyncio.sleep(0)
+        except StreamGap as gap:
+            raise LedgerBroken(f"the ledger has a hole behind record {state.seq}: {gap}") from None
+        except FoldError as error:
+            raise LedgerBroken(str(error)) from None
         return count
 
     async def silent_for(self, state: State) -> float:
@@ -111,6 +114,21 @@ class Ledger:
         if message is None:
             return 0.0
         return time.time() - datetime.fromisoformat(_microseconds(message.stored_at)).timestamp()
+
+    async def named_snapshots(self) -> list[tuple[str, int, str]]:
+        """The last two snapshots that count, newest first: name, sequence, digest.
+
+        The newest naming record repeats the one before, and stands on a subject of its own: nothing is searched.
+        """
+        message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_snapshot)
+        record = self._decode(message) if message is not None else None
+        if record is None:
+            return []
+        return [(act[1], act[2], act[3]) for act in reversed(record.acts) if act[0] == Act.SNAPSHOT]
+
+    async def purge_below(self, seq: int) -> int:
+        """Delete the records below a sequence, by their subject: the epoch record stays (ledger-rules H36)."""
+        return await self._js.purge(self._subjects.ledger_stream, subject=self._subjects.ledger_record, below_seq=seq)
 
     def fold_message(self, state: State, message: StoredMessage) -> None:
         """Fold one stored record; junk is a counted no-op."""
@@ -144,9 +162,13 @@ class Ledger:
         seq = await self.append(state, record, encode_record(record), self._subjects.ledger_epoch)
         fold(state, record, seq)
 
-    async def append_record(self, state: State, rid: int, payload: bytes) -> int:
-        """Append an encoded record of this reign; returns its sequence. The caller folds it."""
-        return await self._append(state, state.epoch, rid, payload, self._subjects.ledger_record)
+    async def append_record(self, state: State, rid: int, payload: bytes, *, names_snapshot: bool = False) -> int:
+        """Append an encoded record of this reign; returns its sequence. The caller folds it.
+
+        A record that names a snapshot stands on a subject of its own, where recovery finds it.
+        """
+        subject = self._subjects.ledger_snapshot if names_snapshot else self._subjects.ledger_record
+        return await self._append(state, state.epoch, rid, payload, subject)
 
     async def append(self, state: State, record: Record, payload: bytes, subject: str) -> int:
         return await self._append(state, record.epoch, record.rid, payload, subject)

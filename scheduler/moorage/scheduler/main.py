@@ -52,7 +52,18 @@ async def serve(
     world = await connect(target, "moorage-scheduler")
     ledger_world = await connect(ledger_target, "moorage-ledger") if ledger_target else world
     config = CLUSTER if replicas > 1 else Config()
-    scheduler = Scheduler(world, ledger_world, config=config, subjects=Subjects(prefix), replicas=replicas, name=name)
+    follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", prefix, "--replicas", str(replicas)]
+    if target and not ledger_target:
+        follower += ["--nats", target]
+    scheduler = Scheduler(
+        world,
+        ledger_world,
+        config=config,
+        subjects=Subjects(prefix),
+        replicas=replicas,
+        name=name,
+        snapshot_command=follower,
+    )
     running = asyncio.create_task(scheduler.run())
     stopping = asyncio.create_task(stop.wait())
     try:

@@ -27,12 +27,13 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Ask, Operate
+from moorage.scheduler.core.events import Ask, Operate, SnapshotTaken
 from moorage.scheduler.core.outputs import Message, Outputs
 from moorage.scheduler.core.state import State
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import Deposed, Ledger
 from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Answer, FleetFrame, RollCall
@@ -42,6 +43,8 @@ log = logging.getLogger("moorage.scheduler")
 
 STANDBY_LOOK_S: Final = 0.2
 FLEET_FRAME_S: Final = 0.5
+SNAPSHOT_LOOK_S: Final = 5.0
+SNAPSHOT_RETRY_S: Final = 60.0
 GC_THRESHOLD: Final = 200_000
 EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
 
@@ -62,7 +65,12 @@ class Scheduler:
         subjects: Subjects | None = None,
         replicas: int = 1,
         name: str = "",
+        snapshot_command: list[str] | None = None,
+        snapshot_records: int = RECORDS_BETWEEN,
     ) -> None:
+        """`snapshot_command` starts the follower that writes a snapshot; None writes none."""
+        self.snapshot_command = snapshot_command
+        self.snapshot_records = snapshot_records
         self.config = config or Config()
         self.subjects = subjects or Subjects()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -71,6 +79,7 @@ class Scheduler:
         self._leader = secrets.randbits(62)
         self._js = JetStream(world)
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self._leader, replicas=replicas)
+        self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
         self.reign: Reign | None = None
         self.leading = asyncio.Event()
 
@@ -79,7 +88,8 @@ class Scheduler:
         await self.ledger.ensure()
         for config in QueueReader.streams(self.subjects, self._replicas):
             await self._js.ensure_stream(config)
-        state = State()
+        await self.snapshots.ensure()
+        state = await recover(self.ledger, self.snapshots)
         while True:
             await self._stand_by(state)
             try:
@@ -89,7 +99,7 @@ class Scheduler:
             finally:
                 self.leading.clear()
                 self.reign = None
-            state = State()
+            state = await recover(self.ledger, self.snapshots)
 
     async def _stand_by(self, state: State) -> None:
         """Fold the ledger until it has been silent for the takeover time, and a little by chance."""
@@ -124,6 +134,7 @@ class Scheduler:
             try:
                 group.create_task(reign.queue_reader.run())
                 group.create_task(reign.report())
+                group.create_task(reign.snapshot())
                 self.leading.set()
                 await reign.loop()
             finally:
@@ -220,7 +231,7 @@ class Reign:
                 continue
             payload = engine.build(self._time_ms(now), now)
             self._built_ms = now
-            seq = await ledger.append_record(engine.state, engine.rid, payload)
+            seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
             self.records += 1
             outputs = engine.commit(seq, monotonic_ms())
@@ -333,6 +344,28 @@ class Reign:
             await asyncio.sleep(FLEET_FRAME_S)
             await self._world.send([(self._subjects.fleet_frame, encode(self.fleet_frame()), "")])
 
+    async def snapshot(self) -> None:
+        """Have a follower write a snapshot now and then, name it, and drop what lies below the last but one."""
+        scheduler, state = self._scheduler, self.engine.state
+        if scheduler.snapshot_command is None:
+            return
+        purged = state.snapshot
+        while True:
+            await asyncio.sleep(SNAPSHOT_LOOK_S)
+            if state.snapshot is not None and state.snapshot_before is not None and state.snapshot != purged:
+                await scheduler.ledger.purge_below(state.snapshot_before[1] + 1)
+                await scheduler.snapshots.purge_all_but({state.snapshot[0], state.snapshot_before[0]})
+                purged = state.snapshot
+                log.info("snapshot %s counts; the ledger begins behind %s", purged[0], state.snapshot_before[0])
+            last = state.snapshot[1] if state.snapshot is not None else 0
+            if state.seq - last >= scheduler.snapshot_records:
+                taken = await take_snapshot(scheduler.snapshot_command)
+                if taken is None:
+                    await asyncio.sleep(SNAPSHOT_RETRY_S)
+                else:
+                    self.engine.offer(taken)
+                    self._wake()
+
     def fleet_frame(self) -> FleetFrame:
         engine = self.engine
         workers = [
@@ -348,6 +381,28 @@ class Reign:
         return FleetFrame(
             engine.state.epoch, engine.state.seq, workers=workers, queued=engine.queue.size, running=running
         )
+
+
+async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
+    """Run the follower; None when it failed (its own words are in the log), and nothing was named."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(FOLLOWER_TIMEOUT_S):
+            out, err = await process.communicate()
+    except BaseException as error:
+        process.kill()
+        await process.wait()
+        if isinstance(error, TimeoutError):
+            log.warning("the snapshot took over %g s and was given up", FOLLOWER_TIMEOUT_S)
+            return None
+        raise
+    words = out.decode().split()
+    if process.returncode != 0 or len(words) != 3:
+        log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:])
+        return None
+    return SnapshotTaken(words[0], int(words[1]), words[2])
 
 
 def _coalesced(answers: list[tuple[str, bytes]]) -> list[Message]:

@@ -50,6 +50,7 @@ class Subjects:
         self.roll_call = f"{prefix}.fleet.rollcall"
         self.ledger_all = f"{prefix}.ledger.>"
         self.ledger_record = f"{prefix}.ledger.record"
+        self.ledger_snapshot = f"{prefix}.ledger.snapshot"
         self.ledger_epoch = f"{prefix}.ledger.epoch"
         self.snapshot_all = f"{prefix}.snapshot.>"
         self.dead_letters_all = f"{prefix}.dlq.>"
@@ -120,7 +121,11 @@ class Subjects:
             SubjectRow(f"{p}.worker.<worker>.wanted", "said", "leader", "that worker", "place, start, end"),
             SubjectRow(f"{p}.dlq.<tenant>", "durable", "leader", "operators", "queued requests that could not be read"),
             SubjectRow(
-                f"{p}.ledger.record, .epoch", "ledger", "leader", "schedulers", "every decision, in its own account"
+                f"{p}.ledger.record, .epoch, .snapshot",
+                "ledger",
+                "leader",
+                "schedulers",
+                "every decision, in its own account",
             ),
             SubjectRow(
                 f"{p}.snapshot.<name>", "ledger", "schedulers", "schedulers", "the state at a record, in chunks"

@@ -15,7 +15,7 @@ from typing import Any, Final
 from moorage.scheduler.core.admission import Admission, NewJob
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Operate, QueueRead, Submit
+from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Operate, QueueRead, SnapshotTaken, Submit
 from moorage.scheduler.core.finished import KEEP_MS, request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import fold
@@ -75,7 +75,7 @@ class Engine:
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rid = 0
         self._submits: deque[Submit | QueueRead] = deque()
-        self._rest: deque[Cancel | FromWorker | Operate | Ask] = deque()
+        self._rest: deque[Cancel | FromWorker | Operate | Ask | SnapshotTaken] = deque()
         self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
         self._in_flight: _InFlight | None = None
         self._looked_ms = 0
@@ -185,6 +185,8 @@ class Engine:
                 flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
             elif isinstance(event, Operate):
                 flight.replies.append((self._operate(draft, event), event.reply, event.json))
+            elif isinstance(event, SnapshotTaken):
+                self._name_snapshot(draft, event)
             else:
                 flight.asks.append(event)
         if mono_ms - self._looked_ms >= 1000:
@@ -198,6 +200,18 @@ class Engine:
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
+
+    def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
+        """Name the newest snapshot and repeat the one before, so that recovery finds both in one record."""
+        if self.state.snapshot is not None:
+            draft.acts.append([Act.SNAPSHOT, *self.state.snapshot])
+        draft.acts.append([Act.SNAPSHOT, event.name, event.seq, event.digest])
+
+    @property
+    def names_snapshot(self) -> bool:
+        """Whether the record in flight names a snapshot."""
+        flight = self._in_flight
+        return flight is not None and any(act[0] == Act.SNAPSHOT for act in flight.draft.acts)
 
     @property
     def rid(self) -> int:

@@ -135,4 +135,15 @@ class Ask:
         self.json = json
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask
+class SnapshotTaken:
+    """A follower wrote the state at a sequence: the next record names it."""
+
+    __slots__ = ("digest", "name", "seq")
+
+    def __init__(self, name: str, seq: int, digest: str) -> None:
+        self.name = name
+        self.seq = seq
+        self.digest = digest
+
+
+Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask | SnapshotTaken

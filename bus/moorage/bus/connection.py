@@ -1,0 +1,436 @@
+"""One connection to NATS, over nats-py, behind the methods of `transport.Transport`.
+
+What it adds to nats-py, each for a trap met there:
+- the first connect is retried and bounded; afterwards it reconnects for ever, even when the client closed itself;
+- a stopped server is noticed in seconds (pings), and awaited answers then fail at once as `Disconnected`;
+- refused permissions, which the server tells asynchronously, reach the caller they concern;
+- handlers are plain functions behind bounded queues, and what overflows is counted;
+- a message over max_payload never leaves: the server would cut the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import nats.errors
+from nats.aio.client import Client
+
+from moorage.bus.contexts import Context, resolve
+from moorage.bus.dialing import DRAIN_TIMEOUT_S, Dialer, abandon, quietly
+from moorage.bus.errors import (
+    BadSubject,
+    BusError,
+    ConnectionClosed,
+    Disconnected,
+    HandlerFailed,
+    PayloadTooLarge,
+    PermissionRefused,
+    RequestTimeout,
+    SlowConsumer,
+)
+from moorage.bus.framing import check_filter, headers_size_bytes, new_inbox
+from moorage.bus.health import STATE_MOVES, Counters, State
+from moorage.bus.inbox import Answers
+from moorage.bus.subscription import Subscription
+from moorage.bus.transport import Delivery, Handler, Outgoing, Subscribed
+
+__all__ = ["Connection", "State", "connect"]
+
+GIVE_UP_AFTER_S: Final = 10.0
+FLUSH_TIMEOUT_S: Final = 5.0
+#: Before one subscription's handler; the newest beyond it are dropped and counted.
+PENDING_MESSAGES_MAX: Final = 262_144
+PENDING_BYTES_MAX: Final = 128 * 1024 * 1024
+#: After credentials were refused, as repairing them takes a person.
+REFUSED_WAIT_S: Final = 2.0
+#: nats-py can end without telling: when closing itself fails, or waits for a server that reads no more. This finds it.
+WATCH_INTERVAL_S: Final = 1.0
+_CANCEL_AGAIN_S: Final = 0.05
+
+_PERMISSION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
+_REFUSED_FILTERS_MAX: Final = 1_000
+
+
+OnState = Callable[[State], None]
+OnError = Callable[[BusError], None]
+
+
+class Connection:
+    """Made by `connect`. Use it from one event loop.
+
+    `closed` is set once it is closed and stays so: by `close` alone, as a lost connection is always made again.
+    """
+
+    def __init__(
+        self, context: Context, name: str, inbox_prefix: str, on_state: OnState | None, on_error: OnError | None
+    ):
+        self.context = context
+        self.name = name
+        self.closed = asyncio.Event()
+        self.counters = Counters()
+        self.state = State.CONNECTING
+        self.max_payload_bytes = 0
+        #: of the server connected last, e.g. `2.15.1`
+        self.server_version = ""
+        self._inbox_prefix = inbox_prefix
+        self._on_state = on_state
+        self._on_error = on_error
+        self._dialer = Dialer(context, name, inbox_prefix, self._on_client_error, self._on_lost)
+        self._client = Client()
+        self._connected = asyncio.Event()
+        self._closing = False
+        self._redialing: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._round_trips: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[Subscription] = []
+        self._tables: list[Answers] = []
+        self._answers = Answers(new_inbox(inbox_prefix))
+        self._refused_filters: dict[str, PermissionRefused] = {}
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.name!r} {self.context.safe_url} {self.state.value}>"
+
+    @property
+    def inbox_prefix(self) -> str:
+        return self._inbox_prefix
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def late_answers(self) -> int:
+        """Replies that came after their request had ended; they were dropped."""
+        return self._answers.late + sum(table.late for table in self._tables if table is not self._answers)
+
+    # -- the transport ------------------------------------------------------------------------------------------
+
+    async def send(self, batch: Iterable[Outgoing]) -> int:
+        """Publish messages in order; they leave in one write. Returns how many were handed to the socket.
+
+        While disconnected all are dropped and counted: a stale frame sent after a reconnect does more harm than a
+        lost one, and every protocol of ours repairs loss. One over max_payload, or with a blank in its subject, is
+        dropped, counted and told to `on_error`; the others go. Waits only while SOCKET_BACKLOG_BYTES_MAX wait for
+        the socket. Raises `ConnectionClosed`.
+        """
+        if self._closing:
+            raise ConnectionClosed(self.name)
+        if not self._connected.is_set():
+            self.counters.sent_dropped += sum(1 for _ in batch)
+            return 0
+        publish = self._client.publish
+        bytes_max = self.max_payload_bytes
+        handed = 0
+        rest = iter(batch)
+        try:
+            for subject, payload, reply in rest:
+                if len(payload) > bytes_max:
+                    self.counters.sent_dropped += 1
+                    self._report(PayloadTooLarge(subject, len(payload), bytes_max))
+                    continue
+                try:
+                    await publish(subject, payload, reply)
+                except nats.errors.BadSubjectError:
+                    self.counters.sent_dropped += 1
+                    self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
+                    continue
+                handed += 1
+        except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
+            # The connection went while this batch was being written; what is left of it is lost like the rest.
+            self.counters.sent_dropped += 1 + sum(1 for _ in rest)
+        self.counters.sent += handed
+        return handed
+
+    async def subscribe(
+        self,
+        subject: str,
+        handler: Handler,
+        queue: str = "",
+        *,
+        pending_messages_max: int = PENDING_MESSAGES_MAX,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
+    ) -> Subscription:
+        """Call `handler` for each message; it runs in the read path, so it may only enqueue.
+
+        Returns when the server knows of it. Raises `PermissionRefused`, `BadSubject`, `ConnectionClosed`; waits for
+        a reconnect up to FLUSH_TIMEOUT_S, and if none came takes effect when it does.
+        """
+        if self._closing:
+            raise ConnectionClosed(self.name)
+        check_filter(subject)
+        subscription = Subscription(self._forget, subject, handler, queue, pending_messages_max, pending_bytes_max)
+        self._refused_filters.pop(subject.lower(), None)
+        self._subscriptions.append(subscription)
+        if self._connected.is_set():
+            await quietly(subscription.start(self._client))
+        try:
+            await self.flush(FLUSH_TIMEOUT_S)
+        except (RequestTimeout, Disconnected):
+            return subscription
+        if (refused := self._refused_filters.pop(subject.lower(), None)) is not None:
+            await self._forget(subscription)
+            raise refused
+        return subscription
+
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Delivery:
+        """Send one message and wait for one answer, on this connection's own standing inbox.
+
+        While disconnected it waits for the connection, within `timeout_s`. Raises `NoResponders`, `RequestTimeout`,
+        `Disconnected` (sent, answer unknown), `PermissionRefused`, `PayloadTooLarge`, `BadSubject`, `TooManyWaiting`,
+        `ConnectionClosed`.
+        """
+        return (await self.exchange(self._answers, subject, payload, timeout_s, headers, None))[0]
+
+    async def request_many(
+        self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
+    ) -> list[Delivery]:
+        """Send one message and gather answers up to and with the one for which `is_last` is true.
+
+        `idle_timeout_s` is the longest silence between two. Raises as `request`.
+        """
+        return await self.exchange(self._answers, subject, payload, idle_timeout_s, None, is_last)
+
+    async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """A round trip: all that was sent before has reached the server.
+
+        Raises `RequestTimeout`, `Disconnected`, `ConnectionClosed`.
+        """
+        if self._closing:
+            raise ConnectionClosed(self.name)
+        timeout_s = await self._await_connected("PING", timeout_s)
+        round_trip = asyncio.create_task(self._client.flush(timeout=int(timeout_s) + 1))
+        self._round_trips.add(round_trip)
+        try:
+            done, _ = await asyncio.wait({round_trip}, timeout=timeout_s)
+            if not done:
+                raise RequestTimeout("PING", timeout_s)
+            if round_trip.cancelled() or round_trip.exception() is not None:
+                raise Disconnected("PING")
+        finally:
+            round_trip.cancel()
+            self._round_trips.discard(round_trip)
+
+    async def close(self) -> None:
+        """Drain (what is queued is handled, what was sent leaves), then close. May be called again."""
+        if self._closing:
+            await self.closed.wait()
+            return
+        self._closing = True
+        await _end(self._watching)
+        await _end(self._redialing)
+        for table in self._tables:
+            table.fail_all(lambda _: ConnectionClosed(self.name))
+        if self._connected.is_set():
+            draining = asyncio.create_task(quietly(self._client.drain()))
+            await asyncio.wait({draining}, timeout=DRAIN_TIMEOUT_S)
+            await _end(draining)
+        await self._drop(self._client)
+        self._connected.clear()
+        self._move(State.CLOSED)
+        self.closed.set()
+
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- inboxes (see inbox.py) ---------------------------------------------------------------------------------
+
+    async def open_inbox(self, answers: Answers) -> Subscribed:
+        """Route the replies of `answers` to it and fail its waits with this connection."""
+        subscription = await self.subscribe(answers.wildcard, answers.deliver)
+        self._tables.append(answers)
+        return subscription
+
+    async def close_inbox(self, answers: Answers, subscription: Subscribed) -> None:
+        answers.fail_all(lambda _: ConnectionClosed(self.name))
+        if answers in self._tables:
+            self._tables.remove(answers)
+        await subscription.unsubscribe()
+
+    async def exchange(
+        self,
+        answers: Answers,
+        subject: str,
+        payload: bytes,
+        timeout_s: float,
+        headers: Mapping[str, str] | None,
+        is_last: Callable[[Delivery], bool] | None,
+    ) -> list[Delivery]:
+        """The body of every request: publish with a numbered reply subject, await the future behind the number."""
+        if self._closing:
+            raise ConnectionClosed(self.name)
+        size_bytes = len(payload) + headers_size_bytes(headers)
+        if size_bytes > self.max_payload_bytes:
+            raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
+        if not self._connected.is_set():
+            timeout_s = await self._await_connected(subject, timeout_s)
+        token, future = answers.open(subject, timeout_s, is_last)
+        try:
+            await self._client.publish(
+                subject, payload, answers.reply_subject(token), headers=dict(headers) if headers else None
+            )
+            return await future
+        except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
+            raise Disconnected(subject) from None
+        except nats.errors.BadSubjectError:
+            raise BadSubject(subject, "no blanks in a subject, and not empty") from None
+        finally:
+            answers.abandon(token)
+
+    async def _await_connected(self, subject: str, timeout_s: float) -> float:
+        """Wait for the connection; returns what is left of `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connected.wait()
+        except TimeoutError:
+            raise RequestTimeout(subject, timeout_s) from None
+        return max(deadline - loop.time(), 0.001)
+
+    async def _forget(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+        await subscription.stop()
+
+    # -- connecting ---------------------------------------------------------------------------------------------
+
+    async def _open(self, give_up_after_s: float | None) -> None:
+        await self._adopt(await self._dialer.dial(give_up_after_s))
+        await self.open_inbox(self._answers)
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _adopt(self, client: Client) -> None:
+        """Make `client` the one in use, with every subscription on it."""
+        self._client = client
+        while behind := [each for each in self._subscriptions if each.client is not client]:
+            for subscription in behind:
+                await quietly(subscription.start(client))
+        if not client.is_connected:
+            return
+        self.max_payload_bytes = client.max_payload
+        version = client.connected_server_version
+        self.server_version = f"{version.major}.{version.minor}.{version.patch}"
+        if self.state is State.RECONNECTING:
+            self.counters.reconnects += 1
+        self._connected.set()
+        self._move(State.CONNECTED)
+
+    async def _drop(self, client: Client) -> None:
+        # Each subscription by itself: closing on a dead socket raises before nats-py has ended their tasks.
+        for subscription in self._subscriptions:
+            if subscription.client is client:
+                await subscription.stop()
+        await abandon(client)
+
+    async def _redial(self) -> None:
+        told = False
+        while not (self._connected.is_set() or self._closing):
+            await self._drop(self._client)
+            try:
+                await self._adopt(await self._dialer.dial(None))
+            except BusError as error:  # credentials or TLS: tell once, and try on, as the server may be repaired
+                if not told:
+                    self._report(error)
+                told = True
+                await asyncio.sleep(REFUSED_WAIT_S)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            if self._connected.is_set() and not self._client.is_connected:
+                self._on_lost(self._client)
+
+    # -- what the client tells ----------------------------------------------------------------------------------
+
+    def _on_lost(self, client: Client) -> None:
+        if client is not self._client or self._closing:
+            return
+        self._connected.clear()
+        for round_trip in self._round_trips:
+            round_trip.cancel()
+        for table in self._tables:
+            table.fail_all(Disconnected)
+        self._move(State.RECONNECTING)
+        if self._redialing is None or self._redialing.done():
+            self._redialing = asyncio.get_running_loop().create_task(self._redial())
+
+    def _on_client_error(self, client: Client, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self._on_overflow(error)
+        elif found := _PERMISSION.search(str(error)):
+            self._on_refused(PermissionRefused(*found.groups()))
+        elif isinstance(error, (nats.errors.Error, OSError, TimeoutError)):
+            self.counters.link_errors += 1
+        else:
+            self.counters.handler_failures += 1
+            self._report(HandlerFailed("a subscription", error))
+
+    def _on_overflow(self, error: nats.errors.SlowConsumerError) -> None:
+        self.counters.received_dropped += 1
+        for subscription in self._subscriptions:
+            if subscription.is_of(error.sub):
+                subscription.dropped += 1
+                if subscription.dropped & (subscription.dropped - 1) == 0:  # at 1, 2, 4, 8, …: a flood tells little
+                    self._report(SlowConsumer(subscription.subject, subscription.dropped))
+                return
+
+    def _on_refused(self, refused: PermissionRefused) -> None:
+        self.counters.permission_refusals += 1
+        if refused.operation == "publish":
+            for table in self._tables:
+                table.fail_subject(refused.subject, refused)
+        elif len(self._refused_filters) < _REFUSED_FILTERS_MAX:  # each waits for its `subscribe` to fetch it
+            self._refused_filters[refused.subject] = refused
+        self._report(refused)
+
+    def _report(self, error: BusError) -> None:
+        if self._on_error is not None:
+            self._on_error(error)
+
+    def _move(self, state: State) -> None:
+        if state is self.state:
+            return
+        if state not in STATE_MOVES[self.state]:
+            raise RuntimeError(f"connection {self.name!r}: no move from {self.state.value} to {state.value}")
+        self.state = state
+        if self._on_state is not None:
+            self._on_state(state)
+
+
+async def connect(
+    target: Context | str | None,
+    name: str,
+    *,
+    inbox_prefix: str | None = None,
+    on_state: OnState | None = None,
+    on_error: OnError | None = None,
+    give_up_after_s: float | None = GIVE_UP_AFTER_S,
+) -> Connection:
+    """Connect to `target` (see `contexts.resolve`), retrying for `give_up_after_s` seconds (None: for ever).
+
+    `name` is shown by the server's connection list. `on_state` and `on_error` are called in the event loop and must
+    not block. Raises `BadContext`, `NotAuthorized` (at once), `CannotConnect`.
+    """
+    context = resolve(target)
+    prefix = context.inbox_prefix if inbox_prefix is None else inbox_prefix
+    connection = Connection(context, name, prefix, on_state, on_error)
+    try:
+        await connection._open(give_up_after_s)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    while task is not None and not task.done():
+        task.cancel()  # again and again: nats-py swallows a cancellation in places
+        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_S)

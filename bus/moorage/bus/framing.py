@@ -1,0 +1,67 @@
+"""Small pure helpers over NATS text: subject checks, raw header blocks, inbox names."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+from moorage.bus.errors import BadSubject
+
+#: Bytes of one subject that we accept; the server's control line is 4,096 with reply and sizes in it.
+SUBJECT_BYTES_MAX: Final = 1024
+INBOX_PREFIX_DEFAULT: Final = "_INBOX"
+_INBOX_RANDOM_BYTES: Final = 12
+
+_TOKEN = re.compile(r"[^\s.*>]+")
+_SUBJECT = re.compile(r"[^\s.*>]+(?:\.[^\s.*>]+)*")
+_FILTER = re.compile(r"(?:[^\s.*>]+|\*)(?:\.(?:[^\s.*>]+|\*))*(?:\.>)?|>")
+
+
+def is_token(text: str) -> bool:
+    """True for one token of a subject: no dot, wildcard or blank, and not empty."""
+    return _TOKEN.fullmatch(text) is not None
+
+
+def check_subject(subject: str) -> str:
+    """Return `subject` if one can publish to it; raise `BadSubject` otherwise (a blank would inject protocol)."""
+    if len(subject) > SUBJECT_BYTES_MAX:
+        raise BadSubject(subject[:80] + "…", f"at most {SUBJECT_BYTES_MAX} characters")
+    if _SUBJECT.fullmatch(subject) is None:
+        raise BadSubject(subject, "tokens without blanks, wildcards or empty parts")
+    return subject
+
+
+def check_filter(subject: str) -> str:
+    """Return `subject` if one can subscribe to it (wildcards allowed); raise `BadSubject` otherwise."""
+    if len(subject) > SUBJECT_BYTES_MAX:
+        raise BadSubject(subject[:80] + "…", f"at most {SUBJECT_BYTES_MAX} characters")
+    if _FILTER.fullmatch(subject) is None:
+        raise BadSubject(subject, "tokens without blanks or empty parts, `*` or a final `>`")
+    return subject
+
+
+def new_inbox(prefix: str) -> str:
+    """`<prefix>.<random>`: 96 random bits, so that nobody can guess where our answers arrive."""
+    return f"{prefix}.{secrets.token_urlsafe(_INBOX_RANDOM_BYTES).replace('-', 'A').replace('_', 'B')}"
+
+
+def headers_size_bytes(headers: Mapping[str, str] | None) -> int:
+    """Bytes that these headers take on the wire (NATS ADR-4), for the check against max_payload."""
+    if not headers:
+        return 0
+    return 12 + sum(len(key.encode()) + len(value.encode()) + 4 for key, value in headers.items())
+
+
+def parse_headers(block: bytes) -> dict[str, str] | None:
+    """A raw header block (`NATS/1.0`, then `Key: value` lines, NATS ADR-4) as a dict; of a repeated key the last wins.
+
+    Lines that are no header are skipped; bytes that are no UTF-8 become U+FFFD.
+    """
+    found: dict[str, str] = {}
+    for line in block.split(b"\r\n")[1:]:
+        key, colon, value = line.partition(b":")
+        if colon and key and not key.isspace():
+            found[key.decode("utf-8", "replace").strip()] = value.decode("utf-8", "replace").strip()
+    return found or None

@@ -1,0 +1,279 @@
+"""Answers in: one standing inbox with numbered tokens, single or coalesced.
+
+`Answers` is the table of awaited answers behind one inbox. `Mux` is the SDK's inbox: its reply subjects carry the
+marker `mux`, which tells the scheduler that it may answer all tokens of this inbox in one frame:
+
+    reply given to the server    <prefix>.<random>.mux.<token>
+    a single answer              published to that subject
+    many answers in one frame    published to <prefix>.<random>.mux.all, msgpack [[token, payload], ...]
+
+A late answer finds its token gone and is counted, never delivered to another request: tokens are not reused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from moorage.bus.errors import BusError, NoResponders, RequestTimeout, TooManyWaiting
+from moorage.bus.framing import new_inbox
+from moorage.bus.transport import STATUS_HEADER, Delivery, Outgoing, Subscribed
+
+#: Answers awaited at once on one inbox; beyond it `TooManyWaiting` is raised.
+WAITING_MAX: Final = 1_000_000
+#: Replies gathered for one `request_many`.
+REPLIES_MAX: Final = 100_000
+#: Bytes of one coalesced answer frame; a frame that would be larger is split.
+MUX_FRAME_BYTES_MAX: Final = 512 * 1024
+MUX_MARKER: Final = "mux"
+MUX_ALL: Final = "all"
+_TOKEN_DIGITS_MAX: Final = 18
+#: msgpack bytes around one [token, payload] pair at most: array 1, uint64 9, bin32 5.
+_PAIR_OVERHEAD_BYTES: Final = 15
+
+_encode_pairs = msgspec.msgpack.Encoder().encode
+_decode_pairs = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
+
+
+class _Waiting:
+    """One awaited answer. `is_last` is None for a single reply, else says after each whether more are to come."""
+
+    __slots__ = ("future", "gathered", "is_last", "subject", "timeout_s", "timer")
+
+    def __init__(
+        self,
+        subject: str,
+        timeout_s: float,
+        timer: asyncio.TimerHandle,
+        future: asyncio.Future[list[Delivery]],
+        is_last: Callable[[Delivery], bool] | None,
+    ) -> None:
+        self.subject = subject
+        self.timeout_s = timeout_s
+        self.timer = timer
+        self.future = future
+        self.is_last = is_last
+        self.gathered: list[Delivery] = []
+
+
+class Answers:
+    """The awaited answers of one inbox `<base>.<token>`.
+
+    Counters: `late` replies whose token was gone, `bad_frames` coalesced frames that did not decode.
+    """
+
+    def __init__(self, base: str, waiting_max: int = WAITING_MAX) -> None:
+        self.base = base
+        self.wildcard = f"{base}.*"
+        self.waiting_max = waiting_max
+        self.late = 0
+        self.bad_frames = 0
+        self._prefix_chars = len(base) + 1
+        self._next_token = 0
+        self._waiting: dict[int, _Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def open(
+        self, subject: str, timeout_s: float, is_last: Callable[[Delivery], bool] | None = None
+    ) -> tuple[int, asyncio.Future[list[Delivery]]]:
+        """Await an answer to a request on `subject` for `timeout_s` seconds.
+
+        Returns the token and the future of the replies: one, or with `is_last` all up to the one for which it is
+        true (`timeout_s` then is the longest silence between two). Raises `TooManyWaiting`.
+        """
+        if len(self._waiting) >= self.waiting_max:
+            raise TooManyWaiting(self.waiting_max)
+        self._next_token = token = self._next_token + 1
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Delivery]] = loop.create_future()
+        timer = loop.call_later(timeout_s, self._expire, token)
+        self._waiting[token] = _Waiting(subject, timeout_s, timer, future, is_last)
+        return token, future
+
+    def reply_subject(self, token: int) -> str:
+        return f"{self.base}.{token}"
+
+    def abandon(self, token: int) -> None:
+        """Stop waiting, e.g. because the caller was cancelled; a later reply is counted as late."""
+        waiting = self._waiting.pop(token, None)
+        if waiting is not None:
+            waiting.timer.cancel()
+            waiting.future.cancel()
+
+    def deliver(self, delivery: Delivery) -> None:
+        """The handler of the subscription on `wildcard`."""
+        tail = delivery.subject[self._prefix_chars :]
+        if tail.isascii() and tail.isdigit() and len(tail) <= _TOKEN_DIGITS_MAX:
+            self._answer(int(tail), delivery)
+        elif tail == MUX_ALL:
+            self._deliver_frame(delivery)
+        else:
+            self.bad_frames += 1
+
+    def fail_all(self, error: Callable[[str], BusError]) -> None:
+        """End every wait with `error(subject)`, e.g. when the connection drops."""
+        waiting, self._waiting = self._waiting, {}
+        for entry in waiting.values():
+            self._fail(entry, error(entry.subject))
+
+    def fail_subject(self, subject_lower: str, error: BusError) -> None:
+        """End the waits of the requests sent to this subject (compared in lower case), e.g. a refused permission."""
+        doomed = [token for token, entry in self._waiting.items() if entry.subject.lower() == subject_lower]
+        for token in doomed:
+            self._fail(self._waiting.pop(token), error)
+
+    def _answer(self, token: int, delivery: Delivery) -> None:
+        entry = self._waiting.get(token)
+        if entry is None:
+            self.late += 1
+            return
+        if _is_no_responders(delivery):
+            del self._waiting[token]
+            self._fail(entry, NoResponders(entry.subject))
+            return
+        entry.gathered.append(delivery)
+        if entry.is_last is not None and len(entry.gathered) < REPLIES_MAX and not entry.is_last(delivery):
+            entry.timer.cancel()
+            entry.timer = asyncio.get_running_loop().call_later(entry.timeout_s, self._expire, token)
+            return
+        del self._waiting[token]
+        entry.timer.cancel()
+        if not entry.future.done():
+            entry.future.set_result(entry.gathered)
+
+    def _deliver_frame(self, frame: Delivery) -> None:
+        try:
+            pairs = _decode_pairs(frame.data)
+        except msgspec.MsgspecError:
+            self.bad_frames += 1
+            return
+        received = frame.received_monotonic_s
+        for token, payload in pairs:
+            self._answer(token, Delivery(f"{self.base}.{token}", "", payload, None, received))
+
+    def _expire(self, token: int) -> None:
+        entry = self._waiting.pop(token)
+        self._fail(entry, RequestTimeout(entry.subject, entry.timeout_s))
+
+    @staticmethod
+    def _fail(entry: _Waiting, error: BusError) -> None:
+        entry.timer.cancel()
+        if not entry.future.done():
+            entry.future.set_exception(error)
+
+
+def _is_no_responders(delivery: Delivery) -> bool:
+    headers = delivery.headers
+    return headers is not None and not delivery.data and headers.get(STATUS_HEADER) == "503"
+
+
+class InboxTransport(Protocol):
+    """What `Mux` needs of a connection."""
+
+    @property
+    def inbox_prefix(self) -> str: ...
+
+    async def open_inbox(self, answers: Answers) -> Subscribed: ...
+
+    async def close_inbox(self, answers: Answers, subscription: Subscribed) -> None: ...
+
+    async def exchange(
+        self,
+        answers: Answers,
+        subject: str,
+        payload: bytes,
+        timeout_s: float,
+        headers: Mapping[str, str] | None,
+        is_last: Callable[[Delivery], bool] | None,
+    ) -> list[Delivery]: ...
+
+
+class Mux:
+    """An inbox that opts in to coalesced answers.
+
+        mux = await Mux.open(connection)
+        answer = await mux.request("moorage.api.team-a.submit", body, timeout_s=5)
+
+    The answers are plain payloads: a coalesced one has no headers.
+    """
+
+    def __init__(self, connection: InboxTransport, answers: Answers) -> None:
+        self._connection = connection
+        self._answers = answers
+        self._subscription: Subscribed | None = None
+
+    @classmethod
+    async def open(cls, connection: InboxTransport, waiting_max: int = WAITING_MAX) -> Mux:
+        """Subscribe the inbox. Raises `PermissionRefused` where the user may not subscribe below its inbox prefix."""
+        answers = Answers(f"{new_inbox(connection.inbox_prefix)}.{MUX_MARKER}", waiting_max)
+        mux = cls(connection, answers)
+        mux._subscription = await connection.open_inbox(answers)
+        return mux
+
+    @property
+    def late(self) -> int:
+        return self._answers.late
+
+    @property
+    def waiting(self) -> int:
+        return len(self._answers)
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> Delivery:
+        """Send one request and wait for its answer.
+
+        Raises `RequestTimeout`, `NoResponders`, `Disconnected` (answer unknown: send the same id again),
+        `TooManyWaiting`, `PermissionRefused`, `PayloadTooLarge`, `ConnectionClosed`.
+        """
+        return (await self._connection.exchange(self._answers, subject, payload, timeout_s, None, None))[0]
+
+    async def close(self) -> None:
+        if self._subscription is not None:
+            await self._connection.close_inbox(self._answers, self._subscription)
+            self._subscription = None
+
+
+def split_mux_reply(reply: str) -> tuple[str, int] | None:
+    """`(subject for one coalesced frame, token)` if this reply subject opted in, else None."""
+    head, _, token = reply.rpartition(".")
+    if not head.endswith(".mux") or len(token) > _TOKEN_DIGITS_MAX or not (token.isascii() and token.isdigit()):
+        return None
+    return f"{head}.{MUX_ALL}", int(token)
+
+
+def mux_frames(
+    answers: Mapping[str, list[tuple[int, bytes]]], bytes_max: int = MUX_FRAME_BYTES_MAX
+) -> Iterator[Outgoing]:
+    """Answers by `all` subject, as messages ready for `send`; one a subject unless it would pass `bytes_max`.
+
+    One answer alone goes to its own subject, so that it needs no second decoding.
+    """
+    for subject, pairs in answers.items():
+        for part in _split(pairs, bytes_max):
+            if len(part) == 1:
+                token, payload = part[0]
+                yield f"{subject[: -len(MUX_ALL)]}{token}", payload, ""
+            else:
+                yield subject, _encode_pairs(part), ""
+
+
+def _split(pairs: list[tuple[int, bytes]], bytes_max: int) -> Iterator[list[tuple[int, bytes]]]:
+    if sum(len(payload) for _, payload in pairs) + _PAIR_OVERHEAD_BYTES * len(pairs) <= bytes_max:
+        if pairs:
+            yield pairs
+        return
+    part: list[tuple[int, bytes]] = []
+    size_bytes = 0
+    for pair in pairs:
+        pair_bytes = len(pair[1]) + _PAIR_OVERHEAD_BYTES
+        if part and size_bytes + pair_bytes > bytes_max:
+            yield part
+            part, size_bytes = [], 0
+        part.append(pair)
+        size_bytes += pair_bytes
+    if part:
+        yield part

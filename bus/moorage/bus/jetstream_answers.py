@@ -1,0 +1,112 @@
+"""What JetStream answers, typed: acknowledgements, refusals, stored messages, stream information."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Ack(msgspec.Struct, frozen=True, gc=False):
+    """The message is stored at `seq`. `duplicate`: its Nats-Msg-Id was known, and `seq` is that of the first one."""
+
+    stream: str
+    seq: int
+    duplicate: bool = False
+
+
+class JsError(msgspec.Struct, frozen=True, gc=False):
+    """The server's refusal. Not proof that nothing was stored: see `err_code` in the ledger's rules."""
+
+    code: int
+    err_code: int = 0
+    description: str = ""
+
+
+class StoredMessage(msgspec.Struct, frozen=True, gc=False):
+    """`stored_at` is RFC 3339 by the server's clock. `headers` are those it was published with."""
+
+    stream: str
+    subject: str
+    seq: int
+    stored_at: str
+    data: bytes
+    headers: dict[str, str] | None = None
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """`subjects`: messages by subject, only where a filter was given. `leader`: "" on a single server."""
+
+    name: str
+    messages: int
+    size_bytes: int
+    first_seq: int
+    last_seq: int
+    leader: str
+    replicas: int
+    config: dict[str, Any]
+    subjects: dict[str, int]
+
+
+class _State(msgspec.Struct):
+    messages: int = 0
+    bytes: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+    subjects: dict[str, int] = {}
+
+
+class _Cluster(msgspec.Struct):
+    leader: str = ""
+
+
+class InfoAnswer(msgspec.Struct):
+    error: JsError | None = None
+    config: dict[str, Any] = {}
+    state: _State = msgspec.field(default_factory=_State)
+    cluster: _Cluster = msgspec.field(default_factory=_Cluster)
+    total: int = 0
+    offset: int = 0
+    limit: int = 0
+
+
+class AckAnswer(msgspec.Struct, gc=False):
+    error: JsError | None = None
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+
+
+class RawMessage(msgspec.Struct):
+    subject: str = ""
+    seq: int = 0
+    time: str = ""
+    data: str = ""
+    hdrs: str = ""
+
+
+class GetAnswer(msgspec.Struct):
+    error: JsError | None = None
+    message: RawMessage | None = None
+
+
+class DoneAnswer(msgspec.Struct):
+    error: JsError | None = None
+    success: bool = False
+    purged: int = 0
+
+
+_decode_ack = msgspec.json.Decoder(AckAnswer).decode
+
+
+def read_ack(data: bytes) -> Ack | JsError:
+    """Decode the answer to an append; what is no answer of JetStream's is a JsError 0."""
+    try:
+        answer = _decode_ack(data)
+    except msgspec.MsgspecError:
+        return JsError(0, 0, f"no JetStream answer: {data[:80]!r}")
+    if answer.error is not None:
+        return answer.error
+    if not answer.stream or answer.seq <= 0:
+        return JsError(0, 0, f"no JetStream answer: {data[:80]!r}")
+    return Ack(answer.stream, answer.seq, answer.duplicate)

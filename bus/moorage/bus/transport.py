@@ -1,0 +1,65 @@
+"""The transport as the rest of moorage sees it: a few methods, so that another one can take its place.
+
+`connection.Connection` is the one over nats-py; a simulated twin has the same surface. Nothing here imports nats.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+#: subject, payload, reply subject ("" for none)
+Outgoing = tuple[str, bytes, str]
+
+STATUS_HEADER: Final = "Status"
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """One message received. `received_monotonic_s` is `time.monotonic()` when this process took it off the socket."""
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: dict[str, str] | None = None
+    received_monotonic_s: float = msgspec.field(default_factory=time.monotonic)
+
+
+#: Runs in the read path: it may only enqueue, never await or compute for long.
+Handler = Callable[[Delivery], None]
+
+
+class Subscribed(Protocol):
+    """A standing subscription."""
+
+    @property
+    def subject(self) -> str: ...
+
+    @property
+    def dropped(self) -> int:
+        """Messages thrown away because the bounded queue before the handler was full."""
+
+    async def unsubscribe(self) -> None: ...
+
+
+class Transport(Protocol):
+    """What the shells and the SDK need of NATS."""
+
+    @property
+    def inbox_prefix(self) -> str: ...
+
+    async def send(self, batch: Iterable[Outgoing]) -> int: ...
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscribed: ...
+
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Delivery: ...
+
+    async def request_many(
+        self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
+    ) -> list[Delivery]: ...
+
+    async def close(self) -> None: ...

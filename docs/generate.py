@@ -1,0 +1,201 @@
+"""Make the reference pages from the code: the protocol page, the states, errors and reasons, the JSON schemas.
+
+`python docs/generate.py` writes them, `--check` fails when what stands there is not what the code says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BUS_CODES
+from moorage.scheduler.core.explain import REASONS
+from moorage.schemas import frames, gpu, job
+from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
+from moorage.schemas.errors import CODES, Problem
+from moorage.schemas.job import TRANSITIONS, Request
+from moorage.schemas.subjects import Subjects
+
+DOCS: Final = Path(__file__).resolve().parent
+HEAD: Final = "<!-- made by docs/generate.py from the code: edit the code, then `make docs` -->\n\n"
+
+REQUEST: Final = b"""{
+  "job": "train-42", "replicas": 1, "priority": 50,
+  "gpu": {"count": 2, "model": ["H100", "A100"], "min_memory_mib": 70000},
+  "resources": {"cpu_milli": 4000, "memory_mib": 16384},
+  "run": {"argv": ["python", "train.py"], "env": {"SEED": "7", "TOKEN": {"secret": "hf"}}, "timeout_s": 3600},
+  "retries": 2, "deadline_s": 7200, "on_no_match": "wait"
+}"""
+
+_DEVICE = frames.Device(0, "nvidia", "NVIDIA H100 80GB HBM3", "GPU-6f0c", 81559, "0000:17:00.0")
+_HELLO = frames.Hello(
+    "node-7", "b1-1700000000", release="0.1.0", hostname="node-7", drivers=["process"], labels={"zone": "a"},
+    cpu_milli=64000, memory_mib=515000, gpu_pool=[_DEVICE],
+)  # fmt: skip
+_MEMBER = ("vision", "train-42", 0, 1, 1729)
+_SESSION = "5e55105e55105e55105e55105e55105e"
+_CHANGE = frames.Change(2, 1763625600123, 0, 1, "PLACED", "node-7", ["GPU-6f0c"], fence=1729)
+_EVENT = frames.Event("vision", "train-42", 2, "PLACED", 1729, [_CHANGE])
+
+#: where each frame travels, and one of it
+EXAMPLES: Final[list[tuple[str, str, Any]]] = [
+    ("Accepted", "the answer to submit", frames.Accepted("train-42", 1729)),
+    ("Problem", "the answer to what went wrong, on any subject", Problem(
+        "invalid-argument", "count must be 1..64, found 0", "caller", "$.gpu.count", "0", "1..64",
+        "see docs/protocol.md for every field with an example")),
+    ("Answer", "the answer to show, ls, explain, cancel and the operators' verbs", frames.Answer(
+        "cancel", 1730, {"job": "train-42", "cancelled": True, "was": "QUEUED"})),
+    ("Event", "moorage.event.<tenant>.<job>", _EVENT),
+    ("Events", "moorage.events.<tenant>", frames.Events("vision", 1729, [_EVENT])),
+    ("Output", "moorage.log.<tenant>.<job>.<replica>", frames.Output(1, "out", 0, "epoch 1\n")),
+    ("Hello", "moorage.hello.<worker>", _HELLO),
+    ("Load", "moorage.load.<worker>", frames.Load("node-7", "b1-1700000000", 12, 3, gpu_pool=[
+        frames.SlotLoad(0, True, 0, "exclusive", 97, 60211, 61)])),
+    ("FleetFrame", "moorage.fleet.frame", frames.FleetFrame(3, 1729, workers=[
+        {"worker": "node-7", "state": "up", "cells": "#", "simulated": False}], queued=4, running=1)),
+    ("RollCall", "moorage.fleet.rollcall", frames.RollCall(3)),
+    ("Join", "moorage.worker.<worker>.join", frames.Join("m-4c1f", "b1-1700000000", 4, _HELLO, facts=[
+        frames.Fact("exited", *_MEMBER, 0, "exit")], holding=[frames.Held(*_MEMBER, "running")])),
+    ("Joined", "the answer to join", frames.Joined(_SESSION, 4, 3, 2.0, 20.0, 5.0, "9d2e")),
+    ("Goodbye", "moorage.worker.<worker>.join", frames.Goodbye(_SESSION)),
+    ("Renew", "moorage.worker.<worker>.renew", frames.Renew(_SESSION, 9, 2, 3, [frames.Held(*_MEMBER, "running")])),
+    ("Renewed", "the answer to renew", frames.Renewed(9, 3)),
+    ("FactFrame", "moorage.worker.<worker>.fact", frames.FactFrame(_SESSION, 3, [
+        frames.Fact("claimed", *_MEMBER), frames.Fact("started", *_MEMBER)])),
+    ("FactAck", "the answer to fact", frames.FactAck(3, 3)),
+    ("Wanted", "moorage.worker.<worker>.wanted", frames.Wanted("node-7", _SESSION, 3, place=[
+        frames.Place(*_MEMBER, [0], "exclusive", False, b'{"job":"train-42","run":{"argv":["true"]}}')],
+        end=[frames.End("vision", "old-1", 0, 1, 1700, "cancelling", 5.0)])),
+]  # fmt: skip
+
+
+def type_name(kind: Any) -> str:
+    """A field's type as the pages print it."""
+    text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    return text.replace("|", "\\|")
+
+
+def fields_table(struct: type[msgspec.Struct]) -> str:
+    """Every field of a frame: name, type, default."""
+    lines = ["| field | type | default |", "| --- | --- | --- |"]
+    for field in msgspec.structs.fields(struct):
+        if field.default is not msgspec.NODEFAULT:
+            default = json.dumps(msgspec.to_builtins(field.default))
+        elif field.default_factory is not msgspec.NODEFAULT:
+            default = json.dumps(msgspec.to_builtins(field.default_factory()))
+        else:
+            default = "required"
+        annotation = struct.__annotations__.get(field.name, field.type)
+        lines.append(f"| `{field.encode_name}` | {type_name(annotation)} | {default} |")
+    return "\n".join(lines)
+
+
+def described(struct: type[msgspec.Struct], example: Any) -> str:
+    text = json.dumps(msgspec.json.decode(msgspec.json.encode(example)), indent=1, ensure_ascii=False)
+    shape = "an array in this order" if struct.__struct_config__.array_like else "an object"
+    return f"{inspect.getdoc(struct)}\n\nTravels as {shape}.\n\n{fields_table(struct)}\n\n```json frame\n{text}\n```\n"
+
+
+def protocol() -> str:
+    subjects = Subjects()
+    rows = "\n".join(f"| `{r.subject}` | {r.kind} | {r.writes} | {r.reads} | {r.what} |" for r in subjects.table())
+    parts = [
+        HEAD,
+        (DOCS / "protocol.head.md").read_text(),
+        "## Subjects\n\n| subject | kind | who writes | who reads | what |\n| --- | --- | --- | --- | --- |\n" + rows,
+        f"\n\n## The request\n\nAt most {REQUEST_BYTES_MAX // 1024} KiB; a frame {FRAME_BYTES_MAX // 1024} KiB. "
+        f"Unknown fields are refused.\n\n"
+        f"```json request\n{REQUEST.decode()}\n```\n\n{inspect.getdoc(Request)}\n\n{fields_table(Request)}\n",
+    ]
+    for title, struct in (
+        ("gpu", gpu.GpuSpec),
+        ("gpu.share", gpu.Share),
+        ("gpu.distributed", gpu.Distributed),
+        ("run", job.Run),
+        ("resources", job.Resources),
+    ):
+        parts.append(f"\n### `{title}`\n\n{inspect.getdoc(struct)}\n\n{fields_table(struct)}\n")
+    parts.append("\n## Frames\n")
+    for name, where, example in EXAMPLES:
+        parts.append(f"\n### {name}\n\n`{where}`\n\n{described(type(example), example)}")
+    parts.append("\n### In arrays\n")
+    for struct in (frames.Held, frames.Fact, frames.Place, frames.Start, frames.End):
+        parts.append(f"\n#### {struct.__name__}\n\n{inspect.getdoc(struct)}\n\n{fields_table(struct)}\n")
+    return "".join(parts)
+
+
+def states() -> str:
+    lines = [
+        HEAD,
+        "# States of a replica\n\nEvery legal step; anything else is refused by the ledger itself.\n\n",
+        "```mermaid\nstateDiagram-v2\n",
+    ]
+    lines.append("    [*] --> QUEUED\n")
+    for state, targets in TRANSITIONS.items():
+        lines += [f"    {state} --> {target}\n" for target in sorted(targets)]
+        if not targets:
+            lines.append(f"    {state} --> [*]\n")
+    lines.append(
+        "```\n\nA job's state is derived from its replicas': live while any is live, `SUCCEEDED` only when all are.\n"
+    )
+    return "".join(lines)
+
+
+def errors() -> str:
+    lines = [
+        HEAD,
+        "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n\n",
+    ]
+    lines.append("| code | whose fault | what it means |\n| --- | --- | --- |\n")
+    every: dict[str, Any] = {**BUS_CODES, **CODES}
+    for code in sorted(every):
+        fault, meaning = every[code]
+        lines.append(f"| `{code}` | {fault} | {meaning} |\n")
+    lines.append(
+        "\n# Reasons for waiting\n\nWhat `explain` names: the first filter after which no worker was left.\n\n"
+    )
+    lines.append("| reason | what it means |\n| --- | --- |\n")
+    lines += [f"| `{reason}` | {meaning} |\n" for reason, meaning in REASONS.items()]
+    return "".join(lines)
+
+
+def schema(kind: Any) -> str:
+    return json.dumps(msgspec.json.schema(kind), indent=1, sort_keys=True) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated file and what should stand in it."""
+    made = {
+        DOCS / "protocol.md": protocol(),
+        DOCS / "reference" / "states.md": states(),
+        DOCS / "reference" / "errors.md": errors(),
+        DOCS / "schemas" / "request.json": schema(Request),
+    }
+    for name, _, example in EXAMPLES:
+        made[DOCS / "schemas" / f"{name.lower()}.json"] = schema(type(example))
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is stale")
+    check = parser.parse_args().check
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        if check:
+            print(f"stale: {path.relative_to(DOCS.parent)} (run `make docs`)")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(pages()[path])
+            print(f"wrote {path.relative_to(DOCS.parent)}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The state at one record, as bytes: what a restart folds its tail onto.
+
+Written by a follower, never by the leader's loop. A snapshot counts only once a ledger record names it with its
+digest (ledger-rules H12); `load` gives the same state, byte for byte of its own digest, or raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.finished import FinishedTable
+from moorage.scheduler.core.state import IS_TERMINAL, Job, Member, Replica, State, Tenant, Worker
+
+SNAPSHOT_FORMAT: Final = 1
+
+
+class BadSnapshot(Exception):
+    """The bytes are no snapshot of this format, or not the state they claim to be."""
+
+
+class _Job(msgspec.Struct, array_like=True):
+    num: int
+    tenant: str
+    name: str
+    body: bytes
+    trace: str
+    accepted_ms: int
+    ledger: int
+    rev: int
+    started: bool
+    over: bool
+    gang: int
+    after: int
+    count: int
+    master: str
+    story: list[Any]
+    replicas: list[list[int]]
+
+
+class _Worker(msgspec.Struct, array_like=True):
+    id: str
+    machine: str
+    boot: str
+    n: int
+    no: int
+    session: str
+    joined_ms: int
+    hello: dict[str, Any]
+    flag: str
+    by: str
+    quarantined: int
+    members: list[list[int]]  # job number, replica, attempt, fence, mask, mode, phase, is the replica's own
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    format: int
+    ledger_id: str
+    seq: int
+    epoch: int
+    epoch_seq: int
+    leader: str
+    time_ms: int
+    next_num: int
+    digest: int
+    transitions: int
+    named: list[Any]
+    jobs: list[_Job]
+    ended: list[int]
+    finished: bytes
+    tenants: list[tuple[str, int, int, dict[str, int]]]
+    workers: list[_Worker]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Snapshot).decode
+
+
+def dump(state: State) -> bytes:
+    """The whole ledger state as msgpack; soft fields are left out."""
+    jobs = [
+        _Job(
+            job.num, job.tenant, job.name, job.body, job.traceparent, job.accepted_ms, job.ledger, job.rev, job.started,
+            job.over, job.gang, job.after, job.count, job.master, job.story,
+            [
+                [r.state, r.attempt, r.fence, r.retries, r.losses, r.refusals, r.not_before, r.after]
+                for r in job.replicas
+            ],
+        )
+        for job in state.jobs.values()
+    ]  # fmt: skip
+    workers = [
+        _Worker(
+            w.id, w.machine, w.boot, w.n, w.no, w.session, w.joined_ms, w.hello, w.flag, w.by, w.quarantined,
+            [
+                [m.replica.job.num, m.replica.index, m.attempt, m.fence, m.mask, m.mode, m.phase, m.replica.member is m]
+                for m in w.members.values()
+            ],
+        )
+        for w in state.worker_by_num
+    ]  # fmt: skip
+    tenants = [(t.name, t.submit_cursor, t.cancel_cursor, t.tombstones) for t in state.tenants.values()]
+    return _encode(
+        _Snapshot(
+            SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
+            state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
+            list(state.ended), state.finished.dump(), tenants, workers,
+        )
+    )  # fmt: skip
+
+
+def snapshot_digest(snapshot: bytes) -> str:
+    """BLAKE2b-128 of a snapshot's bytes, as the naming record holds it."""
+    return hashlib.blake2b(snapshot, digest_size=16).hexdigest()
+
+
+def load(snapshot: bytes) -> State:
+    """The state of a snapshot. Raises `BadSnapshot` for other bytes, or when the rows do not have their digest."""
+    try:
+        found = _decode(snapshot)
+    except msgspec.MsgspecError as error:
+        raise BadSnapshot(f"not a snapshot: {error}") from None
+    if found.format != SNAPSHOT_FORMAT:
+        raise BadSnapshot(f"the snapshot has format {found.format}, this release reads {SNAPSHOT_FORMAT}")
+    state = State()
+    state.ledger_id, state.seq, state.epoch, state.epoch_seq = (
+        found.ledger_id,
+        found.seq,
+        found.epoch,
+        found.epoch_seq,
+    )
+    state.leader, state.time_ms, state.next_num = found.leader, found.time_ms, found.next_num
+    state.transitions = found.transitions
+    named = [tuple(entry) if entry is not None else None for entry in found.named]
+    state.snapshot, state.snapshot_before = named[0], named[1]
+    for row in found.jobs:
+        _load_job(state, row)
+    for name, submit_cursor, cancel_cursor, tombstones in found.tenants:
+        tenant = state.tenant(name)
+        tenant.submit_cursor, tenant.cancel_cursor, tenant.tombstones = submit_cursor, cancel_cursor, tombstones
+    for number, row_of in enumerate(found.workers):
+        _load_worker(state, number, row_of)
+    state.ended.extend(found.ended)
+    state.finished = FinishedTable.load(found.finished)
+    _digest_rows(state)
+    if state.digest != found.digest:
+        raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {found.digest:x}")
+    return state
+
+
+def _load_job(state: State, row: _Job) -> None:
+    job = Job(row.num, row.tenant, row.name, row.body, len(row.replicas), row.trace, row.accepted_ms, row.ledger)
+    job.rev, job.started, job.over, job.gang = row.rev, row.started, row.over, row.gang
+    job.after, job.count, job.master = row.after, row.count, row.master
+    job.story = [tuple(entry) for entry in row.story]
+    for replica, values in zip(job.replicas, row.replicas, strict=True):
+        (
+            replica.state,
+            replica.attempt,
+            replica.fence,
+            replica.retries,
+            replica.losses,
+            replica.refusals,
+            replica.not_before,
+            replica.after,
+        ) = values
+    job.live = sum(1 for replica in job.replicas if not IS_TERMINAL[replica.state])
+    state.jobs[job.num] = job
+    state.tenant(row.tenant).jobs[row.name] = job
+
+
+def _load_worker(state: State, number: int, row: _Worker) -> None:
+    worker = Worker(number, row.id, row.machine)
+    worker.boot, worker.n, worker.no, worker.session = row.boot, row.n, row.no, row.session
+    worker.joined_ms, worker.hello, worker.flag, worker.by = row.joined_ms, row.hello, row.flag, row.by
+    worker.quarantined = row.quarantined
+    state.workers[row.id] = worker
+    state.worker_by_num.append(worker)
+    for num, index, attempt, fence, mask, mode, phase, own in row.members:
+        replica = state.jobs[num].replicas[index]
+        member = Member(replica, worker, mask, mode, fence)
+        member.attempt, member.phase = attempt, phase
+        worker.members[member.key] = member
+        replica.job.held += 1
+        if own:
+            replica.member = member
+
+
+def _digest_rows(state: State) -> None:
+    rows: list[Job | Replica | Worker | Member | Tenant] = []
+    for job in state.jobs.values():
+        rows += (job, *job.replicas)
+    for worker in state.worker_by_num:
+        rows += (worker, *worker.members.values())
+    rows += state.tenants.values()
+    total = state.finished.row
+    for row in rows:
+        row.row = row.digest_row()
+        total += row.row
+    state.digest = total & 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,122 @@
+"""Snapshots: written by a follower process in chunks, named by the leader, and what recovery begins with.
+
+`python -m moorage.scheduler.snapshots` is that follower: it folds the ledger from the last snapshot, writes the state
+at the end it saw, and prints `name sequence digest`. A crash at any point leaves chunks that no record names: they
+are overwritten by nobody, counted by nobody and purged with the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from typing import Any, Final
+
+from moorage.bus.connection import connect
+from moorage.bus.jetstream import Ack, JetStream
+from moorage.scheduler.core.snapshot import BadSnapshot, dump, load, snapshot_digest
+from moorage.scheduler.core.state import State
+from moorage.scheduler.ledger import Ledger
+from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+
+log = logging.getLogger("moorage.snapshots")
+
+CHUNK_BYTES: Final = 512 * 1024
+#: ledger records and bytes between two snapshots
+RECORDS_BETWEEN: Final = 50_000
+FOLLOWER_TIMEOUT_S: Final = 600.0
+
+
+class Snapshots:
+    """The snapshot stream: immutable chunks under a name; a name counts once the ledger says so."""
+
+    def __init__(self, jetstream: JetStream, subjects: Subjects, replicas: int = 1) -> None:
+        self._js = jetstream
+        self._subjects = subjects
+        self._replicas = replicas
+
+    async def ensure(self) -> None:
+        config: dict[str, Any] = {
+            "name": self._subjects.snapshot_stream,
+            "subjects": [self._subjects.snapshot_all],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            "allow_direct": True,
+            "num_replicas": self._replicas,
+        }
+        await self._js.ensure_stream(config)
+
+    async def write(self, state: State) -> tuple[str, int, str]:
+        """Write the state in chunks; returns what the naming record says: name, sequence, digest."""
+        data = dump(state)
+        name = f"{state.seq}-{os.urandom(4).hex()}"
+        subject = self._subjects.snapshot(name)
+        for start in range(0, len(data), CHUNK_BYTES):
+            answer = await self._js.append(subject, data[start : start + CHUNK_BYTES])
+            if not isinstance(answer, Ack):
+                raise BadSnapshot(f"chunk at {start} of snapshot {name} was not stored: {answer}")
+        return name, state.seq, snapshot_digest(data)
+
+    async def read(self, name: str, digest: str) -> State:
+        """The state of a named snapshot. Raises `BadSnapshot` when it is not there or not what was named."""
+        stream = self._subjects.snapshot_stream
+        parts = [m.data async for m in self._js.read_range(stream, self._subjects.snapshot(name))]
+        data = b"".join(parts)
+        if snapshot_digest(data) != digest:
+            raise BadSnapshot(f"snapshot {name} has {len(data)} bytes that are not those the ledger names")
+        return load(data)
+
+    async def purge_all_but(self, names: set[str]) -> None:
+        """Remove the chunks of every snapshot that is not among the last two named."""
+        info = await self._js.stream_info(self._subjects.snapshot_stream, self._subjects.snapshot_all)
+        for subject in info.subjects:
+            if subject.rpartition(".")[2] not in names:
+                await self._js.purge(self._subjects.snapshot_stream, subject=subject)
+
+
+async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
+    """The state to start from: the newest snapshot that a ledger record names, else nothing."""
+    for name, seq, digest in await ledger.named_snapshots():
+        try:
+            state = await snapshots.read(name, digest)
+        except BadSnapshot as error:
+            log.warning("%s", error)
+            continue
+        if state.seq == seq:
+            return state
+        log.warning("snapshot %s stands at %d, the ledger says %d", name, state.seq, seq)
+    return State()
+
+
+async def follow_and_write(ledger_target: str, prefix: str, replicas: int) -> tuple[str, int, str]:
+    subjects = Subjects(prefix)
+    async with await connect(ledger_target, "moorage-snapshots") as connection:
+        jetstream = JetStream(connection)
+        ledger = Ledger(jetstream, subjects, 0, replicas=replicas)
+        snapshots = Snapshots(jetstream, subjects, replicas)
+        await snapshots.ensure()
+        state = await recover(ledger, snapshots)
+        await ledger.follow(state)
+        return await snapshots.write(state)
+
+
+def main() -> None:
+    from moorage.scheduler.main import ledger_url
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nats", default=None)
+    parser.add_argument("--prefix", default=PREFIX_DEFAULT)
+    parser.add_argument("--replicas", type=int, default=1)
+    arguments = parser.parse_args()
+    os.nice(10)
+    target = ledger_url() or arguments.nats
+    name, seq, digest = asyncio.run(follow_and_write(target, arguments.prefix, arguments.replicas))
+    print(name, seq, digest)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,430 @@
+"""The connection over nats-py against a real server, through kills, stops, refusals and floods."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from moorage.bus.connection import Connection, State, connect
+from moorage.bus.contexts import Context
+from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.errors import (
+    BadSubject,
+    BusError,
+    CannotConnect,
+    ConnectionClosed,
+    Disconnected,
+    HandlerFailed,
+    NoResponders,
+    NotAuthorized,
+    PayloadTooLarge,
+    PermissionRefused,
+    RequestTimeout,
+    SlowConsumer,
+)
+from moorage.bus.transport import Delivery
+from tests.waiting import until
+
+
+async def echo(connection: Connection, subject: str) -> None:
+    """Answer what comes on `subject` with its payload."""
+    tasks: set[asyncio.Task[int]] = set()
+
+    def answer(delivery: Delivery) -> None:
+        task = asyncio.ensure_future(connection.send([(delivery.reply, delivery.data, "")]))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    await connection.subscribe(subject, answer)
+
+
+async def test_send_keeps_order_and_carries_replies(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+        heard: list[Delivery] = []
+        await b.subscribe(f"{unique}.*", heard.append)
+        assert await a.send((f"{unique}.{i % 3}", b"%d" % i, f"reply.{i}") for i in range(5_000)) == 5_000
+        await until(lambda: len(heard) == 5_000)
+        assert [(d.subject, d.data, d.reply) for d in heard] == [
+            (f"{unique}.{i % 3}", b"%d" % i, f"reply.{i}") for i in range(5_000)
+        ]
+        assert heard[0].headers is None
+        assert heard[0].received_monotonic_s <= heard[-1].received_monotonic_s
+        assert a.counters.sent == 5_000
+
+
+async def test_request_with_headers_and_many_at_once(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+        await echo(b, unique)
+        answers = await asyncio.gather(*(a.request(unique, b"%d" % i, 10) for i in range(500)))
+        assert [d.data for d in answers] == [b"%d" % i for i in range(500)]
+        heard: list[Delivery] = []
+        await b.subscribe(f"{unique}.h", heard.append)
+        with pytest.raises(RequestTimeout):
+            await a.request(f"{unique}.h", b"x", 0.05, {"traceparent": "00-1", "Other": "ä"})
+        assert heard[0].headers == {"traceparent": "00-1", "Other": "ä"}
+
+
+async def test_nobody_there_and_nobody_answering(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a:
+        with pytest.raises(NoResponders) as nobody:
+            await a.request(unique, b"", 5)
+        assert nobody.value.subject == unique
+        heard: list[Delivery] = []
+        await a.subscribe(unique, heard.append)
+        with pytest.raises(RequestTimeout) as late:
+            await a.request(unique, b"", 0.05)
+        assert late.value.timeout_s == 0.05
+        # The answer that comes too late is counted, and reaches no other request.
+        await a.send([(heard[0].reply, b"too late", "")])
+        await until(lambda: a.late_answers == 1)
+
+
+async def test_a_cancelled_request_leaves_nothing_behind(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a:
+        heard: list[Delivery] = []
+        await a.subscribe(unique, heard.append)
+        waiting = asyncio.create_task(a.request(unique, b"", 60))
+        await until(lambda: heard)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert len(a._answers) == 0
+
+
+async def test_queue_groups_share(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a:
+        first: list[Delivery] = []
+        second: list[Delivery] = []
+        await a.subscribe(unique, first.append, "group")
+        await a.subscribe(unique, second.append, "group")
+        await a.send([(unique, b"", "")] * 200)
+        await until(lambda: len(first) + len(second) == 200)
+        assert first
+        assert second
+
+
+async def test_unsubscribe_ends_delivery(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a:
+        heard: list[Delivery] = []
+        subscription = await a.subscribe(unique, heard.append)
+        await subscription.unsubscribe()
+        with pytest.raises(NoResponders):
+            await a.request(unique, b"", 5)
+        assert heard == []
+
+
+@pytest.mark.parametrize("subject", ["", "a b", "a..b", ".a", "a.", "a\r\nPUB x 0\r\n", "a.>.b", "a*", "x" * 2000])
+async def test_bad_filters_are_refused_here(nats_url: str, subject: str) -> None:
+    async with await connect(nats_url, "a") as a:
+        with pytest.raises(BadSubject):
+            await a.subscribe(subject, lambda _: None)
+
+
+async def test_a_failing_handler_is_told_and_the_next_message_comes(nats_url: str, unique: str) -> None:
+    told: list[BusError] = []
+    async with await connect(nats_url, "a", on_error=told.append) as a:
+        heard: list[bytes] = []
+
+        def handler(delivery: Delivery) -> None:
+            if delivery.data == b"bad":
+                raise KeyError("bad")
+            heard.append(delivery.data)
+
+        await a.subscribe(unique, handler)
+        await a.send([(unique, b"bad", ""), (unique, b"good", "")])
+        await until(lambda: heard == [b"good"])
+        assert isinstance(told[0], HandlerFailed)
+        assert isinstance(told[0].cause, KeyError)
+        assert a.counters.handler_failures == 1
+
+
+async def test_overflow_is_bounded_and_counted(nats_url: str, unique: str) -> None:
+    told: list[BusError] = []
+    async with await connect(nats_url, "a", on_error=told.append) as a, await connect(nats_url, "b") as b:
+        heard: list[Delivery] = []
+        subscription = await a.subscribe(unique, heard.append, pending_messages_max=10)
+        # One socket read holds many more than ten, and the handler runs only after it.
+        await b.send([(unique, b"x", "")] * 5_000)
+        await b.flush()
+        await a.flush()
+        await until(lambda: len(heard) + subscription.dropped == 5_000)
+        assert subscription.dropped > 0
+        assert a.counters.received_dropped == subscription.dropped
+        assert any(isinstance(error, SlowConsumer) for error in told)
+        assert len(told) <= 14  # told at powers of two only
+
+
+async def test_what_is_too_large_never_leaves(nats_url: str, unique: str) -> None:
+    told: list[BusError] = []
+    async with await connect(nats_url, "a", on_error=told.append) as a:
+        heard: list[Delivery] = []
+        await a.subscribe(unique, heard.append)
+        big = bytes(a.max_payload_bytes + 1)
+        assert await a.send([(unique, b"1", ""), (unique, big, ""), (unique, b"2", "")]) == 2
+        await until(lambda: len(heard) == 2)
+        assert isinstance(told[0], PayloadTooLarge)
+        assert told[0].bytes_max == a.max_payload_bytes
+        with pytest.raises(PayloadTooLarge):
+            await a.request(unique, big, 1)
+        with pytest.raises(PayloadTooLarge):  # headers count: the server would cut the connection
+            await a.request(unique, big[:-20], 1, {"Key": "x" * 40})
+        assert a.counters.reconnects == 0
+
+
+async def test_first_connect_gives_up_in_time(unique: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(CannotConnect) as raised:
+            await connect(f"nats://user:secret@127.0.0.1:{port}", unique, give_up_after_s=0.2)
+    assert str(port) in str(raised.value)
+    assert "secret" not in f"{raised.value} {raised.value.url}"
+
+
+async def test_first_connect_waits_for_a_server_that_comes(fresh_data_dir: Path, fresh_server: EmbeddedServer) -> None:
+    await fresh_server.stop()
+    connecting = asyncio.create_task(connect(fresh_server.url, "early", give_up_after_s=None))
+    await asyncio.sleep(0)
+    again = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+    async with await connecting as connection:
+        assert connection.state is State.CONNECTED
+        assert connection.server_version.startswith("2.")
+    await again.stop()
+
+
+async def test_of_several_servers_the_living_one_is_used(nats_url: str, unique: str) -> None:
+    async with await connect(f"nats://127.0.0.1:1,{nats_url}", unique) as connection:
+        assert connection.is_connected
+
+
+async def test_wrong_credentials_fail_at_once(nats_server: EmbeddedServer) -> None:
+    url = f"nats://scheduler-ledger:wrong@127.0.0.1:{nats_server.port}"
+    with pytest.raises(NotAuthorized) as raised:
+        await connect(url, "x", give_up_after_s=None)
+    assert "wrong" not in str(raised.value)
+
+
+async def test_credentials_by_context(nats_server: EmbeddedServer, unique: str) -> None:
+    password = (nats_server.data_dir / "ledger-password").read_text()
+    context = Context(url=nats_server.url, user="scheduler-ledger", password=password, inbox_prefix=f"_INBOX.{unique}")
+    async with await connect(context, "x") as connection:
+        assert connection.inbox_prefix == f"_INBOX.{unique}"
+        assert (await connection.request("$JS.API.INFO", b"", 5)).subject.startswith(f"_INBOX.{unique}.")
+
+
+async def test_a_killed_server_fails_the_pending_and_the_connection_returns(
+    fresh_data_dir: Path, fresh_server: EmbeddedServer, unique: str
+) -> None:
+    states: list[State] = []
+    async with await connect(fresh_server.url, "a", on_state=states.append) as a:
+        heard: list[Delivery] = []
+        await a.subscribe(unique, heard.append)
+        pending = [asyncio.create_task(a.request(unique, b"%d" % i, 60)) for i in range(20)]
+        await until(lambda: len(heard) == 20)
+        await fresh_server.kill()
+        for task in pending:
+            with pytest.raises(Disconnected) as raised:
+                await task
+            assert raised.value.subject == unique
+        assert not a.is_connected
+        # What is sent now is lost and counted; a request waits for the connection.
+        assert await a.send([(unique, b"lost", "")] * 3) == 0
+        assert a.counters.sent_dropped == 3
+        waiting = asyncio.create_task(a.request(f"{unique}.none", b"", 30))
+        again = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+        with pytest.raises(NoResponders):
+            await waiting
+        heard.clear()
+        await a.send([(unique, b"back", "")])
+        await until(lambda: [d.data for d in heard] == [b"back"])
+        assert a.counters.reconnects == 1
+        assert not a.closed.is_set()
+        await again.stop()
+    assert states[:3] == [State.CONNECTED, State.RECONNECTING, State.CONNECTED]
+    assert states[-1] is State.CLOSED
+
+
+async def test_a_request_while_disconnected_times_out(fresh_server: EmbeddedServer, unique: str) -> None:
+    async with await connect(fresh_server.url, "a") as a:
+        await fresh_server.kill()
+        await until(lambda: not a.is_connected)
+        with pytest.raises(RequestTimeout):
+            await a.request(unique, b"", 0.05)
+
+
+async def test_close_while_there_is_no_server(fresh_server: EmbeddedServer, unique: str) -> None:
+    for _ in range(3):
+        again = await EmbeddedServer.start(fresh_server.data_dir.parent / f"nats-{unique}")
+        a = await connect(again.url, "a")
+        await a.subscribe(unique, lambda _: None)
+        await again.kill()
+        await until(lambda a=a: not a.is_connected)
+        async with asyncio.timeout(10):
+            await a.close()
+        assert a.closed.is_set()
+
+
+async def test_a_subscription_made_while_disconnected_comes_with_the_connection(
+    fresh_data_dir: Path, fresh_server: EmbeddedServer, unique: str
+) -> None:
+    async with await connect(fresh_server.url, "a") as a:
+        await fresh_server.kill()
+        await until(lambda: not a.is_connected)
+        heard: list[Delivery] = []
+        making = asyncio.create_task(a.subscribe(unique, heard.append))
+        again = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+        await making
+        await until(lambda: a.is_connected)
+        await a.send([(unique, b"", "")])
+        await until(lambda: heard)
+        await again.stop()
+
+
+async def test_a_stopped_server_is_noticed_by_pings_and_ends_a_blocked_send(
+    fresh_server: EmbeddedServer, unique: str
+) -> None:
+    closing = await connect(fresh_server.url, "closes meanwhile")
+    async with await connect(fresh_server.url, "a") as a:
+        await a.subscribe(unique, lambda _: None)
+        os.kill(fresh_server.pid, signal.SIGSTOP)
+        try:
+            closed = asyncio.create_task(closing.close())
+            waiting = asyncio.create_task(a.request(unique, b"", 60))
+            # Far more than the socket and the backlog take.
+            sending = asyncio.create_task(a.send([(unique, bytes(500_000), "")] * 100))
+            with pytest.raises(Disconnected):
+                await waiting
+            assert await sending < 100
+            assert a.counters.sent + a.counters.sent_dropped == 100
+            await closed
+        finally:
+            os.kill(fresh_server.pid, signal.SIGCONT)
+        await until(lambda: a.is_connected)
+
+
+async def test_a_client_that_closed_itself_is_made_again(nats_url: str, unique: str) -> None:
+    states: list[State] = []
+    async with await connect(nats_url, "a", on_state=states.append) as a:
+        heard: list[Delivery] = []
+        await a.subscribe(unique, heard.append)
+        # A protocol error of our own making: the server answers -ERR, which nats-py takes for the end.
+        await a._client._send_command(b"PUB \r\n")
+        await a._client._flush_pending()
+        await until(lambda: State.RECONNECTING in states and a.is_connected)
+        await a.send([(unique, b"still here", "")])
+        await until(lambda: heard)
+        with pytest.raises(RequestTimeout):
+            await a.request(unique, b"", 0.05)
+
+
+async def test_credentials_that_are_refused_after_a_restart_are_told(
+    fresh_data_dir: Path, fresh_server: EmbeddedServer
+) -> None:
+    told: list[BusError] = []
+    async with await connect(fresh_server.ledger_url, "a", on_error=told.append) as a:
+        await fresh_server.kill()
+        password = fresh_data_dir / "ledger-password"
+        good = password.read_text()
+        password.write_text("other")
+        again = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+        await until(lambda: told)
+        assert [type(error) for error in told] == [NotAuthorized]
+        assert good not in str(told[0])
+        await again.kill()
+        password.write_text(good)
+        once_more = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+        await until(lambda: a.is_connected)
+        await once_more.stop()
+
+
+async def test_a_blank_in_a_subject_injects_nothing(nats_url: str, unique: str) -> None:
+    told: list[BusError] = []
+    async with await connect(nats_url, "a", on_error=told.append) as a:
+        heard: list[Delivery] = []
+        await a.subscribe(f"{unique}.>", heard.append)
+        evil = f"{unique}.x 0\r\nPUB {unique}.evil 0\r\n"
+        assert await a.send([(evil, b"", ""), (f"{unique}.a", b"", evil), (f"{unique}.good", b"", "")]) == 1
+        with pytest.raises(BadSubject):
+            await a.request(evil, b"", 1)
+        await until(lambda: heard)
+        await a.flush()
+        assert [delivery.subject for delivery in heard] == [f"{unique}.good"]
+        assert [type(error) for error in told] == [BadSubject, BadSubject]
+
+
+async def test_close_ends_waits_and_stays(nats_url: str, unique: str) -> None:
+    a = await connect(nats_url, "a")
+    heard: list[Delivery] = []
+    await a.subscribe(unique, heard.append)
+    waiting = asyncio.create_task(a.request(unique, b"", 60))
+    await until(lambda: heard)
+    await a.close()
+    await a.close()
+    with pytest.raises(ConnectionClosed):
+        await waiting
+    assert a.closed.is_set()
+    for use in (a.send([]), a.request(unique, b"", 1), a.subscribe(unique, heard.append), a.flush()):
+        with pytest.raises(ConnectionClosed):
+            await use
+
+
+async def test_refused_permissions_reach_their_caller(tmp_path: Path, unique: str) -> None:
+    server = await EmbeddedServer.start(tmp_path / "nats")
+    config = tmp_path / "nats" / "nats.conf"
+    user = '{ user: "limited", password: "p", permissions: { publish: "open.>", subscribe: ["open.>", "_INBOX.>"] } }'
+    config.write_text(config.read_text().replace("users: [ { user: moorage", f"users: [ {user}, {{ user: moorage", 1))
+    os.kill(server.pid, signal.SIGHUP)
+    told: list[BusError] = []
+    context = Context(url=server.url, user="limited", password="p")
+
+    async def reloaded() -> Connection | None:
+        try:
+            return await connect(context, "limited", on_error=told.append)
+        except NotAuthorized:
+            return None
+
+    async with await until(reloaded) as limited:
+        with pytest.raises(PermissionRefused) as publish:
+            await limited.request("Closed.a", b"", 60)
+        assert (publish.value.operation, publish.value.subject) == ("publish", "closed.a")
+        with pytest.raises(PermissionRefused) as subscription:
+            await limited.subscribe("closed.>", lambda _: None)
+        assert subscription.value.operation == "subscription"
+        heard: list[Delivery] = []
+        await limited.subscribe("open.a", heard.append)
+        await limited.send([("open.a", b"", "")])
+        await until(lambda: heard)
+        assert limited.counters.permission_refusals == 2
+        assert [type(error) for error in told] == [PermissionRefused, PermissionRefused]
+        assert limited.counters.reconnects == 0
+    await server.stop()
+
+
+async def test_many_kills_leave_one_socket_and_each_subscription_once(
+    fresh_data_dir: Path, fresh_server: EmbeddedServer, unique: str
+) -> None:
+    def sockets() -> int:
+        links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
+        return sum(os.path.exists(link) and os.readlink(link).startswith("socket:") for link in links)
+
+    async with await connect(fresh_server.url, "a") as a:
+        heard: list[Delivery] = []
+        await a.subscribe(unique, heard.append)
+        before = sockets()
+        server = fresh_server
+        for round_number in range(5):
+            await server.kill()
+            await until(lambda: not a.is_connected)
+            server = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+            await until(lambda: a.is_connected)
+            await a.send([(unique, b"%d" % round_number, "")])
+            await until(lambda n=round_number: heard and heard[-1].data == b"%d" % n)
+        assert [delivery.data for delivery in heard] == [b"%d" % n for n in range(5)]
+        assert a.counters.reconnects == 5
+        assert sockets() == before
+        await server.stop()

@@ -1,0 +1,168 @@
+"""NATS contexts: precedence, every field, and errors that name file, field and what next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.bus.contexts import URL_DEFAULT, Context, list_contexts, resolve, selected_context
+from moorage.bus.errors import BadContext
+
+
+class Home:
+    """A user's configuration folder under a test's own."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.env = {"HOME": str(base)}
+        (base / ".config" / "nats" / "context").mkdir(parents=True)
+
+    def context(self, name: str, /, raw: Any = None, **fields: Any) -> Path:
+        file = self.base / ".config" / "nats" / "context" / f"{name}.json"
+        file.write_bytes(json.dumps(fields).encode() if raw is None else raw)
+        return file
+
+    def select(self, name: str) -> None:
+        (self.base / ".config" / "nats" / "context.txt").write_text(name + "\n")
+
+    def file(self, name: str) -> str:
+        (self.base / name).write_text("x")
+        return str(self.base / name)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_precedence(home: Home) -> None:
+    assert resolve(None, home.env).url == URL_DEFAULT
+    env = {**home.env, "NATS_URL": "nats://by-url:4222"}
+    assert resolve(None, env).url == "nats://by-url:4222"
+    home.context("picked", url="nats://by-selection:4222")
+    home.select("picked")
+    assert resolve(None, env).url == "nats://by-selection:4222"
+    home.context("named", url="nats://by-variable:4222")
+    env["NATS_CONTEXT"] = "named"
+    assert resolve(None, env).url == "nats://by-variable:4222"
+    home.context("asked", url="nats://by-argument:4222")
+    assert resolve("asked", env).url == "nats://by-argument:4222"
+    assert resolve("nats://plain:1", env).url == "nats://plain:1"
+    assert resolve("plain:1", env).url == "nats://plain:1"
+    assert resolve(Context(url="nats://made:1"), env).url == "nats://made:1"
+    assert list_contexts(home.env) == ["asked", "named", "picked"]
+    assert selected_context(home.env) == "picked"
+
+
+def test_xdg_config_home_moves_the_folder(home: Home) -> None:
+    home.context("here", url="nats://xdg:4222")
+    env = {"HOME": "/nowhere", "XDG_CONFIG_HOME": str(home.base / ".config")}
+    assert resolve("here", env).url == "nats://xdg:4222"
+
+
+def test_every_field_is_read(home: Home) -> None:
+    fields = {
+        "url": "nats://a:4222, nats://b:4222",
+        "user": "me",
+        "password": "secret-1",
+        "token": "secret-2",
+        "creds": home.file("me.creds"),
+        "nkey": home.file("me.nk"),
+        "cert": home.file("cert.pem"),
+        "key": home.file("key.pem"),
+        "ca": home.file("ca.pem"),
+        "inbox_prefix": "_INBOX.me",
+        "jetstream_domain": "hub",
+        "tls_first": True,
+    }
+    file = home.context("full", description="not ours", color_scheme="", **fields)
+    context = resolve("full", home.env)
+    assert {key: getattr(context, key) for key in fields} == fields
+    assert context.servers == ["nats://a:4222", "nats://b:4222"]
+    assert context.source == str(file)
+    assert context.api_prefix == "$JS.hub.API"
+
+
+def test_home_in_paths_is_expanded(home: Home) -> None:
+    home.file("me.creds")
+    home.context("tilde", creds="~/me.creds")
+    assert resolve("tilde", home.env).creds == f"{home.base}/me.creds"
+
+
+def test_nothing_shown_holds_a_secret(home: Home) -> None:
+    secrets = {"password": "secret-1", "token": "secret-2", "user_jwt": "secret-3", "user_seed": "secret-4"}
+    home.context("s", url="nats://u:secret-0@h:4222", user="me", **secrets)
+    context = resolve("s", home.env)
+    assert "secret" not in f"{context!r} {context} {context.safe_url} {[context]}"
+    assert "h:4222" in context.safe_url
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"url": "http://h:80"}, "url"),
+        ({"url": "nats://:4222"}, "url"),
+        ({"url": "nats://h:99999"}, "url"),
+        ({"url": ","}, "url"),
+        ({"url": 7}, "url"),
+        ({"user": ["me"]}, "user"),
+        ({"tls_first": "yes"}, "tls_first"),
+        ({"creds": "/nowhere/me.creds"}, "creds"),
+        ({"creds": "op://vault/me"}, "creds"),
+        ({"nkey": "/nowhere/me.nk"}, "nkey"),
+        ({"ca": "/nowhere/ca.pem"}, "ca"),
+        ({"key": "KEY"}, "key"),
+        ({"password": "p"}, "password"),
+        ({"user_jwt": "j"}, "user_jwt"),
+        ({"nsc": "nsc://o/a/u"}, "nsc"),
+        ({"socks_proxy": "socks5://p"}, "socks_proxy"),
+        ({"inbox_prefix": "_INBOX.>"}, "inbox_prefix"),
+        ({"inbox_prefix": "a b"}, "inbox_prefix"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_file(home: Home, fields: dict[str, Any], key: str) -> None:
+    if fields.get(key) == "KEY":
+        fields = {key: home.file("key.pem")}
+    file = home.context("bad", **fields)
+    with pytest.raises(BadContext) as raised:
+        resolve("bad", home.env)
+    assert raised.value.key == key
+    assert raised.value.file == file
+    assert str(file) in str(raised.value)
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b"null", b'{"url": "\xff"}', b"[" * 60_000, b"x" * 70_000])
+def test_a_file_that_is_no_context(home: Home, raw: bytes) -> None:
+    file = home.context("bad", raw=raw)
+    with pytest.raises(BadContext) as raised:
+        resolve("bad", home.env)
+    assert raised.value.file == file
+
+
+@pytest.mark.parametrize("name", ["../escape", "a/b", "", ".", "..", "a b", "x" * 300])
+def test_names_that_are_none(home: Home, name: str) -> None:
+    env = {**home.env, "NATS_CONTEXT": name or " "}
+    with pytest.raises(BadContext, match="NATS_CONTEXT"):
+        resolve(None, env)
+
+
+def test_a_missing_context_says_who_named_it_and_what_is_near(home: Home) -> None:
+    home.context("production", url="nats://h:4222")
+    with pytest.raises(BadContext) as raised:
+        resolve(None, {**home.env, "NATS_CONTEXT": "prodution"})
+    assert "NATS_CONTEXT" in str(raised.value)
+    assert "production" in raised.value.problem.next
+    home.select("gone")
+    with pytest.raises(BadContext, match=r"context\.txt"):
+        resolve(None, home.env)
+
+
+def test_a_bad_certificate_is_named(home: Home) -> None:
+    context = Context(url="tls://h:4222", ca=home.file("ca.pem"))
+    with pytest.raises(BadContext) as raised:
+        context.tls()
+    assert raised.value.key == "ca"
+    assert Context(url="nats://h").tls() is None

@@ -1,0 +1,168 @@
+"""The SDK's inbox: numbered tokens, single and coalesced answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage.bus.connection import connect
+from moorage.bus.errors import NoResponders, RequestTimeout, TooManyWaiting
+from moorage.bus.inbox import Mux, mux_frames, split_mux_reply
+from moorage.bus.outbox import Outbox
+from moorage.bus.transport import Delivery
+from tests.waiting import until
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        ("_INBOX.abc.mux.7", ("_INBOX.abc.mux.all", 7)),
+        ("_INBOX.me.abc.mux.12345", ("_INBOX.me.abc.mux.all", 12345)),
+        ("_INBOX.abc.7", None),
+        ("_INBOX.abc.mux.all", None),
+        ("_INBOX.abc.mux.7x", None),
+        ("_INBOX.abc.mux.-7", None),
+        ("_INBOX.abc.mux.²", None),
+        ("_INBOX.abc.mux." + "9" * 30, None),
+        ("_INBOX.abcmux.7", None),
+        ("mux.7", None),
+        ("", None),
+    ],
+)
+def test_split_mux_reply(reply: str, found: tuple[str, int] | None) -> None:
+    assert split_mux_reply(reply) == found
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**18 - 1), st.binary(max_size=60)), max_size=40), st.integers(40, 300))
+def test_frames_keep_every_answer_in_order_within_the_bound(pairs: list[tuple[int, bytes]], bytes_max: int) -> None:
+    found: list[tuple[int, bytes]] = []
+    for subject, payload, reply in mux_frames({"_INBOX.r.mux.all": pairs}, bytes_max):
+        assert reply == ""
+        if subject == "_INBOX.r.mux.all":
+            assert len(payload) <= bytes_max + 5
+            found += msgspec.msgpack.decode(payload, type=list[tuple[int, bytes]])
+        else:
+            found.append((int(subject.rpartition(".")[2]), payload))
+    assert found == pairs
+
+
+async def test_single_and_coalesced_answers_meet_their_requests(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "sdk") as sdk, await connect(nats_url, "scheduler") as scheduler:
+        asked: list[Delivery] = []
+        await scheduler.subscribe(unique, asked.append)
+        mux = await Mux.open(sdk)
+        requests = [asyncio.create_task(mux.request(unique, b"%d" % i, 30)) for i in range(100)]
+        await until(lambda: len(asked) == 100)
+        answers: dict[str, list[tuple[int, bytes]]] = {}
+        for delivery in asked[:-1]:
+            reply = split_mux_reply(delivery.reply)
+            assert reply is not None
+            answers.setdefault(reply[0], []).append((reply[1], b"answer " + delivery.data))
+        frames = list(mux_frames(answers))
+        assert len(frames) == 1
+        await scheduler.send([*frames, (asked[-1].reply, b"alone", "")])
+        got = await asyncio.gather(*requests)
+        assert [delivery.data for delivery in got] == [b"answer %d" % i for i in range(99)] + [b"alone"]
+        assert mux.waiting == 0
+        # The same frame once more: all late, nothing awaited is touched.
+        await scheduler.send(frames)
+        await until(lambda: mux.late == 99)
+        await mux.close()
+
+
+async def test_a_bad_frame_is_counted_and_harms_nobody(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "sdk") as sdk:
+        asked: list[Delivery] = []
+        await sdk.subscribe(unique, asked.append)
+        mux = await Mux.open(sdk)
+        waiting = asyncio.create_task(mux.request(unique, b"", 30))
+        await until(lambda: asked)
+        base = asked[0].reply.rpartition(".")[0]
+        junk = [b"", b"\xc1", msgspec.msgpack.encode([[1]]), msgspec.msgpack.encode({"a": 1}), b"\x91" * 5000]
+        await sdk.send([(f"{base}.all", data, "") for data in junk] + [(f"{base}.other", b"", "")])
+        await until(lambda: mux._answers.bad_frames == len(junk) + 1)
+        assert not waiting.done()
+        await sdk.send([(asked[0].reply, b"fine", "")])
+        assert (await waiting).data == b"fine"
+
+
+async def test_refusals_and_bounds(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "sdk") as sdk:
+        mux = await Mux.open(sdk, waiting_max=2)
+        with pytest.raises(NoResponders):
+            await mux.request(unique, b"", 5)
+        await sdk.subscribe(unique, lambda _: None)
+        with pytest.raises(RequestTimeout):
+            await mux.request(unique, b"", 0.02)
+        held = [asyncio.create_task(mux.request(unique, b"", 30)) for _ in range(2)]
+        await until(lambda: mux.waiting == 2)
+        with pytest.raises(TooManyWaiting):
+            await mux.request(unique, b"", 5)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        assert mux.waiting == 0
+
+
+class _Slow:
+    """A sender whose writes end when the test says so: shows what is gathered meanwhile."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[bytes]] = []
+        self.gate = asyncio.Event()
+
+    async def send(self, batch: object) -> int:
+        assert isinstance(batch, list)
+        self.batches.append([payload for _, payload, _ in batch])
+        await self.gate.wait()
+        return len(batch)
+
+
+async def test_the_outbox_gathers_while_a_write_is_in_flight() -> None:
+    sender = _Slow()
+    outbox = Outbox(sender)
+    outbox.put("s", b"1")
+    await until(lambda: sender.batches == [[b"1"]])
+    for i in range(2, 6):
+        outbox.put("s", b"%d" % i)
+    sender.gate.set()
+    await outbox.flush()
+    assert sender.batches == [[b"1"], [b"2", b"3", b"4", b"5"]]
+    assert (outbox.writes, outbox.sent, outbox.lost, outbox.waiting) == (2, 5, 0, 0)
+
+
+async def test_the_outbox_is_bounded_by_messages_and_bytes() -> None:
+    sender = _Slow()
+    outbox = Outbox(sender, bytes_max=100, messages_max=3)
+    outbox.put("s", b"first")
+    await until(lambda: sender.batches)
+    assert outbox.put("s", b"x" * 90)
+    assert not outbox.put("s", b"y" * 20)
+    assert outbox.put("s", b"1")
+    assert outbox.put("s", b"2")
+    assert not outbox.put("s", b"3")
+    assert outbox.refused == 2
+    sender.gate.set()
+    await outbox.close()
+    assert not outbox.put("s", b"late")
+    assert [len(batch) for batch in sender.batches] == [1, 3]
+
+
+async def test_the_outbox_delivers_over_a_real_connection_and_counts_what_is_lost(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a:
+        heard: list[bytes] = []
+        await a.subscribe(unique, lambda delivery: heard.append(delivery.data))
+        outbox = Outbox(a)
+        for i in range(1_000):
+            assert outbox.put(unique, b"%d" % i)
+        await outbox.flush()
+        await until(lambda: heard == [b"%d" % i for i in range(1_000)])
+        assert outbox.writes == 1
+    outbox.put(unique, b"after close")
+    await outbox.flush()
+    assert outbox.lost == 1

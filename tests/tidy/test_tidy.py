@@ -1,0 +1,128 @@
+"""The repository's own rules: who may import whom, what never stands in a file, and nothing generated is stale."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = {
+    "schemas": "schemas/moorage/schemas",
+    "bus": "bus/moorage/bus",
+    "scheduler": "scheduler/moorage/scheduler",
+    "worker": "worker/moorage/worker",
+    "client": "client/moorage/client",
+    "cli": "client/moorage/cli",
+}
+#: a room imports rooms below it, never beside or above
+BELOW: dict[str, set[str]] = {
+    "schemas": set(),
+    "bus": {"schemas"},
+    "scheduler": {"schemas", "bus"},
+    "worker": {"schemas", "bus"},
+    "client": {"schemas", "bus", "scheduler", "worker"},
+    "cli": {"schemas", "bus", "scheduler", "worker", "client"},
+}
+CORE = ROOT / "scheduler/moorage/scheduler/core"
+IMPURE = {"asyncio", "nats", "socket", "time", "random", "secrets", "threading"}
+LINES_MAX = 800
+
+
+def sources(room: str) -> Iterator[Path]:
+    yield from sorted((ROOT / ROOMS[room]).rglob("*.py"))
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Absolute names that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield node.module or ""
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / line for line in listed.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_below_it(room: str) -> None:
+    for file in sources(room):
+        for name in imports(file):
+            if name.startswith("moorage."):
+                other = name.split(".")[1]
+                assert other == room or other in BELOW[room], f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_the_core_knows_no_socket_no_loop_and_no_clock() -> None:
+    for file in sorted(CORE.rglob("*.py")):
+        for name in imports(file):
+            assert name.split(".")[0] not in IMPURE, f"{file.relative_to(ROOT)} imports {name}"
+            assert not name.startswith("moorage.bus"), f"{file.relative_to(ROOT)} imports {name}"
+        waits = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Await | ast.AsyncFunctionDef)]
+        assert not waits, f"{file.relative_to(ROOT)} awaits"
+
+
+def test_schemas_import_msgspec_and_nothing_of_ours() -> None:
+    allowed = set(sys.stdlib_module_names) | {"msgspec", "moorage"}
+    for file in sources("schemas"):
+        for name in imports(file):
+            assert name.split(".")[0] in allowed, f"{file}: {name}"
+
+
+def test_the_namespace_has_no_init() -> None:
+    assert not list(ROOT.glob("*/moorage/__init__.py"))
+
+
+def test_no_file_outgrows_its_name() -> None:
+    for room in ROOMS:
+        for file in sources(room):
+            lines = len(file.read_text().splitlines())
+            assert lines <= LINES_MAX, f"{file.relative_to(ROOT)} has {lines} lines"
+
+
+def texts(file: Path) -> Iterator[str]:
+    """The string constants of a file that are no docstrings."""
+    tree = ast.parse(file.read_text())
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.value
+
+
+def test_subjects_are_spelled_in_one_module() -> None:
+    spelled = re.compile(r"moorage\.(api|request|admin|events?|log|hello|load|fleet|worker\.\*|ledger|dlq)\.")
+    for room in ("bus", "scheduler", "worker", "client", "cli"):
+        for file in sources(room):
+            found = [text for text in texts(file) if spelled.match(text) and "<" not in text]
+            assert not found, f"{file.relative_to(ROOT)} spells {found}"
+
+
+def test_no_host_path_or_secret_in_the_tree() -> None:
+    hosts = re.compile(r"https?://(?!127\.0\.0\.1|localhost)[^\s)>\"'`]*/simple\b|--index-url|--find-links")
+    paths = re.compile(r"(?<![\w./~])/(?:work|farm|root)/")
+    for file in tracked():
+        if file.suffix in {".csv", ".png", ".svg"} or not file.exists() or file.name == "test_tidy.py":
+            continue
+        text = file.read_text(errors="replace")
+        assert not hosts.search(text), f"{file.relative_to(ROOT)} names a package registry"
+        assert not paths.search(text), f"{file.relative_to(ROOT)} holds a path of some machine"
+        assert "-----BEGIN" not in text, f"{file.relative_to(ROOT)} holds a key"
+
+
+def test_pins_are_names_and_versions_alone() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert re.fullmatch(r"[a-z0-9-]+==[\w.]+( ;.*)?", line), line
+
+
+def test_generated_pages_are_fresh() -> None:
+    done = subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,34 @@
+"""Wait for a condition in a test: poll with a deadline, never sleep and hope."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+_POLL_S: Final = 0.005
+
+
+class NeverHappened(AssertionError):
+    """The condition stayed false until the deadline."""
+
+
+async def until(
+    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], deadline_s: float = 10, what: str = ""
+) -> Any:
+    """Poll `condition` (plain or async) until it is truthy and return its value.
+
+    Raises `NeverHappened` after `deadline_s` seconds, naming `what` and the last value seen.
+    """
+    ends = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if isinstance(value, Awaitable):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > ends:
+            name = what or getattr(condition, "__name__", "condition")
+            raise NeverHappened(f"{name}: not within {deadline_s:g} s (last value {value!r})")
+        await asyncio.sleep(_POLL_S)
