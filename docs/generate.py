@@ -45,7 +45,7 @@ _EVENT = frames.Event("vision", "train-42", 2, "PLACED", 1729, [_CHANGE])
 
 #: where each frame travels, and one of it
 EXAMPLES: Final[list[tuple[str, str, Any]]] = [
-    ("Accepted", "the answer to submit", frames.Accepted("train-42", 1729)),
+    ("Accepted", "the answer to submit", frames.Accepted("train-42", 1729, "QUEUED")),
     ("Problem", "the answer to what went wrong, on any subject", Problem(
         "invalid-argument", "count must be 1..64, found 0", "caller", "$.gpu.count", "0", "1..64",
         "see docs/protocol.md for every field with an example")),
@@ -125,8 +125,8 @@ def protocol() -> str:
     for name, where, example in EXAMPLES:
         parts.append(f"\n### {name}\n\n`{where}`\n\n{described(type(example), example)}")
     parts.append("\n### In arrays\n")
-    for struct in (frames.Held, frames.Fact, frames.Place, frames.Start, frames.End):
-        parts.append(f"\n#### {struct.__name__}\n\n{inspect.getdoc(struct)}\n\n{fields_table(struct)}\n")
+    for array in (frames.Held, frames.Fact, frames.Place, frames.Start, frames.End):
+        parts.append(f"\n#### {array.__name__}\n\n{inspect.getdoc(array)}\n\n{fields_table(array)}\n")
     return "".join(parts)
 
 

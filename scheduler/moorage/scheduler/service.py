@@ -352,11 +352,14 @@ class Reign:
         purged = state.snapshot
         while True:
             await asyncio.sleep(SNAPSHOT_LOOK_S)
-            if state.snapshot is not None and state.snapshot_before is not None and state.snapshot != purged:
-                await scheduler.ledger.purge_below(state.snapshot_before[1] + 1)
-                await scheduler.snapshots.purge_all_but({state.snapshot[0], state.snapshot_before[0]})
-                purged = state.snapshot
-                log.info("snapshot %s counts; the ledger begins behind %s", purged[0], state.snapshot_before[0])
+            try:
+                if state.snapshot != purged and state.snapshot is not None and state.snapshot_before is not None:
+                    await scheduler.ledger.purge_below(state.snapshot_before[1] + 1)
+                    await scheduler.snapshots.purge_all_but({state.snapshot[0], state.snapshot_before[0]})
+                    purged = state.snapshot
+                    log.info("snapshot %s counts; the ledger begins behind %s", purged[0], state.snapshot_before[0])
+            except BusError as error:
+                log.warning("the ledger cannot be shortened now: %s", error)
             last = state.snapshot[1] if state.snapshot is not None else 0
             if state.seq - last >= scheduler.snapshot_records:
                 taken = await take_snapshot(scheduler.snapshot_command)

@@ -293,7 +293,7 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"
 
     job: str
     ledger: int
-    state: str = "QUEUED"
+    state: str
     duplicate: bool = False
     warnings: list[str] = []
     v: int = VERSION

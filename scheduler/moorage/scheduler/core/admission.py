@@ -7,6 +7,7 @@ could ever run waits with a warning, or is refused where `on_no_match` says so a
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Final
 
 from moorage.scheduler.core.config import Config
@@ -18,7 +19,7 @@ from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, REJECTED, Job, State
-from moorage.schemas.codec import canonical, same_request
+from moorage.schemas.codec import NESTING_MAX, canonical, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATES
@@ -26,19 +27,35 @@ from moorage.schemas.job import STATES
 RETRY_AFTER_S: Final = 1.0
 NAMES_SHOWN_MAX: Final = 3
 
+_NONE: Final[set[str]] = set()
+
 NO_MATCH: Final = "no-match"
 NOT_HEARD: Final = "fleet-not-yet-heard"
+
+
+def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
+    """Whether a value that came as JSON or msgpack has a canonical form, and can be shown as JSON."""
+    if isinstance(value, dict):
+        return levels > 0 and all(type(key) is str and is_plain(item, levels - 1) for key, item in value.items())
+    if isinstance(value, list):
+        return levels > 0 and all(is_plain(item, levels - 1) for item in value)
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str)
 
 
 class NewJob:
     """A job that this draft accepts: what to do with it once the record is folded."""
 
-    __slots__ = ("stillborn", "submit", "warnings")
+    __slots__ = ("stillborn", "submit", "warnings", "why")
 
-    def __init__(self, submit: Submit, warnings: list[str], stillborn: int | None) -> None:
+    def __init__(self, submit: Submit, warnings: list[str], stillborn: int | None = None, why: str = "") -> None:
         self.submit = submit
         self.warnings = warnings
-        self.stillborn = stillborn  # a terminal state that the next record gives it
+        self.stillborn = stillborn  # a terminal state that this very record gives it
+        self.why = why
 
 
 class Admission:
@@ -54,9 +71,18 @@ class Admission:
     def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
         """A job to accept, or the answer that says why not. `fresh` are the jobs this draft accepts already."""
         key = (event.tenant, event.name)
+        if event.request.driver_config and not is_plain(event.request.driver_config):
+            return problem(
+                "invalid-argument",
+                "driver_config must be plain: objects with text keys, lists, text, numbers of 64 bits, booleans, null",
+                field="$.driver_config",
+                allowed=f"{NESTING_MAX} levels",
+                job=event.name,
+            )
         known = fresh.get(key)
         if known is not None:
-            return self._again(event, known.submit.body, "QUEUED", 0)
+            state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]
+            return self._again(event, known.submit.body, state, 0)
         tenant = self.state.tenants.get(event.tenant)
         if tenant is not None:
             job = tenant.jobs.get(event.name)
@@ -75,20 +101,23 @@ class Admission:
                 next="send again later, or publish to the durable queue, which waits",
                 retry_after_s=RETRY_AFTER_S,
             )
-        if tenant is not None and event.name in tenant.tombstones:
+        just_now = draft.tombstones.get(event.tenant, _NONE)
+        if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
             draft.acts.append([Act.UNTOMB, event.tenant, event.name])
-            return NewJob(event, ["cancelled-before"], CANCELLED)
+            draft.bytes += 128
+            just_now.discard(event.name)
+            return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came")
         warnings: list[str] = []
-        stillborn = None
         if not self.could_ever(event.shape):
-            if not self.all_heard():
+            heard, nearest = self.all_heard(), self._nearest(event.shape)
+            if not heard:
                 warnings.append(NOT_HEARD)
-            if event.request.on_no_match == "reject":
-                if self.all_heard():
+            warnings.append(nearest)
+            if heard and event.request.on_no_match == "reject":
+                if event.sequence == 0:
                     return self._no_match(event)
-                stillborn = None  # rejected by event, once everybody was heard
-            warnings.append(self._nearest(event.shape))
-        return NewJob(event, warnings, stillborn)
+                return NewJob(event, warnings, REJECTED, nearest)  # nobody waits for an answer: told by event
+        return NewJob(event, warnings)  # not heard yet: rejected by event, once everybody was
 
     def _again(self, event: Submit, body: bytes, state: str, ledger: int) -> Accepted | Problem:
         if same_request(body, event.body):
@@ -124,17 +153,11 @@ class Admission:
 
     def _could_ever(self, shape: Shape) -> bool:
         missing = shape.together
-        for cls, fit in self.fleet.capable(shape):
-            each = fit.mask.bit_count()
+        for cls, _ in self.fleet.capable(shape):
             for host in cls.hosts.values():
-                if host.could_ever(shape):
-                    slots = (fit.mask & host.lent).bit_count() if each else 0
-                    per_host = slots // shape.count if shape.count else missing
-                    if shape.mode > 1:
-                        per_host *= cls.sharers(shape.mode)
-                    missing -= max(1, per_host)
-                    if missing <= 0:
-                        return True
+                missing -= host.replicas_of(shape, "ever")
+                if missing <= 0:
+                    return True
         return False
 
     def all_heard(self) -> bool:
@@ -186,14 +209,15 @@ class Admission:
             return Answer("cancel", 0, {"job": event.job, "cancelled": False, "was": STATES[row[2]]})
         tenant = self.state.tenants.get(event.tenant)
         remembered = tenant.tombstones if tenant is not None else {}
-        if event.job not in remembered and len(remembered) >= self.config.tombstones_max:
+        just_now = draft.tombstones.get(event.tenant, _NONE)
+        count = len(remembered) + len(just_now)
+        if event.job not in remembered and event.job not in just_now and count >= self.config.tombstones_max:
             return problem(
                 "tombstones-full",
-                f"{len(remembered)} cancels of unknown jobs are remembered for {event.tenant}",
+                f"{count} cancels of unknown jobs are remembered for {event.tenant}",
                 job=event.job,
                 next="cancel jobs that exist; tombstones of queued cancels go when the queue is read past them",
                 retry_after_s=RETRY_AFTER_S,
             )
-        draft.acts.append([Act.TOMBSTONE, event.tenant, event.job, event.sequence])
-        draft.bytes += 128
+        draft.tombstone(event.tenant, event.job, event.sequence)
         return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Op, Record, packed
+from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Op, Record, packed
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -16,6 +16,7 @@ from moorage.scheduler.core.state import (
     CLAIMED,
     LOST_KEPT,
     PLACED,
+    QUEUED,
     RUNNING,
     Job,
     Member,
@@ -27,7 +28,7 @@ from moorage.scheduler.core.state import (
 STEP_BYTES: Final = 30
 NOTE_CHARS_MAX: Final = 200
 #: room left for acts, evidence and the record's own fields
-SLACK_BYTES: Final = 64 * 1024
+SLACK_BYTES: Final = 96 * 1024
 
 
 class Draft:
@@ -36,6 +37,7 @@ class Draft:
     __slots__ = (
         "_gang",
         "_held",
+        "_note_numbers",
         "_phase",
         "_state",
         "accepts",
@@ -44,11 +46,14 @@ class Draft:
         "evidence",
         "facts",
         "gone",
+        "left",
+        "left_queue",
         "next_num",
         "notes",
         "state",
         "steps",
         "time_ms",
+        "tombstones",
     )
 
     def __init__(self, state: State, time_ms: int) -> None:
@@ -63,6 +68,10 @@ class Draft:
         self.evidence: list[int] = []
         self.bytes = 0
         self.gone: set[Member] = set()
+        self.left: set[int] = set()  # workers whose session ends with this record
+        self.left_queue = 0  # replicas that this record ends while they stand in the queue
+        self.tombstones: dict[str, set[str]] = {}  # by tenant: cancels of unknown jobs that this record remembers
+        self._note_numbers: dict[str, int] = {}
         self._state: dict[Replica, int] = {}
         self._held: dict[Replica, Member | None] = {}
         self._phase: dict[Member, int] = {}
@@ -96,14 +105,23 @@ class Draft:
 
     # ------------------------------------------------------------------------------------------ steps
 
-    def note(self, text: str) -> int:
-        """The 1-based number of a note; 0 stands for none."""
+    def note(self, text: str, *, always: bool = False) -> int:
+        """The 1-based number of a note; 0 stands for none. One text is written once, however many steps name it.
+
+        Beyond the record's bound a new text is left out unless `always`: the transition counts, not its story.
+        """
         if not text:
             return 0
         text = text[:NOTE_CHARS_MAX]
+        known = self._note_numbers.get(text)
+        if known is not None:
+            return known
+        if self.full and not always:
+            return 0
         self.notes.append(text)
-        self.bytes += len(text) + 3
-        return len(self.notes)
+        self.bytes += len(text.encode()) + 3
+        number = self._note_numbers[text] = len(self.notes)
+        return number
 
     def step(self, op: int, num: int, index: int, a: int = 0, b: int = 0, c: int = 0) -> None:
         self.steps += (op, num, index, a, b, c)
@@ -119,8 +137,20 @@ class Draft:
         self.next_num += 1
         return self.next_num - 1
 
+    def end_session(self, worker_num: int, why: str) -> None:
+        """GONE: facts of the old session are folded, but their numbers must not reach into the next one."""
+        self.acts.append([Act.GONE, worker_num, why])
+        self.left.add(worker_num)
+        facts = self.facts
+        self.facts = [x for at in range(0, len(facts), 2) if facts[at] != worker_num for x in facts[at : at + 2]]
+
+    def tombstone(self, tenant: str, job: str, sequence: int) -> None:
+        self.acts.append([Act.TOMBSTONE, tenant, job, sequence])
+        self.bytes += 128
+        self.tombstones.setdefault(tenant, set()).add(job)
+
     def claim(self, replica: Replica, member: Member, master: str) -> None:
-        self.step(Op.CLAIM, replica.job.num, replica.index, 0, 0, self.note(master))
+        self.step(Op.CLAIM, replica.job.num, replica.index, 0, 0, self.note(master, always=True))
         self._phase[member] = AT_CLAIMED
         self._state[replica] = CLAIMED
 
@@ -163,6 +193,8 @@ class Draft:
         self._state[replica] = to
 
     def move(self, replica: Replica, to: int, why: str) -> None:
+        if self.state_of(replica) == QUEUED:
+            self.left_queue += 1
         self.step(Op.MOVE, replica.job.num, replica.index, to, 0, self.note(why))
         self._state[replica] = to
 

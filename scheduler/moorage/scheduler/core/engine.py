@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from moorage.scheduler.core.admission import Admission, NewJob
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
 from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Operate, QueueRead, SnapshotTaken, Submit
 from moorage.scheduler.core.finished import KEEP_MS, request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
@@ -22,21 +22,37 @@ from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.outputs import Outputs, WantedFrames, event_of
 from moorage.scheduler.core.plan import Planner
-from moorage.scheduler.core.queue import Queue, entry
+from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
-from moorage.scheduler.core.records import Act, Op, Record, encode_record
+from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.core.state import QUEUED, Job, Replica, State, Worker
+from moorage.scheduler.core.state import IS_TERMINAL, QUEUED, Job, Replica, State, Worker
 from moorage.schemas.codec import canonical, decode_request, encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
-from moorage.schemas.job import Request
+from moorage.schemas.job import STATES, Request
 from moorage.schemas.subjects import Subjects
 
 #: ended jobs that one record compacts at most: some 3 µs each
 COMPACT_MAX: Final = 512
-_DEADLINE, _START_WITHIN, _BACKOFF, _REJECT = range(4)
+#: a W3C traceparent has 55; what is longer is none
+TRACE_CHARS_MAX: Final = 128
+#: what a record may hold before it takes no more
+DRAFT_BYTES_MAX: Final = RECORD_BYTES_MAX - SLACK_BYTES
+#: timers of jobs that are over, and queue entries that no longer wait, before they are cleared out
+TIMERS_SPARE: Final = 10_000
+QUEUE_SPARE: Final = 1_000
+EXPIRE_AGAIN_MS: Final = 1_000
+_DEADLINE, _START_WITHIN, _BACKOFF = range(3)
+
+
+def _lose_bytes(worker: Worker) -> int:
+    """What the end of a session writes at most: two steps a member, and more for the ranks of its gangs."""
+    return sum(
+        2 * STEP_BYTES * (len(member.replica.job.replicas) if member.replica.job.gang else 1)
+        for member in worker.members.values()
+    )
 
 
 class _InFlight:
@@ -81,6 +97,7 @@ class Engine:
         self._looked_ms = 0
         self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
         self._built_ms = mono_ms
+        self._left_queue = 0  # entries of the queue that no longer wait, at most
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self._resume(mono_ms)
 
@@ -91,7 +108,7 @@ class Engine:
         for worker in self.state.worker_by_num:
             if worker.session:
                 host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
-                host.last_ms = host.load_ms = mono_ms
+                host.last_ms = mono_ms
         for job in self.state.jobs.values():
             job.told = job.rev
             if not job.over:
@@ -113,7 +130,8 @@ class Engine:
             heappush(self._timers, (job.accepted_ms + int(request.deadline_s * 1000), _DEADLINE, job.num))
         if request.start_within_s is not None:
             heappush(self._timers, (job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num))
-        if request.on_no_match == "reject" and not self.admission.could_ever(self.shape_of(job)):
+        # a job that something has become of was matched once: it is not rejected for what left the fleet since
+        if request.on_no_match == "reject" and job.rev == 1 and not self.admission.could_ever(self.shape_of(job)):
             self._unmatched.add(job.num)
 
     def request_of(self, job: Job) -> Request:
@@ -174,14 +192,18 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self._slept(mono_ms)
         self._built_ms = mono_ms
+        later: list[FromWorker] = []
         while self._rest and not draft.full:
             event = self._rest.popleft()
             if isinstance(event, FromWorker):
-                self._from_worker(flight, event, folded)
-            elif isinstance(event, Cancel):
-                if (event.tenant, event.job) in flight.new:
+                if not self._has_room(draft, event):
                     self._rest.appendleft(event)
                     break
+                if isinstance(event.frame, Join) and any(o.worker == event.worker for o, _ in flight.joined):
+                    later.append(event)  # its own first join comes first
+                else:
+                    self._from_worker(flight, event, folded)
+            elif isinstance(event, Cancel):
                 flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
             elif isinstance(event, Operate):
                 flight.replies.append((self._operate(draft, event), event.reply, event.json))
@@ -189,12 +211,17 @@ class Engine:
                 self._name_snapshot(draft, event)
             else:
                 flight.asks.append(event)
+        self._rest.extendleft(reversed(later))
         if mono_ms - self._looked_ms >= 1000:
             self._looked_ms = mono_ms
-            self._each_second(draft, mono_ms)
+            self._each_second(flight, mono_ms)
         self._due(draft)
         while self._submits and not draft.full:
             self._submit(flight, self._submits.popleft())
+        self._left_queue += draft.left_queue
+        if self._left_queue > QUEUE_SPARE + self.queue.size // 4:
+            self._left_queue = 0
+            self.planner.sweep(draft)
         self.planner.plan(draft)
         self._compact(draft)
         self._rid += 1
@@ -222,6 +249,8 @@ class Engine:
         """This leader was stopped, or nothing was acknowledged for a while: everybody counts as heard now (H28)."""
         for host in self.fleet.hosts.values():
             host.last_ms = max(host.last_ms, mono_ms)
+            if host.load_ms >= 0:
+                host.load_ms = max(host.load_ms, mono_ms)
 
     def _from_worker(self, flight: _InFlight, event: FromWorker, folded: dict[int, int]) -> None:
         frame, draft = event.frame, flight.draft
@@ -234,9 +263,6 @@ class Engine:
             else:
                 flight.replies.append((found, event.reply, event.json))
         elif isinstance(frame, Join):
-            if any(other.worker == event.worker for other, _ in flight.joined):
-                self._rest.append(event)  # its own first join comes first
-                return
             session = self.sessions.join(draft, event, frame)
             if isinstance(session, Problem):
                 flight.replies.append((session, event.reply, event.json))
@@ -257,10 +283,11 @@ class Engine:
             self._reply_submit(flight, event, outcome)
             return
         flight.new[(event.tenant, event.name)] = outcome
-        num = draft.accept(event.tenant, event.name, event.body, event.request.replicas, event.trace)
+        trace = event.trace if len(event.trace) <= TRACE_CHARS_MAX else ""
+        num = draft.accept(event.tenant, event.name, event.body, event.request.replicas, trace)
         if outcome.stillborn is not None:
             for index in range(event.request.replicas):
-                draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note("cancelled before it came"))
+                draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
         shape, priority = event.shape, event.request.priority
         for index in range(1 if shape.together > 1 else event.request.replicas):
@@ -282,20 +309,29 @@ class Engine:
             return problem(
                 "not-found", f"no worker {event.worker} has joined", found=event.worker, next="see moorage fleet"
             )
+        host = self.fleet.hosts.get(worker.num)
         if event.verb == "release":
+            self.lifecycle.release(draft, worker)
             draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined, event.by])
         else:
             flag = {"cordon": "cordoned", "drain": "draining", "uncordon": "open"}[event.verb]
             draft.acts.append([Act.FLAG, worker.num, flag, event.by])
+            if host is not None:
+                host.closed = flag != "open"  # nothing new from this record on
+                self.fleet.refresh(host)
         draft.bytes += 128
         return {"kind": "done", "verb": event.verb, "worker": event.worker, "members": len(worker.members)}
 
     # -------------------------------------------------------------------------------- timers and upkeep
 
-    def _each_second(self, draft: Draft, mono_ms: int) -> None:
+    def _each_second(self, flight: _InFlight, mono_ms: int) -> None:
+        draft = flight.draft
+        heard = {host.worker.num for _, _, host in flight.renewed}  # answered with this record
         for worker in self.sessions.silent(mono_ms):
-            if draft.full:
-                return
+            if worker.num in heard:
+                continue
+            if not draft.empty and draft.bytes + _lose_bytes(worker) > DRAFT_BYTES_MAX:
+                break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
         old = self.state.finished.older_than(draft.time_ms - KEEP_MS, COMPACT_MAX)
@@ -307,13 +343,31 @@ class Engine:
                 if job is not None:
                     self.admission.reject_unmatched(draft, job, self.shape_of(job))
             self._unmatched.clear()
+        if len(self._timers) > 2 * self.state.live + TIMERS_SPARE:
+            self._timers = [timer for timer in self._timers if self._is_live(timer)]
+            heapify(self._timers)
+
+    def _is_live(self, timer: tuple[int, int, int]) -> bool:
+        """Whether a timer can still mean something: jobs end long before their deadlines."""
+        job = self.state.jobs.get(timer[2] >> REPLICA_BITS if timer[1] == _BACKOFF else timer[2])
+        return job is not None and not job.over
+
+    def _has_room(self, draft: Draft, event: FromWorker) -> bool:
+        """Whether this record has room for the most that a frame may bring; an empty one always has."""
+        frame, size = event.frame, 0
+        if isinstance(frame, FactFrame | Join):
+            size = 2 * STEP_BYTES * len(frame.facts)
+        if isinstance(frame, Join | Goodbye):
+            worker = self.state.workers.get(event.worker)
+            size += _lose_bytes(worker) if worker is not None else 0
+        return size == 0 or draft.empty or draft.bytes + size <= DRAFT_BYTES_MAX
 
     def _due(self, draft: Draft) -> None:
         timers, state = self._timers, self.state
         while timers and timers[0][0] <= draft.time_ms and not draft.full:
             _, kind, what = heappop(timers)
             if kind == _BACKOFF:
-                job = state.jobs.get(what >> 10)
+                job = state.jobs.get(what >> REPLICA_BITS)
                 if job is not None and not job.over:
                     self.queue.add(self.request_of(job).priority, self.shape_of(job), what)
                 continue
@@ -324,6 +378,9 @@ class Engine:
                 self.lifecycle.deadline(draft, job)
             else:
                 self.lifecycle.expire(draft, job)
+                if not job.started and any(not IS_TERMINAL[draft.state_of(replica)] for replica in job.replicas):
+                    # placed but not started: should its worker refuse it, it must not wait on
+                    heappush(timers, (draft.time_ms + EXPIRE_AGAIN_MS, kind, what))
 
     def _compact(self, draft: Draft) -> None:
         """The oldest ended jobs leave memory; their digest stays for idempotence."""
@@ -363,8 +420,7 @@ class Engine:
         for event, session in flight.joined:
             self._answer_join(event, session, wanted, out)
         for answer, reply, json in flight.replies:
-            if reply:
-                out.answers.append((reply, encode(answer, json=json)))
+            out.answers.append((reply, encode(answer, json=json)))
         for job in folded.jobs.values():
             if job.told < job.rev:
                 frame_of = event_of(state, job)
@@ -372,11 +428,12 @@ class Engine:
         for ask in flight.asks:
             out.answers.append((ask.reply, encode(ask.answer(), json=ask.json)))
         out.messages += wanted.messages()
+        out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
         return out
 
     def _own_subject(self, job: Job) -> bool:
         """Whether this job's events go to its own subject too: bodies say `"events": "tenant"` where not."""
-        return b'"tenant"' not in job.body or self.request_of(job).events == "job"
+        return b"tenant" not in job.body or self.request_of(job).events == "job"
 
     def _new_jobs(self, flight: _InFlight, accepted: list[Job], out: Outputs) -> None:
         seq = self.state.seq
@@ -388,11 +445,8 @@ class Engine:
             request = submit.request
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
-            if made.stillborn is not None:
-                self._rest.append(Cancel(job.tenant, job.name, "cancelled before it came"))
-            answer = Accepted(
-                job.name, seq, "QUEUED" if made.stillborn is None else "CANCELLED", warnings=made.warnings
-            )
+            state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
+            answer = Accepted(job.name, seq, state, warnings=made.warnings)
             if submit.batch is not None:
                 batch = submit.batch
                 batch.answers[submit.position] = answer
@@ -415,6 +469,8 @@ class Engine:
             else:
                 host = self.fleet.hosts.get(worker.num)
                 if host is not None:
+                    host.closed = worker.flag != "open"
+                    self.fleet.changes += 1  # a shared device that opens again moves no bucket
                     self.fleet.refresh(host)
 
     def _answer_join(self, event: FromWorker, session: str, wanted: WantedFrames, out: Outputs) -> None:

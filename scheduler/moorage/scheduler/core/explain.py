@@ -81,13 +81,13 @@ def explain(fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset()) ->
     counts["large-enough"] = len(sized)
     if not sized:
         return Explanation("host-size", counts, [])
-    if _capacity(sized, shape) < shape.together:
+    if sum(host.replicas_of(shape, "ever") for host in sized) < shape.together:
         return Explanation("gang-size", counts, [])
     heard = [host for host in sized if host.heard]
     counts["heard"] = len(heard)
     if not heard:
         return Explanation("not-heard", counts, [])
-    open_hosts = [host for host in heard if host.usable]
+    open_hosts = [host for host in heard if host.usable and not (host.waiting and shape.count)]
     counts["open"] = len(open_hosts)
     if not open_hosts:
         return Explanation("closed", counts, [])
@@ -104,7 +104,7 @@ def explain(fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset()) ->
     counts["not-reserved"] = len(unbarred)
     if not unbarred:
         return Explanation("reserved", counts, [])
-    if shape.together > 1 and sum(_fits(host, shape) for host in unbarred) < shape.together:
+    if shape.together > 1 and sum(host.replicas_of(shape, "now") for host in unbarred) < shape.together:
         return Explanation("gang", counts, _holders(open_hosts))
     return Explanation("placing", counts, [])
 
@@ -123,24 +123,9 @@ def _free(host: Host, shape: Shape) -> int:
     mask = host.open & host.cls.fit(shape).mask
     if shape.mode > EXCLUSIVE:
         for slot, device in host.shared.items():
-            if device.mode == shape.mode and device.users < host.cls.sharers(shape.mode):
+            if host.room_beside(slot, device, shape):
                 mask |= 1 << slot & host.cls.fit(shape).mask
     return mask.bit_count()
-
-
-def _fits(host: Host, shape: Shape) -> int:
-    return _free(host, shape) // shape.count if shape.count else shape.together
-
-
-def _capacity(hosts: list[Host], shape: Shape) -> int:
-    total = 0
-    for host in hosts:
-        if shape.count:
-            slots = (host.lent & host.cls.fit(shape).mask).bit_count()
-            total += slots // shape.count * (host.cls.sharers(shape.mode) if shape.mode > EXCLUSIVE else 1)
-        else:
-            total += shape.together
-    return total
 
 
 def _holders(hosts: list[Host]) -> list[str]:

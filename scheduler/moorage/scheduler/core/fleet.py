@@ -8,7 +8,7 @@ not empty, not a scan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from moorage.scheduler.core.records import Mode
 from moorage.scheduler.core.shape import Shape
@@ -17,6 +17,11 @@ from moorage.schemas.gpu import SHARERS_MAX
 
 NO_GPU: Final = int(Mode.NONE)
 EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
+#: shapes that a class remembers its answer for
+FITS_MAX: Final = 50_000
+#: members of one worker: so that its renewal, its join and its loss each fit one frame or record
+MEMBERS_MAX: Final = 4096
+When = Literal["ever", "emptied", "now"]
 _MODE_WORDS: Final = {int(Mode.EXCLUSIVE): "exclusive", int(Mode.MPS): "mps", int(Mode.TIME_SLICE): "time-slice"}
 
 
@@ -35,11 +40,12 @@ class SharedDevice:
 class Fit:
     """What a shape finds on a class: which device slots answer, how well, or why none does."""
 
-    __slots__ = ("mask", "rank", "reason")
+    __slots__ = ("best_mask", "mask", "rank", "reason")
 
-    def __init__(self, mask: int, rank: int, reason: str) -> None:
+    def __init__(self, mask: int, rank: int, reason: str, best_mask: int = 0) -> None:
         self.mask = mask
         self.rank = rank
+        self.best_mask = best_mask  # the slots that answer as well as the best one
         self.reason = reason  # empty where the class could run it
 
 
@@ -67,7 +73,9 @@ class HostClass:
         self.drivers = frozenset(hello["drivers"])
         self.modes = frozenset(hello["modes"])
         self.labels: dict[str, str] = hello["labels"]
-        self.sharers_max = {**SHARERS_MAX, **hello["sharers_max"]}
+        self.sharers_max = {
+            mode: max(1, min(most, int(hello["sharers_max"].get(mode, most)))) for mode, most in SHARERS_MAX.items()
+        }
         self.hosts: dict[int, Host] = {}
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
@@ -76,6 +84,8 @@ class HostClass:
     def fit(self, shape: Shape) -> Fit:
         found = self.fits.get(shape.index)
         if found is None:
+            if len(self.fits) >= FITS_MAX:
+                self.fits.clear()
             found = self.fits[shape.index] = self._fit(shape)
         return found
 
@@ -98,7 +108,7 @@ class HostClass:
         mask = sum(1 << slot for slot, rank in enumerate(ranks) if rank)
         if mask.bit_count() < shape.count:
             return Fit(0, best, "count")
-        return Fit(mask, best, "")
+        return Fit(mask, best, "", sum(1 << slot for slot, rank in enumerate(ranks) if rank == best))
 
     def _device_reason(self, shape: Shape) -> str:
         """Which filter the devices fail first: vendor, model, then memory."""
@@ -114,6 +124,17 @@ class HostClass:
             return "model"
         return "memory" if all(d[3] < max(shape.min_memory_mib, shape.share_mib) for d in named) else "slot"
 
+    def places(self, slots: int, shape: Shape) -> int:
+        """How many devices' worth of a shape these empty slots hold: one each, or as many as sharers fit."""
+        if shape.mode <= EXCLUSIVE:
+            return slots.bit_count()
+        most = self.sharers(shape.mode)
+        if shape.compute_percent:
+            most = min(most, 100 // shape.compute_percent)
+        if not shape.share_mib:
+            return most * slots.bit_count()
+        return sum(min(most, d[3] // shape.share_mib) for slot, d in enumerate(self.devices) if slots >> slot & 1)
+
     def sharers(self, mode: int) -> int:
         return int(self.sharers_max.get(_MODE_WORDS[mode], 1))
 
@@ -124,11 +145,13 @@ class Host:
     __slots__ = (
         "bucket",
         "busy",
+        "closed",
         "cls",
         "cpu_free",
         "cpu_milli",
         "free",
         "heard",
+        "held",
         "last_ms",
         "lent",
         "load_ms",
@@ -137,6 +160,7 @@ class Host:
         "shared",
         "sick",
         "stale",
+        "util_percent",
         "waiting",
         "worker",
     )
@@ -149,7 +173,9 @@ class Host:
         self.memory_mib = self.memory_free = int(hello["memory_mib"])
         lent = hello.get("lent_slots")
         every = (1 << len(cls.devices)) - 1
-        self.lent = every if lent is None else sum(1 << int(slot) for slot in lent) & every
+        self.lent = every if lent is None else sum(1 << slot for slot in set(lent) if 0 <= slot < 64) & every
+        self.held = 0  # members counted in
+        self.closed = worker.flag != "open"  # cordoned or draining, from the operator's word on
         self.free = self.lent  # slots that nobody of ours uses
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots that somebody else uses: local claimers, a foreign process, one just refused
@@ -157,29 +183,68 @@ class Host:
         self.waiting = False  # a local claimer waits: full for the scheduler (H42)
         self.heard = False  # renewed in this reign
         self.last_ms = 0  # monotonic ms of the last renewal answered in this reign
-        self.load_ms = 0
+        self.load_ms = -1  # monotonic ms of the last load frame; -1: none in this reign and session
+        self.util_percent = 0  # mean of its devices, by its last load frame
         self.stale = False  # load frames are missed: nothing new here
         self.bucket = -1
 
     @property
     def open(self) -> int:
-        """Slots that may be given out wholly."""
-        return self.free & ~(self.busy | self.sick | self.worker.quarantined)
+        """Slots that may be given out wholly; none while a local claimer waits for a device (H42)."""
+        return 0 if self.waiting else self.free & ~(self.busy | self.sick | self.worker.quarantined)
+
+    def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> bool:
+        """Whether one more sharer of this shape's mode and share fits on a device that others share."""
+        if device.mode != shape.mode or device.users >= self.cls.sharers(shape.mode):
+            return False
+        if self.waiting or (self.busy | self.sick | self.worker.quarantined) >> slot & 1:
+            return False
+        if shape.compute_percent and device.percent + shape.compute_percent > 100:
+            return False
+        memory = self.cls.devices[slot][3]
+        return not (shape.share_mib and device.memory_mib + shape.share_mib > memory)
+
+    def replicas_of(self, shape: Shape, when: When) -> int:
+        """At most how many replicas of a shape this host could hold.
+
+        `ever`: if it were empty and well; `emptied`: once ours have left; `now`: beside what is there.
+        """
+        fit = self.cls.fit(shape)
+        if fit.reason:
+            return 0
+        now = when == "now"
+        most = MEMBERS_MAX - (self.held if now else 0)
+        if shape.count:
+            slots = fit.mask & (self.open if now else self.lent)
+            if when == "emptied":
+                slots &= 0 if self.waiting else ~(self.busy | self.sick | self.worker.quarantined)
+            rooms, devices = 0, slots.bit_count()
+            for slot, device in self.shared.items() if now else ():
+                if fit.mask >> slot & 1 and self.room_beside(slot, device, shape):
+                    rooms += 1
+                    devices += 1
+            rooms += self.cls.places(slots, shape)
+            most = min(most, rooms // shape.count) if devices >= shape.count else 0
+        if shape.cpu_milli and self.cpu_milli:
+            most = min(most, (self.cpu_free if now else self.cpu_milli) // shape.cpu_milli)
+        if shape.memory_mib and self.memory_mib:
+            most = min(most, (self.memory_free if now else self.memory_mib) // shape.memory_mib)
+        return max(0, most)
 
     def fits_host(self, shape: Shape) -> bool:
         """CPU and memory of the host; 0 milli known means the worker did not say, and nothing is counted."""
+        if self.held >= MEMBERS_MAX:
+            return False
         if shape.cpu_milli and self.cpu_milli and shape.cpu_milli > self.cpu_free:
             return False
         return not (shape.memory_mib and self.memory_mib and shape.memory_mib > self.memory_free)
 
     def could_ever(self, shape: Shape) -> bool:
-        if shape.cpu_milli > self.cpu_milli > 0 or shape.memory_mib > self.memory_mib > 0:
-            return False
-        return shape.count == 0 or (self.cls.fit(shape).mask & self.lent).bit_count() >= shape.count
+        return self.replicas_of(shape, "ever") > 0
 
     @property
     def usable(self) -> bool:
-        return self.heard and not self.waiting and bool(self.worker.session) and self.worker.flag == "open"
+        return self.heard and not self.stale and not self.closed and bool(self.worker.session)
 
 
 class Fleet:
@@ -258,6 +323,7 @@ class Fleet:
 
     def take(self, host: Host, shape: Shape, mask: int) -> None:
         """Count a member in: devices, CPU and memory."""
+        host.held += 1
         host.cpu_free -= shape.cpu_milli
         host.memory_free -= shape.memory_mib
         if shape.mode <= EXCLUSIVE:
@@ -286,6 +352,7 @@ class Fleet:
 
     def give(self, host: Host, shape: Shape, mask: int) -> None:
         """Count a member out again."""
+        host.held -= 1
         host.cpu_free += shape.cpu_milli
         host.memory_free += shape.memory_mib
         if shape.mode <= EXCLUSIVE:
@@ -311,7 +378,7 @@ class Fleet:
                 del host.shared[slot]
                 cls.shared_open[device.mode].pop((num, slot), None)
                 host.free |= bit & host.lent
-            elif host.bucket >= 0:
+            elif host.bucket >= 0 and device.users < cls.sharers(device.mode):
                 cls.shared_open[device.mode][(num, slot)] = device
 
     # ----------------------------------------------------------------------------------- questions

@@ -91,6 +91,8 @@ class _Folding:
         state.time_ms = record.time
         for act in record.acts:
             self._act(act)
+        if record.epoch != state.epoch:
+            raise FoldError(f"record {self.seq} is of epoch {record.epoch}, which no epoch record before it began")
         for tenant, flat in record.accepts:
             self._accept(tenant, flat)
         if record.facts:
@@ -208,12 +210,14 @@ class _Folding:
                 job.gang = a
                 job.after = b
                 job.count = c
-                if a == GangPhase.STARTED:
+                if a == GangPhase.HOLDING:
+                    job.master = ""  # of the attempt before
+                elif a == GangPhase.STARTED:
                     out.touched.extend(peer.member for peer in job.replicas if peer.member is not None)
             elif op == _QUARANTINE:
                 held = self._lingering(job, index, a)
                 held.worker.quarantined |= b
-                touched[id(held.worker)] = held.worker
+                self._touch_worker(held.worker)
             else:
                 raise FoldError(f"record {seq} holds step {op}, which this release does not know")
             touched[id(job)] = job
@@ -256,7 +260,7 @@ class _Folding:
         worker = member.worker
         if worker.quarantined & member.mask:
             worker.quarantined &= ~member.mask
-            self.touched[id(worker)] = worker
+            self._touch_worker(worker)
         self._drop(member)
 
     def _drop(self, member: Member) -> None:

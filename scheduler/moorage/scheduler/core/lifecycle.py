@@ -11,7 +11,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.records import Act, Count, GangPhase, Op
+from moorage.scheduler.core.records import Count, GangPhase, Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
     AT_EXITED,
@@ -42,6 +42,8 @@ RETRY_BACKOFF_MS: Final = 1_000
 RETRY_BACKOFF_MS_MAX: Final = 60_000
 REFUSAL_BACKOFF_MS: Final = 250
 REFUSAL_BACKOFF_MS_MAX: Final = 30_000
+#: exit codes are cut to this: a worker's word goes into the ledger, whatever number it is
+EXIT_CODE_MAX: Final = 2**31 - 1
 
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
 _ON_WORKER: Final = (PLACED, CLAIMED, RUNNING)
@@ -50,6 +52,12 @@ _ON_WORKER: Final = (PLACED, CLAIMED, RUNNING)
 def backoff_ms(base: int, used: int, at_most: int) -> int:
     """Doubling with the number already used, bounded: base, 2·base, 4·base, …"""
     return min(base << min(used, 16), at_most)
+
+
+def is_address(detail: str) -> bool:
+    """Whether rank 0's claimed fact names an `address:port`; what else it says is no address for START."""
+    address, _, port = detail.rpartition(":")
+    return bool(address) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535 and len(port) <= 5
 
 
 class Lifecycle:
@@ -92,7 +100,8 @@ class Lifecycle:
         elif kind == "started":
             self._started(draft, replica, member, state)
         elif kind == "exited":
-            self._exited(draft, replica, member, state, fact.code, fact.detail)
+            code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
+            self._exited(draft, replica, member, state, code, fact.detail)
         elif kind == "refused":
             self._mark_busy(member)
             self._never_ran(draft, Op.REFUSE, replica, member, state, fact.detail or "refused", Count.REFUSAL)
@@ -105,7 +114,7 @@ class Lifecycle:
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
         job = replica.job
         gang = draft.gang_of(job)[0] == GangPhase.HOLDING
-        draft.claim(replica, member, detail if gang and replica.index == 0 else "")
+        draft.claim(replica, member, detail if gang and replica.index == 0 and is_address(detail) else "")
         if gang and all(draft.state_of(peer) == CLAIMED for peer in job.replicas):
             draft.gang(job, GangPhase.STARTED)  # one record moves all of them (promise 3)
 
@@ -126,7 +135,7 @@ class Lifecycle:
         if state == CANCELLING:
             draft.exit(replica, member, SUCCEEDED if well else CANCELLED, code, why)
         elif draft.gang_of(job)[0] != GangPhase.NONE:
-            if well or state == ENDING:
+            if state == ENDING or (well and draft.gang_of(job)[0] == GangPhase.STARTED):
                 draft.exit(replica, member, EXITED, code, why)
                 self._settle_gang(draft, job)
             else:
@@ -193,11 +202,8 @@ class Lifecycle:
         return 0
 
     def _quarantined(self, draft: Draft, member: Member, detail: str) -> None:
-        mask = 0
-        for part in detail.split(","):
-            if part.strip().isdigit():
-                mask |= 1 << int(part)
-        mask &= member.mask
+        named = {part.strip() for part in detail.split(",")}
+        mask = sum(1 << slot for slot in range(64) if str(slot) in named) & member.mask
         draft.quarantine(member, mask or member.mask)
 
     # ------------------------------------------------------------------------------------------- gangs
@@ -257,8 +263,9 @@ class Lifecycle:
 
     def deadline(self, draft: Draft, job: Job) -> None:
         """The whole job's time is over: what waits expires, what runs is ended and TIMED_OUT."""
-        gang = draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED)
-        if gang:
+        phase, after, _ = draft.gang_of(job)
+        gang = phase in (GangPhase.HOLDING, GangPhase.STARTED, GangPhase.ENDING)
+        if gang and (phase != GangPhase.ENDING or after == QUEUED):  # no next attempt of one that was ending
             draft.gang(job, GangPhase.ENDING, TIMED_OUT)
         for replica in job.replicas:
             state = draft.state_of(replica)
@@ -285,7 +292,7 @@ class Lifecycle:
         `listed` are the members that a new session adopts; empty when the worker is lost or says goodbye. After
         L + grace + margin nothing of the old session runs, so that a next attempt never overlaps.
         """
-        draft.acts.append([Act.GONE, worker.num, why])
+        draft.end_session(worker.num, why)
         for key, member in list(worker.members.items()):
             if member in draft.gone:
                 continue
@@ -298,7 +305,8 @@ class Lifecycle:
             if draft.phase_of(member) == AT_EXITED:
                 draft.free(member)
                 continue
-            keeps = state in (CLAIMED, RUNNING) and draft.gang_of(replica.job)[0] == GangPhase.NONE
+            # a PLACED one may run there too: its claimed and started facts may be what the partition holds back
+            keeps = state in _ON_WORKER and draft.gang_of(replica.job)[0] == GangPhase.NONE
             if state == LOST_KEPT:
                 if why != "lost":
                     to = self._next_after(replica, Count.LOSS)
@@ -320,6 +328,18 @@ class Lifecycle:
         host = self.fleet.hosts.get(member.worker.num)
         if host is not None:
             self.fleet.give(host, self.shape_of(member.replica.job), member.mask)
+
+    def release(self, draft: Draft, worker: Worker) -> int:
+        """An operator says that quarantined devices are well: what lingers on them is free. Returns how many."""
+        lingering = [
+            member
+            for member in worker.members.values()
+            if draft.phase_of(member) == AT_EXITED and member.mask & worker.quarantined and member not in draft.gone
+        ]
+        for member in lingering:
+            draft.free(member)
+            self._give(member)
+        return len(lingering)
 
     def _mark_busy(self, member: Member) -> None:
         """The pool disagreed: those slots count as busy until a renewal says which really are (H41)."""

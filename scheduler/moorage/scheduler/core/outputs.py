@@ -91,6 +91,8 @@ class WantedFrames:
 
     def end_unknown(self, worker: Worker, held: Held) -> None:
         """The worker holds what the ledger does not know: it ends (ledger-rules H11)."""
+        if not all(0 <= number < 2**63 for number in (held.replica, held.attempt, held.fence)):
+            return  # no member was ever called so, and msgpack could not say it
         self._frame(worker, 200).end.append(
             End(held.tenant, held.job, held.replica, held.attempt, held.fence, why="unknown to the ledger")
         )

@@ -6,11 +6,11 @@ to everybody else until it starts, so that a stream of small jobs cannot starve 
 
 from __future__ import annotations
 
-from heapq import heappop, heapreplace
+from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet
 from moorage.scheduler.core.queue import REPLICA_BITS, Line, Queue
 from moorage.scheduler.core.rank import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
@@ -26,15 +26,15 @@ EVIDENCE_WIDTH: Final = 4
 
 
 class Reservation:
-    """Hosts held back for one entry of the queue."""
+    """Hosts held back for one entry of the queue and its line: those ask alike, and the first goes first."""
 
-    __slots__ = ("hosts", "inventory", "item", "priority")
+    __slots__ = ("hosts", "item", "priority", "shape")
 
-    def __init__(self, item: int, priority: int, hosts: frozenset[int], inventory: int) -> None:
+    def __init__(self, item: int, priority: int, shape: Shape, hosts: frozenset[int]) -> None:
         self.item = item
         self.priority = priority
+        self.shape = shape
         self.hosts = hosts
-        self.inventory = inventory
 
 
 class Planner:
@@ -60,11 +60,14 @@ class Planner:
             priority, _, line = ready[0]
             placed, first = 0, 0
             last: Choice | None = None
+            others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
             while line.entries and not draft.full:
                 item = line.entries[0]
                 if not self._waits(draft, item):
                     queue.pop(line)
                     continue
+                if others is not None and (priority, item) > others:
+                    break
                 choice = self._place(draft, line, item)
                 if choice is None:
                     line.blocked_at = fleet.changes
@@ -72,8 +75,6 @@ class Planner:
                 queue.pop(line)
                 last, first = choice, first or item >> REPLICA_BITS
                 placed += line.shape.together
-                if len(ready) > 1 and line.entries and (priority, line.entries[0]) > (ready[1][0], ready[1][1]):
-                    break
             if last is not None:
                 draft.evidence += (first, placed, len(fleet.hosts), last.left)
                 placed_all += placed
@@ -96,7 +97,7 @@ class Planner:
 
     def _place(self, draft: Draft, line: Line, item: int) -> Choice | None:
         shape, num = line.shape, item >> REPLICA_BITS
-        barred = self._barred(item)
+        barred = self.barred(line.priority, shape)
         if shape.together > 1:
             return self._place_gang(draft, shape, num, barred)
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
@@ -110,6 +111,8 @@ class Planner:
 
     def _place_gang(self, draft: Draft, shape: Shape, num: int, barred: frozenset[int]) -> Choice | None:
         fleet = self.fleet
+        if not self._may_fit(shape):
+            return None
         taken: list[Choice] = []
         for _ in range(shape.together):
             choice = self.ranker.choose(fleet, shape, _NO_PEERS, barred)
@@ -126,6 +129,17 @@ class Planner:
         draft.step_gang(num, GangPhase.HOLDING)
         return taken[-1]
 
+    def _may_fit(self, shape: Shape) -> bool:
+        """A bound from the buckets alone, so that a gang that cannot fit costs no walk for every rank."""
+        if shape.mode != EXCLUSIVE:
+            return True
+        room = sum(
+            free // shape.count * len(bucket)
+            for cls, _ in self.fleet.capable(shape)
+            for free, bucket in enumerate(cls.buckets)
+        )
+        return room >= shape.together
+
     def _peers(self, draft: Draft, num: int) -> dict[int, int]:
         """How many replicas of this job each worker has, those placed in this pass too."""
         used = self._spread.get(num)
@@ -140,58 +154,72 @@ class Planner:
 
     # ------------------------------------------------------------------------------------- reservation
 
-    def _barred(self, item: int) -> frozenset[int]:
+    def barred(self, priority: int, shape: Shape) -> frozenset[int]:
+        """The hosts that are held back for somebody else than the line of this priority and shape."""
         held = self.reservation
-        return _NOBODY if held is None or held.item == item else held.hosts
+        if held is None or (held.priority == priority and held.shape is shape):
+            return _NOBODY
+        return held.hosts
 
     def _reserve(self, draft: Draft) -> None:
         """Give up a reservation that is used or void; look once a second for somebody out of patience."""
-        held = self.reservation
-        if held is not None and (not self._waits(draft, held.item) or held.inventory != self.fleet.inventory):
-            self.reservation = None
-            self.fleet.changes += 1  # its hosts are open again
-        if self.reservation is not None or draft.time_ms - self._looked_ms < 1000:
+        if self.reservation is not None and not self._waits(draft, self.reservation.item):
+            self._give_up()
+        if draft.time_ms - self._looked_ms < 1000:
             return
         self._looked_ms = draft.time_ms
-        oldest: tuple[int, int, Line] | None = None
+        if self.reservation is not None and not self._holds(self.reservation):
+            self._give_up()
+        if self.reservation is not None:
+            return
+        impatient: list[tuple[int, int, Line]] = []
         for line in self.queue.lines.values():
             while line.entries and not self._waits(draft, line.entries[0]):
                 self.queue.pop(line)
-            if line.entries and (oldest is None or (-line.priority, line.entries[0]) < oldest[:2]):
+            if line.entries:
                 job = draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)
                 if job is not None and draft.time_ms - job.accepted_ms > PATIENCE_MS:
-                    oldest = (-line.priority, line.entries[0], line)
-        if oldest is None:
-            return
-        line = oldest[2]
-        hosts = self._soonest(line.shape)
-        if hosts:
-            self.reservation = Reservation(line.entries[0], line.priority, hosts, self.fleet.inventory)
+                    impatient.append((-line.priority, line.entries[0], line))
+        for _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
+            hosts = self._soonest(line.shape)
+            if hosts:
+                self.reservation = Reservation(item, line.priority, line.shape, hosts)
+                return
+
+    def _give_up(self) -> None:
+        self.reservation = None
+        self.fleet.changes += 1  # its hosts are open again
+
+    def _holds(self, held: Reservation) -> bool:
+        """Whether the hosts held back could still hold it, once ours have left them."""
+        hosts = [self.fleet.hosts[num] for num in held.hosts if num in self.fleet.hosts]
+        room = sum(host.replicas_of(held.shape, "emptied") for host in hosts if host.usable)
+        return room >= held.shape.together
 
     def _soonest(self, shape: Shape) -> frozenset[int]:
         """The hosts whose capacity holds the whole gang, those that are least used first; empty if there are none."""
         capable = [
-            host
+            (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num)
             for cls, _ in self.fleet.capable(shape)
             for host in cls.hosts.values()
-            if host.usable and host.could_ever(shape)
+            if host.usable
         ]
-        capable.sort(key=lambda host: (self._to_be_freed(host, shape), host.worker.num))
+        # most of what it needs is free first; of hosts alike the one with the least in the way
+        capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
         chosen, left = [], shape.together
-        for host in capable:
-            chosen.append(host.worker.num)
-            left -= self._capacity(host, shape)
+        for _, room, num in capable:
+            if room > 0:
+                chosen.append(num)
+                left -= room
             if left <= 0:
                 return frozenset(chosen)
         return _NOBODY
 
-    @staticmethod
-    def _to_be_freed(host: Host, shape: Shape) -> int:
-        return max(0, shape.count - (host.open & host.cls.fit(shape).mask).bit_count())
-
-    @staticmethod
-    def _capacity(host: Host, shape: Shape) -> int:
-        if not shape.count:
-            return 1
-        slots = (host.lent & host.cls.fit(shape).mask).bit_count()
-        return slots // shape.count * (1 if shape.mode <= EXCLUSIVE else host.cls.sharers(shape.mode))
+    def sweep(self, draft: Draft) -> None:
+        """Take out of the queue what no longer waits: cancels would else fill a line whose head is blocked."""
+        queue = self.queue
+        queue.size = 0
+        for line in queue.lines.values():
+            line.entries = [item for item in line.entries if self._waits(draft, item)]
+            heapify(line.entries)
+            queue.size += len(line.entries)

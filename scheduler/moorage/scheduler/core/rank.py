@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fit, Fleet, Host, HostClass, SharedDevice
+from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fit, Fleet, Host, HostClass
 from moorage.scheduler.core.shape import Shape
 
 
@@ -45,6 +45,14 @@ def lowest_slots(mask: int, count: int) -> int:
     return taken
 
 
+def best_slots(mask: int, fit: Fit, count: int) -> int:
+    """`count` slots of a mask: those that answer best before the others (A10 before A100 for `A10`), lowest first."""
+    best = mask & fit.best_mask
+    if best == mask or best.bit_count() >= count:
+        return lowest_slots(best, count)
+    return best | lowest_slots(mask & ~best, count - best.bit_count())
+
+
 class Pack:
     """Best fit: the host with the fewest free devices that still suffice; sharers join the fullest device.
 
@@ -52,7 +60,7 @@ class Pack:
     devices, so that they do not eat the processors of GPUs.
     """
 
-    name: Final = "pack"
+    name: str = "pack"
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
         if shape.spread:
@@ -89,7 +97,7 @@ class Pack:
             if (whole or mask.bit_count() >= count) and host.fits_host(shape):
                 if barred and host.worker.num in barred:
                     continue
-                return Choice(host, lowest_slots(mask, count), host.open.bit_count() - count)
+                return Choice(host, best_slots(mask, fit, count), host.open.bit_count() - count)
         return None
 
     def _join_sharers(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
@@ -101,18 +109,9 @@ class Pack:
             for (num, slot), device in cls.shared_open[shape.mode].items():
                 if device.users > best_users and fit.mask >> slot & 1 and num not in barred:
                     host = cls.hosts[num]
-                    if self._room(host, slot, device, shape) and host.fits_host(shape):
+                    if host.room_beside(slot, device, shape) and host.fits_host(shape):
                         best, best_users = Choice(host, 1 << slot, host.open.bit_count()), device.users
         return best
-
-    def _room(self, host: Host, slot: int, device: SharedDevice, shape: Shape) -> bool:
-        bit = 1 << slot
-        if (host.busy | host.sick | host.worker.quarantined) & bit:
-            return False
-        if device.percent and shape.compute_percent < 100 and device.percent + shape.compute_percent > 100:
-            return False
-        memory = host.cls.devices[slot][3]
-        return not (shape.share_mib and memory and device.memory_mib + shape.share_mib > memory)
 
     def _share_many(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
         """Several shared devices of one host: open ones first, then free ones."""
@@ -124,12 +123,7 @@ class Pack:
                 for slot, device in host.shared.items():
                     if joined.bit_count() == shape.count:
                         break
-                    if (
-                        device.mode == shape.mode
-                        and fit.mask >> slot & 1
-                        and device.users < cls.sharers(shape.mode)
-                        and self._room(host, slot, device, shape)
-                    ):
+                    if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):
                         joined |= 1 << slot
                 missing = shape.count - joined.bit_count()
                 free = host.open & fit.mask
@@ -153,7 +147,7 @@ class Pack:
             for num, host in cls.hosts.items():
                 if host.bucket < 0 or num in barred or not host.fits_host(shape):
                     continue
-                mask = self._slots_for(host, cls, shape, fit)
+                mask = self._slots_for(host, shape, fit)
                 if mask is None:
                     continue
                 left = host.open.bit_count() - shape.count
@@ -162,24 +156,51 @@ class Pack:
                     best, best_key = Choice(host, mask, left), key
         return best
 
-    def _slots_for(self, host: Host, cls: HostClass, shape: Shape, fit: Fit) -> int | None:
+    def _slots_for(self, host: Host, shape: Shape, fit: Fit) -> int | None:
         if shape.mode == NO_GPU:
             return 0
         mask = host.open & fit.mask
         if shape.mode > EXCLUSIVE:
             for slot, device in host.shared.items():
-                if (
-                    device.mode == shape.mode
-                    and fit.mask >> slot & 1
-                    and device.users < cls.sharers(shape.mode)
-                    and self._room(host, slot, device, shape)
-                ):
+                if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):
                     mask |= 1 << slot
-        return lowest_slots(mask, shape.count) if mask.bit_count() >= shape.count else None
+        return best_slots(mask, fit, shape.count) if mask.bit_count() >= shape.count else None
 
 
 def _device_count(pair: tuple[HostClass, Fit]) -> int:
     return len(pair[0].devices)
 
 
-RANKERS: Final[dict[str, Callable[[], Ranker]]] = {"pack": Pack}
+class Headroom(Pack):
+    """The source's score (fact 33): 0.7 of a host's idleness and 0.3 of its free part, in percent; the highest wins.
+
+    Walks every host that could run the shape. Sharers take free devices like everybody else; spread is Pack's own.
+    """
+
+    name = "headroom"
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        if shape.spread:
+            return self._spread(fleet, shape, avoid, barred)
+        best: Choice | None = None
+        best_key = (0.0, 0)
+        for cls, fit in fleet.capable(shape):
+            for num, host in cls.hosts.items():
+                if host.bucket < 0 or num in barred or not host.fits_host(shape):
+                    continue
+                key = (-self._score(host), num)
+                if best is not None and key >= best_key:
+                    continue
+                mask = self._slots_for(host, shape, fit)
+                if mask is not None:
+                    best, best_key = Choice(host, mask, host.open.bit_count() - shape.count), key
+        return best
+
+    @staticmethod
+    def _score(host: Host) -> float:
+        total = len(host.cls.devices)
+        free = 100 * host.open.bit_count() / total if total else 0.0
+        return 0.7 * (100 - host.util_percent) + 0.3 * free
+
+
+RANKERS: Final[dict[str, Callable[[], Ranker]]] = {"pack": Pack, "headroom": Headroom}

@@ -7,6 +7,7 @@ A session ends at the worker's own fence and, later by grace and margin, at the 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final, TypeGuard
 
 import msgspec
 
@@ -17,12 +18,17 @@ from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, GangPhase
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, Member, MemberKey, State, Worker
+from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, LOST_KEPT, Member, MemberKey, State, Worker
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Join, Load, Renew
 
 #: a renewal's list must lack a member this often in a row before the worker is asked to account for it
-MISSED_MAX = 3
+MISSED_MAX: Final = 3
+#: what a ledger record holds of a worker's description at most
+HELLO_BYTES_MAX: Final = 64 * 1024
+#: numbers of a hello go into the ledger: what msgpack can hold, with room
+NUMBER_MAX: Final = 2**53
+_OVER: Final = frozenset({"exited", "refused", "withdrawn", "not-held"})
 
 
 class Sessions:
@@ -42,7 +48,14 @@ class Sessions:
         One record folds the facts under their old names, adopts what is listed, and only then declares the rest over.
         """
         worker = self.state.workers.get(event.worker)
-        if worker is not None and worker.session:
+        if worker is not None and worker.machine != frame.machine and kept(worker):
+            return problem(
+                "worker-id-in-use",
+                f"jobs with on_partition keep wait for the machine that held the worker id {event.worker}",
+                next="give this worker another id, or cancel the kept jobs",
+                retry_after_s=self.config.lost_ms / 1000,
+            )
+        if worker is not None and worker.session and worker.num not in draft.left:
             if worker.machine != frame.machine:
                 return problem(
                     "worker-id-in-use",
@@ -65,19 +78,30 @@ class Sessions:
         if trouble is not None:
             return trouble
         if worker is None:
-            num = len(self.state.worker_by_num) + sum(1 for act in draft.acts if act[0] == Act.WORKER)
+            known = len(self.state.worker_by_num)
+            num = known + sum(1 for act in draft.acts if act[0] == Act.WORKER and act[1] >= known)
             if num > 0xFFFF:
                 return problem("failed-precondition", "65,536 workers are known: the ledger's bound")
             draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
         else:
             num = worker.num
+            listed = frozenset((h.tenant, h.job, h.replica, h.fence) for h in frame.holding)
+            moved = moved_devices(worker, frame, listed)
+            over = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in frame.facts if fact.kind in _OVER}
+            alive = sorted(key for key in moved - over if worker.members[key].phase != AT_EXITED)
+            if alive:
+                # their masks would name other devices, and over they are not: no next attempt beside them
+                return problem(
+                    "failed-precondition",
+                    f"it holds {len(alive)} members on devices that this hello does not show in the same slots",
+                    field="$.holding",
+                    found=f"{alive[0][0]}/{alive[0][1]}/{alive[0][2]}",
+                    next="end what runs on devices that are gone, then join",
+                )
             for fact in frame.facts:
                 self.lifecycle.on_fact(draft, worker, fact)
             self.fleet.leave(num)
-            listed = frozenset((h.tenant, h.job, h.replica, h.fence) for h in frame.holding)
-            if not same_devices(worker, frame):
-                listed = frozenset()  # masks of the old inventory would name other devices
-            self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed)
+            self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
             if worker.machine != frame.machine:
                 draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
         hello = msgspec.to_builtins(frame.hello)
@@ -87,12 +111,12 @@ class Sessions:
         hello.setdefault("cpu_milli", 0)
         hello.setdefault("memory_mib", 0)
         draft.acts.append([Act.JOIN, num, frame.boot, frame.n, event.fresh, 0, hello])
-        draft.bytes += 512 + 160 * len(frame.hello.gpu_pool)
+        draft.bytes += 512 + len(msgspec.msgpack.encode(hello))
         return event.fresh
 
     def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
         worker = self.state.workers.get(event.worker)
-        if worker is None or not worker.session or worker.session != frame.session:
+        if not self._stands(worker, draft, frame.session):
             return session_over(event.worker)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "goodbye", frozenset())
@@ -102,7 +126,7 @@ class Sessions:
         """After the fold: the host stands in the fleet again, heard now."""
         host = self.fleet.join(worker, members)
         host.heard = True
-        host.last_ms = host.load_ms = mono_ms
+        host.last_ms = mono_ms
         self.fleet.refresh(host)
 
     # ------------------------------------------------------------------------------------------- facts
@@ -110,7 +134,7 @@ class Sessions:
     def facts(self, draft: Draft, event: FromWorker, frame: FactFrame, folded: dict[int, int]) -> Problem | FactAck:
         """Fold a frame once. `folded` is what this draft folded through, by worker number."""
         worker = self.state.workers.get(event.worker)
-        if worker is None or not worker.session or worker.session != frame.session:
+        if not self._stands(worker, draft, frame.session):
             return session_over(event.worker)
         last = folded.get(worker.num, worker.no)
         if frame.no <= last:
@@ -131,6 +155,11 @@ class Sessions:
         folded[worker.num] = frame.no
         return FactAck(frame.no, self.state.epoch)
 
+    @staticmethod
+    def _stands(worker: Worker | None, draft: Draft, session: str) -> TypeGuard[Worker]:
+        """Whether this is the worker's lease session, and no frame before it in this very record has ended it."""
+        return worker is not None and worker.session == session != "" and worker.num not in draft.left
+
     # ---------------------------------------------------------------------------------------- renewals
 
     def renew(self, event: FromWorker, frame: Renew) -> Problem | Host:
@@ -142,9 +171,14 @@ class Sessions:
         if host is None:
             return session_over(event.worker)
         every = (1 << len(host.cls.devices)) - 1
-        host.busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
+        busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
+        if host.busy & ~busy or (host.waiting and not frame.waiting):
+            self.fleet.changes += 1  # a shared device that opens again moves no bucket
+        host.busy = busy
         host.waiting = frame.waiting
         host.heard = True
+        if host.load_ms < 0:
+            host.stale = False  # it says no load frames: then its renewals tell how it is
         self.fleet.refresh(host)
         return host
 
@@ -158,8 +192,12 @@ class Sessions:
         for slot, reading in enumerate(frame.gpu_pool[: len(host.cls.devices)]):
             if reading.health != "ok" or reading.foreign:
                 sick |= 1 << slot
+        host.util_percent = sum(min(max(reading.util_percent, 0), 100) for reading in frame.gpu_pool) // max(
+            1, len(frame.gpu_pool)
+        )
         host.load_ms = mono_ms
         if sick != host.sick or host.stale:
+            self.fleet.changes += 1
             host.sick = sick
             host.stale = False
             self.fleet.refresh(host)
@@ -171,10 +209,15 @@ class Sessions:
         for host in self.fleet.hosts.values():
             if mono_ms - host.last_ms > self.config.lost_ms:
                 lost.append(host.worker)
-            elif not host.stale and host.heard and mono_ms - max(host.load_ms, host.last_ms) > stale_ms:
+            elif not host.stale and host.heard and mono_ms - self._told_ms(host) > stale_ms:
                 host.stale = True
                 self.fleet.refresh(host)
         return lost
+
+    @staticmethod
+    def _told_ms(host: Host) -> int:
+        """When the host last said how it is: its load frames, or its renewals where it never said load."""
+        return host.load_ms if host.load_ms >= 0 else host.last_ms
 
     def differences(self, worker: Worker, held: list[Held], no: int) -> tuple[list[Member], list[Held]]:
         """What a renewal does not yet show: members to send again, and held ones that the ledger does not know."""
@@ -211,15 +254,42 @@ def session_over(worker_id: str) -> Problem:
     )
 
 
-def same_devices(worker: Worker, frame: Join) -> bool:
-    """Whether a new session's slots are those of the old one, by vendor and uuid."""
+def kept(worker: Worker) -> bool:
+    """Whether jobs wait for this very machine (on_partition keep)."""
+    return any(member.replica.state == LOST_KEPT for member in worker.members.values())
+
+
+def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> frozenset[MemberKey]:
+    """Listed members with a slot that shows another device (vendor, uuid) in the new session than in the old one."""
     before = [(d["vendor"], d["uuid"]) for d in worker.hello.get("gpu_pool", ())]
-    return before == [(device.vendor, device.uuid) for device in frame.hello.gpu_pool]
+    now = [(device.vendor, device.uuid) for device in frame.hello.gpu_pool]
+    same = sum(1 << slot for slot, (old, new) in enumerate(zip(before, now, strict=False)) if old == new)
+    return frozenset(key for key in listed if key in worker.members and worker.members[key].mask & ~same)
 
 
 def check_hello(frame: Join) -> Problem | None:
-    """Bounds of an inventory: 64 slots, each known once."""
-    pool = frame.hello.gpu_pool
+    """Bounds of a join, so that its record stays within its own: 64 slots, each known once, 64 KiB in all."""
+    pool, hello = frame.hello.gpu_pool, frame.hello
+    numbers = [frame.n, hello.cpu_milli, hello.memory_mib, *hello.sharers_max.values(), *(hello.lent_slots or ())]
+    for device in pool:
+        numbers += (device.index, device.memory_mib, *device.peers)
+    wrong = next((number for number in numbers if not 0 <= number <= NUMBER_MAX), None)
+    try:
+        size = len(msgspec.msgpack.encode(hello)) + len(frame.machine.encode()) + len(frame.boot.encode())
+    except OverflowError:
+        size, wrong = 0, wrong if wrong is not None else -1
+    if wrong is not None:
+        return problem(
+            "invalid-argument",
+            "a number is out of its range",
+            field="$.hello",
+            found=wrong,
+            allowed=f"0..{NUMBER_MAX}",
+        )
+    if size > HELLO_BYTES_MAX:
+        return problem(
+            "too-large", "the hello is too large", field="$.hello", found=size, allowed=f"{HELLO_BYTES_MAX} bytes"
+        )
     if len(pool) > 64:
         return problem(
             "invalid-argument", "a worker may have at most 64 slots", field="$.hello.gpu_pool", found=len(pool)

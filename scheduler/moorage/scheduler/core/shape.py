@@ -54,7 +54,8 @@ class Shape:
         self.mode = int(MODE_OF[gpu.effective_sharing]) if gpu else int(Mode.NONE)
         share = gpu.share if gpu else None
         self.share_mib = share.memory_mib if share else 0
-        self.compute_percent = share.compute_percent if share else 0
+        # 100 is "no cap", and so not counted: a share of memory alone leaves room for other sharers
+        self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
         self.slot_index = gpu.time_slice_index if gpu else None
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = scheduling == "spread"

@@ -116,9 +116,7 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
         data["why"] = next((row[8] for row in reversed(job.story) if row[8]), "")
         return data
     replica, shape = waiting[0], engine.shape_of(job)
-    held = engine.planner.reservation
-    barred = held.hosts if held is not None and held.item != entry(job.num, replica.index) else frozenset()
-    found = explain(engine.fleet, shape, barred)
+    found = explain(engine.fleet, shape, engine.planner.barred(engine.request_of(job).priority, shape))
     data.update(found.as_data())
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"

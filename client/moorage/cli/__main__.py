@@ -1,0 +1,8 @@
+"""`python -m moorage.cli`: the `moorage` command."""
+
+from __future__ import annotations
+
+from moorage.cli.main import main
+
+if __name__ == "__main__":
+    main()

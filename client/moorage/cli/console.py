@@ -1,0 +1,115 @@
+"""Where the command writes: data to stdout, talk to stderr, colour only where somebody looks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final, Literal, TextIO
+
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import MoorageError, Problem
+
+Colour = Literal["auto", "always", "never"]
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_NOT_FOUND: Final = 3
+EXIT_DENIED: Final = 4
+EXIT_UNREACHABLE: Final = 5
+EXIT_TIMED_OUT: Final = 6
+EXIT_DRIFT: Final = 10
+EXIT_INTERRUPTED: Final = 130
+
+#: error code -> exit code; every other code is EXIT_FAILED
+EXIT_OF_CODE: Final[Mapping[str, int]] = {
+    "invalid-argument": EXIT_USAGE,
+    "too-large": EXIT_USAGE,
+    "bad-context": EXIT_USAGE,
+    "not-found": EXIT_NOT_FOUND,
+    "no-output": EXIT_NOT_FOUND,
+    "permission-refused": EXIT_DENIED,
+    "not-authorized": EXIT_DENIED,
+    "cannot-connect": EXIT_UNREACHABLE,
+    "disconnected": EXIT_UNREACHABLE,
+    "no-scheduler": EXIT_UNREACHABLE,
+    "not-leading": EXIT_UNREACHABLE,
+    "timed-out": EXIT_TIMED_OUT,
+    "drift": EXIT_DRIFT,
+}
+FIXES_MAX: Final = 3
+_STYLES: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+_choice: Colour = "auto"
+
+
+def choose_colour(colour: Colour) -> None:
+    """What `--color` says, for the rest of this process."""
+    global _choice
+    _choice = colour
+
+
+def has_colour(stream: TextIO) -> bool:
+    """`--color`, else NO_COLOR, else CLICOLOR_FORCE, else whether a terminal that can is there (clig.dev)."""
+    if _choice != "auto":
+        return _choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("CLICOLOR_FORCE", "0") not in ("", "0"):
+        return True
+    return stream.isatty() and os.environ.get("TERM", "") != "dumb"
+
+
+def paint(text: str, style: str, stream: TextIO) -> str:
+    """The text in a style of `_STYLES`, or as it is where there is no colour."""
+    if not style or not has_colour(stream):
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+def say(text: str) -> None:
+    """A line of talk."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def tell(text: str) -> None:
+    """A line of data."""
+    print(text, flush=True)
+
+
+def emit(frame: object) -> None:
+    """A frame as one line of JSON, as it is on the wire."""
+    sys.stdout.write(encode(frame).decode() + "\n")
+    sys.stdout.flush()
+
+
+def exit_code_of(error: MoorageError) -> int:
+    return EXIT_OF_CODE.get(error.code, EXIT_FAILED)
+
+
+def fail(error: MoorageError, *, json: bool = False) -> int:
+    """Tell an error: what, the evidence, how to go on; with `json` its frame, too. Returns the exit code."""
+    if json:
+        emit(error.problem)
+    tell_error(error.problem, getattr(error, "fixes", ()))
+    return exit_code_of(error)
+
+
+def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
+    first, *rest = problem.message.splitlines() or [""]
+    say(f"{paint(f'error[{problem.code}]:', 'red', sys.stderr)} {first}")
+    for line in rest:
+        say(f"  {line}")
+    evidence = [
+        f"{name} {value}"
+        for name, value in (("at", problem.field), ("found", problem.found), ("allowed", problem.allowed))
+        if value and value not in problem.message
+    ]
+    if evidence:
+        say("  " + ", ".join(evidence))
+    if problem.retry_after_s is not None:
+        say(f"  again in {problem.retry_after_s:g} s")
+    lines = list(dict.fromkeys(fixes or ((problem.next,) if problem.next else ())))
+    for fix in lines[:FIXES_MAX]:
+        say(f"{paint('fix:', 'cyan', sys.stderr)} {fix}")

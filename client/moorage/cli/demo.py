@@ -1,0 +1,339 @@
+"""`moorage demo`: the main job on real input, and a judge that counts what must be none.
+
+An embedded server, a scheduler and a fleet of simulated hosts as they stand in a real cluster's trace; several
+hundred of its requests, each a real process that checks its own environment; the scheduler killed in the middle.
+At the end the jobs' own records are judged: lost, started twice, double leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from cyclopts import Parameter
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from moorage.bus.connection import Connection, connect
+from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.errors import BusError
+from moorage.bus.inbox import Mux
+from moorage.bus.transport import Delivery
+from moorage.cli.demo_jobs import Planned, fleet_file, hosts, planned
+from moorage.cli.demo_judge import Verdict, judge
+from moorage.schemas.job import TERMINAL
+from moorage.schemas.subjects import Subjects
+
+TENANT: Final = "demo"
+SUBMIT_PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 90.0
+KILL_AT: Final = 0.4
+ASK_EVERY_S: Final = 1.0
+EXIT_BROKEN_PROMISE: Final = 1
+
+
+class Stack:
+    """The processes of the demo, in one folder that goes with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.record = folder / "record"
+        self.server: EmbeddedServer | None = None
+        self.scheduler: asyncio.subprocess.Process | None = None
+        self.worker: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        assert self.server is not None
+        return self.server.url
+
+    async def start(self, fleet: bytes) -> None:
+        self.record.touch()
+        (self.folder / "fleet.json").write_bytes(fleet)
+        self.server = await EmbeddedServer.start(self.folder / "nats")
+        await self.start_scheduler()
+        # a canary in the agent's environment: a job that sees it has inherited what it must not
+        environment = {**os.environ, "MOORAGE_DEMO_CANARY": "sings"}
+        self.worker = await self._spawn(
+            "worker", ["-m", "moorage.cli", "worker", "--simulate", str(self.folder / "fleet.json"),
+                       "--state", str(self.folder / "worker"), "--nats", self.url], environment,
+        )  # fmt: skip
+
+    async def start_scheduler(self) -> None:
+        assert self.server is not None
+        environment = {**os.environ, "MOORAGE_LEDGER_URL": self.server.ledger_url}
+        self.scheduler = await self._spawn("scheduler", ["-m", "moorage.scheduler", "--nats", self.url], environment)
+
+    async def _spawn(self, name: str, arguments: list[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    async def kill_scheduler(self) -> None:
+        """kill -9, then a new one: it folds the ledger, waits for silence, and leads."""
+        assert self.scheduler is not None
+        self.scheduler.kill()
+        await self.scheduler.wait()
+        await self.start_scheduler()
+
+    def failed(self) -> str:
+        """What a process that should live said last; empty while all live."""
+        for name, process in (("scheduler", self.scheduler), ("worker", self.worker)):
+            if process is not None and process.returncode is not None:
+                said = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()[-3:]
+                return f"the {name} ended with {process.returncode}: {' / '.join(said)}"
+        return ""
+
+    async def stop(self) -> None:
+        for process in (self.worker, self.scheduler):
+            if process is not None and process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    async with asyncio.timeout(15):
+                        await process.wait()
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+        await end_supervisor(self.folder / "worker")
+        if self.server is not None:
+            await self.server.stop()
+
+
+async def end_supervisor(state: Path) -> None:
+    """End the supervisor that outlives its agent, and whatever it still runs."""
+    from moorage.worker.run import SUPERVISOR_FOLDER
+    from moorage.worker.supervised import Supervised, SupervisorError
+
+    try:
+        supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
+        await supervised.shutdown(0.0)
+    except (SupervisorError, OSError):
+        return  # none is left
+
+
+class Following:
+    """The states of all jobs, from the tenant's event frames and, since those may be lost, from questions."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        self.revs: dict[str, int] = {}
+        self.changed = asyncio.Event()
+
+    def on_events(self, delivery: Delivery) -> None:
+        for event in msgspec.json.decode(delivery.data)["jobs"]:
+            self.see(event["job"], event["rev"], event["state"])
+
+    def see(self, job: str, rev: int, state: str) -> None:
+        if rev > self.revs.get(job, 0):
+            self.revs[job], self.states[job] = rev, state
+            self.changed.set()
+
+    def over(self) -> int:
+        return sum(1 for state in self.states.values() if state in TERMINAL)
+
+
+class Demo:
+    def __init__(self, stack: Stack, plans: list[Planned], quiet: bool) -> None:
+        self.stack = stack
+        self.plans = plans
+        self.quiet = quiet
+        self.subjects = Subjects()
+        self.following = Following()
+        self.submitted_ns: dict[str, int] = {}
+        self.refused: dict[str, str] = {}
+        self.kills = 0
+        self.began = 0.0
+
+    async def run(self) -> None:
+        async with await connect(self.stack.url, "moorage demo") as connection:
+            await connection.subscribe(self.subjects.events(TENANT), self.following.on_events)
+            mux = await Mux.open(connection)
+            await self._until_ready(connection)
+            self.began = time.monotonic()
+            background = [asyncio.create_task(self._ask(connection)), asyncio.create_task(self._cancel_endless(mux))]
+            try:
+                killing = asyncio.create_task(self._kill_in_the_middle())
+                await asyncio.gather(*(self._submit(mux, plan) for plan in self.plans))
+                await self._until_over()
+                await killing
+            finally:
+                for task in background:
+                    task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
+                await mux.close()
+
+    async def _until_ready(self, connection: Connection) -> None:
+        """All hosts of the fleet have joined."""
+        wanted = len(msgspec.json.decode((self.stack.folder / "fleet.json").read_bytes())["host"])
+        deadline = time.monotonic() + SUBMIT_PATIENCE_S
+        up = -1
+        while up < wanted:
+            if self.stack.failed() or time.monotonic() > deadline:
+                raise RuntimeError(self.stack.failed() or f"only {up} of {wanted} workers joined")
+            try:
+                answer = await connection.request(self.subjects.admin("fleet"), b"{}", 1.0)
+                up = sum(1 for row in msgspec.json.decode(answer.data)["data"]["workers"] if row["state"] == "up")
+            except (BusError, KeyError):
+                up = 0
+            await asyncio.sleep(0.05)
+
+    async def _submit(self, mux: Mux, plan: Planned) -> None:
+        """Send until answered, with the same id: answered means recorded."""
+        body = msgspec.json.encode(plan.request)
+        self.submitted_ns[plan.name] = time.time_ns()
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(BusError),
+            stop=stop_after_delay(PATIENCE_S),
+            wait=wait_fixed(0.2),
+            reraise=True,
+        ):
+            with attempt:
+                answer = msgspec.json.decode((await mux.request(self.subjects.api(TENANT, "submit"), body, 5.0)).data)
+        if answer["kind"] == "accepted":
+            self.following.see(plan.name, 1, answer["state"] if answer["state"] in TERMINAL else "QUEUED")
+        else:
+            self.refused[plan.name] = answer["code"]
+
+    async def _cancel_endless(self, mux: Mux) -> None:
+        """Cancel the endless job once it runs."""
+        while self.following.states.get("endless") != "RUNNING":
+            self.following.changed.clear()
+            await self.following.changed.wait()
+        body = msgspec.json.encode({"job": "endless", "reason": "seen enough"})
+        async for attempt in AsyncRetrying(retry=retry_if_exception_type(BusError), wait=wait_fixed(0.2)):
+            with attempt:
+                await mux.request(self.subjects.api(TENANT, "cancel"), body, 5.0)
+
+    async def _kill_in_the_middle(self) -> None:
+        while self.following.over() < KILL_AT * len(self.plans):
+            self.following.changed.clear()
+            await self.following.changed.wait()
+        self._say(f"kill -9 of the scheduler at {self.following.over()} of {len(self.plans)} jobs; a new one starts")
+        await self.stack.kill_scheduler()
+        self.kills += 1
+
+    async def _ask(self, connection: Connection) -> None:
+        """Events are said, not promised: ask for the states now and then."""
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            self._progress()
+            try:
+                answer = await connection.request(self.subjects.api(TENANT, "ls"), b'{"limit":1000}', 2.0)
+                for job in msgspec.json.decode(answer.data)["data"]["jobs"]:
+                    self.following.see(job["job"], job["rev"], job["state"])
+            except BusError:
+                continue  # nobody leads at the moment
+
+    async def _until_over(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        wanted = len(self.plans) - len(self.refused)
+        while self.following.over() < wanted and time.monotonic() < deadline:
+            if self.stack.failed():
+                raise RuntimeError(self.stack.failed())
+            self.following.changed.clear()
+            try:
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await self.following.changed.wait()
+            except TimeoutError:
+                continue
+
+    def _progress(self) -> None:
+        states = Counter(self.following.states.values())
+        parts = "  ".join(f"{name.lower()} {number}" for name, number in sorted(states.items()))
+        self._say(f"{time.monotonic() - self.began:5.1f} s  {parts}")
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+def table(verdict: Verdict, demo: Demo, fleet_words: str) -> str:
+    waits = sorted(verdict.waits_ms) or [0.0]
+    rows = [
+        ("fleet (SIMULATED GPUs)", fleet_words),
+        ("accepted", str(verdict.accepted)),
+        ("succeeded", str(verdict.succeeded)),
+        ("failed as intended", str(verdict.failed_as_intended)),
+        ("cancelled", str(verdict.cancelled)),
+        ("refused as intended", str(verdict.refused)),
+        ("scheduler killed", str(demo.kills)),
+        ("otherwise than expected", str(len(verdict.unexpected))),
+        ("lost", str(verdict.lost)),
+        ("started twice", str(verdict.started_twice)),
+        ("double leases", str(verdict.double_leases)),
+        ("wrong environment", str(len(verdict.bad))),
+        ("processes run", str(verdict.runs)),
+        ("placements/s", f"{verdict.placements_per_s:.0f}"),
+        ("submit to start, ms", f"p50 {statistics.median(waits):.0f}  p99 {waits[int(len(waits) * 0.99)]:.0f}"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
+
+
+TRY_NEXT: Final = """try next
+  moorage up --simulate 4x8xH100     a fleet that stays, without a GPU
+  moorage run --gpu 2xH100 -- env    a job, followed to its end
+  moorage explain JOB                why it waits, with the counts"""
+
+
+def main(
+    *,
+    jobs: Annotated[int, Parameter(help="requests drawn from the trace")] = 400,
+    workers: Annotated[int, Parameter(help="simulated hosts")] = 14,
+    seed: Annotated[int, Parameter(help="which of them")] = 1,
+    json: Annotated[bool, Parameter(help="print the result as one JSON object")] = False,
+    keep: Annotated[bool, Parameter(help="keep the folder with logs and records")] = False,
+) -> int:
+    """Run several hundred real requests on simulated GPUs, kill the scheduler in the middle, and judge the records.
+
+    Exit code 1 when any promise was broken.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="moorage-demo-"))
+    try:
+        return asyncio.run(_run(folder, jobs, workers, seed, json))
+    finally:
+        if keep:
+            print(f"kept: {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _run(folder: Path, jobs: int, workers: int, seed: int, json: bool) -> int:
+    stack = Stack(folder)
+    fleet = hosts(workers, seed)
+    plans = list(planned(fleet, jobs, seed, stack.record))
+    gpus = sum(len(host.devices) for host in fleet)
+    words = f"{len(fleet)} hosts, {gpus} GPUs of {len({d.name for h in fleet for d in h.devices})} models"
+    demo = Demo(stack, plans, quiet=json)
+    if not json:
+        print(f"moorage demo  {words}, SIMULATED; {len(plans)} requests of a real trace, each a real process")
+    try:
+        await stack.start(fleet_file(fleet))
+        await demo.run()
+    except (RuntimeError, BusError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BROKEN_PROMISE
+    finally:
+        await stack.stop()
+    verdict = judge(plans, demo.following.states, demo.refused, demo.submitted_ns, stack.record.read_text())
+    if json:
+        result: dict[str, Any] = msgspec.to_builtins(verdict)
+        result["simulated"] = True
+        print(msgspec.json.encode(result).decode())
+    else:
+        print(table(verdict, demo, words))
+        for line in [*verdict.unexpected, *verdict.bad][:10]:
+            print(f"  ! {line}")
+        print(TRY_NEXT)
+    return 0 if verdict.kept and demo.kills else EXIT_BROKEN_PROMISE

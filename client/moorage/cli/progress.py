@@ -1,0 +1,120 @@
+"""How a job that is followed shows: progress on stderr, output where it belongs.
+
+On a terminal one line that is rewritten, in a pipe one line for each change.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from moorage.cli.console import say
+from moorage.cli.render import age, ordinal, state
+
+if TYPE_CHECKING:
+    from moorage.client.watch import Piece
+    from moorage.schemas.frames import Event
+
+
+class Progress:
+    """`quiet` shows nothing of its own. Output goes to stdout and stderr as the job wrote it."""
+
+    def __init__(self, job: str, *, quiet: bool = False) -> None:
+        self._job = job
+        self._quiet = quiet
+        self._rewrites = sys.stderr.isatty()
+        self._line = ""
+        self._drawn = False
+        self._began_s = time.monotonic()
+        self._attempts_seen: dict[int, int] = {}
+        self._offsets: dict[tuple[int, int, str], int] = {}
+        self._at_line_start = True
+        self._simulated = False
+
+    def event(self, event: Event) -> None:
+        """A transition: what the job is now, and where."""
+        self._simulated = self._simulated or event.simulated
+        if self._quiet:
+            return
+        for change in event.changes if not self._rewrites else event.changes[-1:]:
+            words = [self._tag(change.state)]
+            if change.worker:
+                words.append(f"on {change.worker}{' sim' if self._simulated else ''}")
+            if change.gpus:
+                words.append(f"{len(change.gpus)} GPU{'s' if len(change.gpus) > 1 else ''}")
+            if change.replica > 0 or any(other.replica > 0 for other in event.changes):
+                words.append(f"replica {change.replica}")
+            if change.attempt > 1:
+                words.append(f"attempt {change.attempt}")
+            if change.code:
+                words.append(f"code {change.code}")
+            if change.why:
+                words.append(change.why)
+            self._show("  ".join(words))
+
+    def waiting(self, explained: dict[str, Any]) -> None:
+        """Why it waits, as `explain` says it."""
+        if self._quiet or "reason" not in explained:
+            return
+        place = f"{ordinal(explained['position'])} of {explained['queued']}" if "position" in explained else ""
+        self._show(
+            "  ".join(filter(None, (self._tag("QUEUED"), place, f"{explained['reason']}: {explained['means']}")))
+        )
+
+    def note(self, text: str) -> None:
+        if not self._quiet:
+            self._erase()
+            say(text)
+
+    def output(self, piece: Piece) -> None:
+        """A piece of the job's output, as it was written."""
+        key = (piece.replica, piece.attempt, piece.stream)
+        expected = self._offsets.get(key, piece.offset)
+        if piece.offset > expected:
+            self.note(f"warning[output]: {piece.offset - expected} bytes of {piece.stream} were lost on the way")
+        self._offsets[key] = max(expected, piece.offset + len(piece.text.encode()))
+        if not piece.text:
+            return
+        self._erase()
+        stream: TextIO = sys.stdout if piece.stream == "out" else sys.stderr
+        stream.write(piece.text)
+        stream.flush()
+        if stream.isatty():
+            self._at_line_start = piece.text.endswith("\n")
+
+    def close(self) -> None:
+        """Leave the last line where it is."""
+        if self._drawn:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+            self._drawn = False
+
+    def _tag(self, name: str) -> str:
+        return f"{self._job}  {state(name, sys.stderr)}"
+
+    def _show(self, text: str) -> None:
+        if text == self._line:
+            return
+        self._line = text
+        if not self._rewrites:
+            say(text)
+            return
+        if not self._at_line_start:
+            sys.stderr.write("\n")
+            self._at_line_start = True
+        waited = age((time.monotonic() - self._began_s) * 1000)
+        room = shutil.get_terminal_size().columns - len(waited) - 3
+        plain_chars = len(text) - (len(state("RUNNING", sys.stderr)) - len("RUNNING") if "\x1b" in text else 0)
+        shown = text if plain_chars <= room else text[: room - 1] + "…\x1b[0m"
+        sys.stderr.write(f"\r\x1b[K{shown}  {waited}")
+        sys.stderr.flush()
+        self._drawn = True
+
+    def _erase(self) -> None:
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._drawn = False
+            self._line = ""

@@ -1,0 +1,118 @@
+"""Text for people: tables without boxes, ages, states, cells. Pure, but for the question who reads."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, TextIO
+
+from moorage.cli.console import paint
+
+GAP: Final = "  "
+LAST_COLUMN_MIN: Final = 12
+
+_STATE_STYLE: Final = {
+    "RUNNING": "green",
+    "SUCCEEDED": "green",
+    "up": "green",
+    "FAILED": "red",
+    "TIMED_OUT": "red",
+    "REJECTED": "red",
+    "LOST_KEPT": "red",
+    "lost": "red",
+    "stale": "yellow",
+    "not-heard": "yellow",
+    "QUEUED": "yellow",
+    "EXPIRED": "yellow",
+    "draining": "yellow",
+    "cordoned": "yellow",
+    "CANCELLED": "dim",
+}
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: Sequence[str] = (), stream: TextIO | None = None
+) -> str:
+    """Rows under an upper-case header. On a terminal aligned, numbers to the right, the last column cut to fit; in a
+    pipe separated by tabs, uncut and without colour. `numbers` names the columns to align to the right."""
+    stream = sys.stdout if stream is None else stream
+    texts = [[_text(cell) for cell in row] for row in rows]
+    if not stream.isatty():
+        return "\n".join("\t".join(cell.replace("\t", " ") for cell in row) for row in [list(header), *texts])
+    widths = [max(len(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
+    room = shutil.get_terminal_size().columns - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
+    last = max(room, LAST_COLUMN_MIN)
+    lines = [paint(_line(header, widths, header, numbers, last), "dim", stream)]
+    for row in texts:
+        lines.append(_line(row, widths, header, numbers, last, stream))
+    return "\n".join(lines)
+
+
+def _line(
+    row: Sequence[str],
+    widths: Sequence[int],
+    header: Sequence[str],
+    numbers: Sequence[str],
+    last: int,
+    stream: TextIO | None = None,
+) -> str:
+    cells = []
+    for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        is_last = at == len(row) - 1
+        if is_last and len(cell) > last:
+            cell = cell[: last - 1] + "…"
+        text = cell.rjust(width) if header[at] in numbers else cell if is_last else cell.ljust(width)
+        cells.append(state(text, stream) if stream is not None and header[at] == "STATE" else text)
+    return GAP.join(cells).rstrip()
+
+
+def _text(cell: Any) -> str:
+    if cell is None or cell == "":
+        return "-"
+    if isinstance(cell, (list, tuple)):
+        return ",".join(map(str, cell)) or "-"
+    return str(cell).replace("\n", " ")
+
+
+def state(text: str, stream: TextIO) -> str:
+    """A state in its colour; the word itself carries it, too."""
+    return paint(text, _STATE_STYLE.get(text.strip(), ""), stream)
+
+
+def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str:
+    """Names and values, one a line; those without a value are left out."""
+    stream = sys.stdout if stream is None else stream
+    shown = [(name, _text(value)) for name, value in pairs if value not in (None, "", [], {})]
+    if not stream.isatty():
+        return "\n".join(f"{name}\t{value}" for name, value in shown)
+    width = max((len(name) for name, _ in shown), default=0)
+    return "\n".join(
+        f"{paint(name.ljust(width), 'dim', stream)}{GAP}{state(value, stream) if name == 'state' else value}"
+        for name, value in shown
+    )
+
+
+def age(milliseconds: float | None) -> str:
+    """`850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for none."""
+    if milliseconds is None:
+        return "-"
+    if 0 <= milliseconds < 1000:
+        return f"{int(milliseconds)}ms"
+    left = int(abs(milliseconds) // 1000)
+    for unit, size, next_unit, next_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if left >= size:
+            rest = left % size // next_size
+            return f"{left // size}{unit}" + (f"{rest}{next_unit}" if rest else "")
+    return f"{left}s"
+
+
+def ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def many(number: int, word: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

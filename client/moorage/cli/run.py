@@ -1,0 +1,181 @@
+"""`moorage run` and `moorage logs`: follow a job to its end, and end with its code."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from moorage.cli.console import EXIT_FAILED, EXIT_INTERRUPTED, emit, paint, say, tell_error
+from moorage.cli.options import DEFAULTS, Options, with_client
+from moorage.cli.progress import Progress
+from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warnings
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.job import Result
+    from moorage.client.watch import Watch
+
+#: a job that waits longer than this is asked why, and then again so often
+WHY_AFTER_S: Final = 1.0
+WHY_AGAIN_S: Final = 5.0
+
+
+def run(
+    *command: Annotated[str, Parameter(help="What to run, behind --.")],
+    flags: JobFlags = NO_FLAGS,
+    options: Options = DEFAULTS,
+) -> int:
+    """Run a command on GPUs, follow it, return its exit code.
+
+    Its output comes to stdout and stderr, progress to stderr. The first Ctrl-C detaches: the job goes on.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        request = request_of(client, flags, command)
+        assert request.job is not None
+        submitted = False
+
+        async def submit() -> None:
+            nonlocal submitted
+            job = await client.submit(request)
+            submitted = True
+            assert job.accepted is not None
+            if options.json:
+                emit(job.accepted)
+            tell_warnings(job.accepted)
+
+        def detach() -> None:
+            if not submitted:
+                say(f"interrupted before the answer: {request.job} may have been accepted")
+            _say_detached(request.job or "")
+
+        return await _detachable(_follow(client, request.job, options, submit), detach)
+
+    gc.enable()
+    return with_client(options, work)
+
+
+def logs(
+    job: Annotated[str, Parameter(help="The job's id.")],
+    /,
+    *,
+    options: Options = DEFAULTS,
+) -> int:
+    """Follow a job's output from now on, until it is over; ends with the job's exit code.
+
+    Output is said while the job runs and not kept: of a job that is over there is none here.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        return await _detachable(_follow(client, client.job(job).id, options), lambda: _say_detached(job))
+
+    gc.enable()
+    return with_client(options, work)
+
+
+def _say_detached(job: str) -> None:
+    say(f"detached; {job} goes on")
+    say(f"  attach: moorage logs {job}")
+    say(f"  cancel: moorage cancel {job}")
+
+
+async def _detachable(following: Any, detach: Callable[[], None]) -> int:
+    """Follow until the end, or until Ctrl-C: then say how to go on. A second Ctrl-C is Python's own."""
+    loop = asyncio.get_running_loop()
+    task: asyncio.Task[int] = loop.create_task(following)
+    interrupted = False
+
+    def on_interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        loop.remove_signal_handler(signal.SIGINT)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+        detach()
+        return EXIT_INTERRUPTED
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+async def _follow(
+    client: AsyncClient, job: str, options: Options, submit: Callable[[], Awaitable[None]] | None = None
+) -> int:
+    """Watch first, then submit, so that nothing of the output is missed; then show all of it. Returns the exit code."""
+    from moorage.client.errors import JobFailed
+    from moorage.client.job import Outcome
+    from moorage.schemas.frames import Event
+    from moorage.schemas.job import QUEUED, SUCCEEDED
+
+    outcome, progress = Outcome(job), Progress(job, quiet=options.json)
+    first = submit is None
+    async with client.watch(job, output=True) as watch:
+        if submit is not None:
+            await submit()
+        asking: asyncio.Task[None] | None = None
+        try:
+            async for item in watch:
+                outcome.take(item)
+                if options.json:
+                    emit(item)
+                elif isinstance(item, Event):
+                    progress.event(item)
+                else:
+                    progress.output(item)
+                if isinstance(item, Event) and not options.json:
+                    if first and watch.rev and item.state not in ("QUEUED", "PLACED", "CLAIMED"):
+                        progress.note("output from now on; what was said before is not kept")
+                    first = False
+                    if item.state == QUEUED and asking is None:
+                        asking = asyncio.create_task(_say_why(client, job, watch, progress))
+        finally:
+            progress.close()
+            if asking is not None:
+                asking.cancel()
+                await asyncio.wait({asking})
+        result = outcome.result(watch.shown)
+        if watch.lost:
+            say(f"warning[output]: {watch.lost} pieces of output were lost here")
+    if result.state == SUCCEEDED:
+        return 0
+    if options.json:
+        return _code(result)
+    failed = JobFailed(result)
+    if result.code is None or result.state != "FAILED":
+        tell_error(failed.problem, failed.fixes)
+    else:
+        say(paint(failed.why, "red", sys.stderr))
+    return _code(result)
+
+
+def _code(result: Result) -> int:
+    """The job's own code; 128 + the signal that ended it, as a shell has it; 1 where nothing ran."""
+    if result.code is None or result.code == 0:
+        return EXIT_FAILED
+    return result.code if result.code > 0 else 128 - result.code
+
+
+async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:
+    """While the job waits, ask for the reason now and then."""
+    from moorage.client.errors import ClientError
+    from moorage.schemas.job import QUEUED
+
+    await asyncio.sleep(WHY_AFTER_S)
+    while True:
+        if watch.state == QUEUED:
+            try:
+                progress.waiting(await client.job(job).explain())
+            except ClientError:
+                pass  # it is told by the watch if it lasts
+        await asyncio.sleep(WHY_AGAIN_S)

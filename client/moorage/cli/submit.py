@@ -1,0 +1,259 @@
+"""`moorage submit`, and the flags that it shares with `run`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from cyclopts import Parameter
+
+from moorage.cli.console import EXIT_FAILED, emit, exit_code_of, say, tell, tell_error
+from moorage.cli.options import DEFAULTS, Options, with_client
+from moorage.schemas.frames import Accepted
+from moorage.schemas.gpu import format_token
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.job import Job
+    from moorage.schemas.job import Request
+
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+_MIB: Final = 1024 * 1024
+_SIZE_UNITS: Final = {"K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "Ki": 1024, "Mi": _MIB, "Gi": 1024**3}
+
+
+@Parameter(name="*", group="Job")
+@dataclass(frozen=True)
+class JobFlags:
+    """A request, in flags. Durations as 90s, 10m, 1h30m."""
+
+    gpu: Annotated[str | None, Parameter(help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; alone: 1.")] = None
+    job: Annotated[str | None, Parameter(help="The job's id; the same id and content is the same job.")] = None
+    replicas: Annotated[int | None, Parameter(help="Copies of the command, each with its own GPUs.")] = None
+    gang: Annotated[bool, Parameter(negative="", help="All replicas start together or not at all.")] = False
+    spread: Annotated[bool, Parameter(negative="", help="Each replica on a host of its own.")] = False
+    priority: Annotated[int | None, Parameter(help="0..100, higher first.")] = None
+    cpu: Annotated[float | None, Parameter(help="Cores a replica, as 4 or 0.5.")] = None
+    memory: Annotated[str | None, Parameter(help="Host memory a replica, as 16G or 512M.")] = None
+    requires: Annotated[list[str] | None, Parameter(negative="", help="A worker's label: zone=a or zone=a,b.")] = None
+    label: Annotated[list[str] | None, Parameter(negative="", help="A label of the job: team=vision.")] = None
+    env: Annotated[list[str] | None, Parameter(negative="", help="NAME=value for the command.")] = None
+    secret: Annotated[list[str] | None, Parameter(negative="", help="NAME=secret: resolved at the worker.")] = None
+    cwd: Annotated[str | None, Parameter(help="Working folder at the worker.")] = None
+    user: Annotated[str | None, Parameter(help="User at the worker.")] = None
+    driver: Annotated[str | None, Parameter(help="How a worker runs it: process, or noop on simulated ones.")] = None
+    time_limit: Annotated[str | None, Parameter(help="Longest run of one attempt.")] = None
+    deadline: Annotated[str | None, Parameter(help="Longest time from acceptance to the end.")] = None
+    start_within: Annotated[str | None, Parameter(help="Expire unless started within.")] = None
+    grace: Annotated[str | None, Parameter(help="Between SIGTERM and SIGKILL.")] = None
+    retries: Annotated[int | None, Parameter(help="Further attempts after a failure.")] = None
+    on_no_match: Annotated[
+        Literal["wait", "reject"] | None, Parameter(help="When no known worker could ever run it.")
+    ] = None
+    on_partition: Annotated[Literal["kill", "keep"] | None, Parameter(help="When the worker is cut off.")] = None
+
+
+NO_FLAGS: Final = JobFlags()
+
+
+def request_of(client: AsyncClient, flags: JobFlags, command: Sequence[str]) -> Request:
+    """The checked request. Raises `Rejected` with invalid-argument."""
+    from moorage.client.errors import rejected
+    from moorage.client.values import seconds
+
+    fields: dict[str, Any] = {
+        name: value
+        for name in ("replicas", "priority", "cwd", "user", "driver", "retries", "on_no_match", "on_partition")
+        if (value := getattr(flags, name)) is not None
+    }
+    for name, field in (
+        ("time_limit", "timeout_s"),
+        ("deadline", "deadline_s"),
+        ("start_within", "start_within_s"),
+        ("grace", "grace_s"),
+    ):
+        if (duration := getattr(flags, name)) is not None:
+            fields[field] = seconds(duration)
+    resources: dict[str, int] = {}
+    if flags.cpu is not None:
+        resources["cpu_milli"] = round(flags.cpu * 1000)
+    if flags.memory is not None:
+        resources["memory_mib"] = mebibytes(flags.memory)
+    if resources:
+        fields["resources"] = resources
+    env: dict[str, Any] = dict(_pairs("env", flags.env or ()))
+    env |= {name: {"secret": secret} for name, secret in _pairs("secret", flags.secret or ())}
+    if env:
+        fields["env"] = env
+    if flags.label:
+        fields["labels"] = dict(_pairs("label", flags.label))
+    if flags.requires:
+        fields["requires"] = {name: text.split(",") for name, text in _pairs("requires", flags.requires)}
+    if not command and flags.driver != "noop":
+        raise rejected(
+            "invalid-argument",
+            "no command to run",
+            field="$.run.argv",
+            next="name it behind --, as: moorage run --gpu 1xH100 -- python train.py",
+        )
+    request = client.request(list(command), flags.gpu, flags.job, fields)
+    if not (flags.gang or flags.spread):
+        return request
+    if flags.gang and flags.spread:
+        raise rejected("invalid-argument", "--gang and --spread exclude each other", next="take one of them")
+    if request.gpu is None:
+        raise rejected("invalid-argument", "--gang and --spread need --gpu", field="$.gpu", next="add --gpu 1xH100")
+    import msgspec
+
+    spec = msgspec.structs.replace(request.gpu, scheduling="gang" if flags.gang else "spread")
+    return client.request(request, spec)
+
+
+def mebibytes(size: str) -> int:
+    """`16G` (1e9 bytes), `16Gi`, `512M` or `2048` (MiB) → MiB. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    number = size.rstrip("KMGTiB")
+    unit = size[len(number) :].removesuffix("B")
+    try:
+        return int(float(number) * _SIZE_UNITS[unit] / _MIB) if unit else int(number)
+    except (ValueError, KeyError):
+        raise rejected(
+            "invalid-argument", f"not a size: {size!r}", found=size, next="write it as 16G, 512M or 16Gi"
+        ) from None
+
+
+def _pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    from moorage.client.errors import rejected
+
+    pairs = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            # the value may be meant to be secret: only the name is shown
+            raise rejected(
+                "invalid-argument", f"--{option} needs NAME=value", found=name[:40], next=f"--{option} NAME=value"
+            )
+        pairs.append((name, value))
+    return pairs
+
+
+def submit(
+    *command: Annotated[str, Parameter(help="What to run, behind --.")],
+    file: Annotated[
+        str | None, Parameter(name=["--file", "-f"], help="Requests as JSON, one or an array; - is stdin.")
+    ] = None,
+    flags: JobFlags = NO_FLAGS,
+    options: Options = DEFAULTS,
+) -> int:
+    """Hand in a job and go on; answered once it is in the ledger.
+
+    Prints the job's id. Send the same id and content again after a failure: it is the same job.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if file is None:
+            return await _one(client, request_of(client, flags, command), options)
+        if command or flags != NO_FLAGS:
+            from moorage.client.errors import rejected
+
+            raise rejected(
+                "invalid-argument", "a file says the whole request", next="leave out the flags, or leave out -f"
+            )
+        content = _read(file)
+        if isinstance(content, list):
+            return await _many(client, content, options)
+        return await _one(client, client.request(content), options)
+
+    return with_client(options, work)
+
+
+async def _one(client: AsyncClient, request: Request, options: Options) -> int | None:
+    job = await client.submit(request)
+    assert job.accepted is not None
+    if options.json:
+        emit(job.accepted)
+    else:
+        tell(job.id)
+        _talk(job, request)
+    return None
+
+
+def _talk(job: Job, request: Request) -> None:
+    accepted = job.accepted
+    assert accepted is not None
+    known = f"known already, {accepted.state}" if accepted.duplicate else "accepted"
+    say(f"{known}: {format_token(request.effective_gpu, request.replicas)}, ledger record {accepted.ledger}")
+    tell_warnings(accepted)
+    say(f"follow: moorage logs {job.id}   why: moorage explain {job.id}")
+
+
+def tell_warnings(accepted: Accepted) -> None:
+    for warning in accepted.warnings:
+        say(f"warning[{warning.partition(':')[0]}]:{warning.partition(':')[2] or ' see moorage explain'}")
+
+
+async def _many(client: AsyncClient, content: list[Any], options: Options) -> int | None:
+    """An array: each request is accepted or refused by itself, told in their order."""
+    from moorage.client.errors import BatchRejected, error_of
+
+    requests = [client.request(body) for body in content]
+    jobs: list[Job | None] = []
+    problems = {}
+    try:
+        jobs += await client.submit_many(requests)
+    except BatchRejected as refused:
+        jobs, problems = refused.jobs, refused.problems
+    code = 0
+    for at, job in enumerate(jobs):
+        if job is not None:
+            if options.json:
+                emit(job.accepted)
+            else:
+                tell(job.id)
+            continue
+        if options.json:
+            emit(problems[at])
+        tell_error(problems[at])
+        code = code or exit_code_of(error_of(problems[at])) or EXIT_FAILED
+    if not options.json:
+        say(f"{len(jobs) - len(problems)} of {len(jobs)} accepted")
+    return code
+
+
+def _read(file: str) -> Any:
+    """The JSON of a file or of stdin: an object, or a list of them. Raises `Rejected`."""
+    import msgspec
+
+    from moorage.client.errors import rejected
+
+    where = "stdin" if file == "-" else file
+    try:
+        if file == "-":
+            text = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                text = opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise rejected(
+            "invalid-argument", f"{where} cannot be read: {error.strerror}", next="name a file of JSON, or - for stdin"
+        ) from None
+    if len(text) > FILE_BYTES_MAX:
+        raise rejected("too-large", f"{where} has more than {FILE_BYTES_MAX} bytes", next="split it")
+    try:
+        content = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise rejected(
+            "invalid-argument", f"{where} is not JSON: {error}", next='it looks like {"run": {"argv": ["nvidia-smi"]}}'
+        ) from None
+    bodies = content if isinstance(content, list) else [content]
+    if not bodies or not all(isinstance(body, dict) for body in bodies):
+        raise rejected(
+            "invalid-argument",
+            f"{where} holds no request",
+            next='a request is an object as {"run": {"argv": ["nvidia-smi"]}}, or an array of them',
+        )
+    return content

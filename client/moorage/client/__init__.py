@@ -1,0 +1,87 @@
+"""The SDK: submit, follow and operate from Python. `AsyncClient` is where to start.
+
+Names are imported when they are first used, so that `import moorage.client` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.errors import (
+        BatchRejected,
+        ClientError,
+        Conflict,
+        JobFailed,
+        NoScheduler,
+        NotFound,
+        NotPermitted,
+        QueueFull,
+        Rejected,
+        TimedOut,
+        Unreachable,
+    )
+    from moorage.client.job import Job, Result
+    from moorage.client.watch import Piece
+    from moorage.schemas.frames import Accepted, Change, Event
+    from moorage.schemas.gpu import GpuSpec, Share
+    from moorage.schemas.job import Request, Resources, Run, Secret
+
+__all__ = [
+    "Accepted",
+    "AsyncClient",
+    "BatchRejected",
+    "Change",
+    "ClientError",
+    "Conflict",
+    "Event",
+    "GpuSpec",
+    "Job",
+    "JobFailed",
+    "NoScheduler",
+    "NotFound",
+    "NotPermitted",
+    "Piece",
+    "QueueFull",
+    "Rejected",
+    "Request",
+    "Resources",
+    "Result",
+    "Run",
+    "Secret",
+    "Share",
+    "TimedOut",
+    "Unreachable",
+]
+
+_HOME: Final = {
+    "moorage.client.client": ("AsyncClient",),
+    "moorage.client.errors": (
+        "BatchRejected",
+        "ClientError",
+        "Conflict",
+        "JobFailed",
+        "NoScheduler",
+        "NotFound",
+        "NotPermitted",
+        "QueueFull",
+        "Rejected",
+        "TimedOut",
+        "Unreachable",
+    ),
+    "moorage.client.job": ("Job", "Result"),
+    "moorage.client.watch": ("Piece",),
+    "moorage.schemas.frames": ("Accepted", "Change", "Event"),
+    "moorage.schemas.gpu": ("GpuSpec", "Share"),
+    "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
+}
+_MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(module), name)

@@ -1,0 +1,287 @@
+"""`AsyncClient`: one connection, and everything a service or an operator asks of moorage over it."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar, Unpack
+
+from moorage.bus.connection import Connection, State, connect
+from moorage.bus.contexts import Context
+from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
+from moorage.bus.inbox import Mux
+from moorage.bus.transport import Handler, Subscribed
+from moorage.client.asking import ask, decode_accepted, decode_answer, decode_batch, done
+from moorage.client.errors import BatchRejected, NotPermitted, Unreachable, rejected
+from moorage.client.job import Job
+from moorage.client.target import find_context, find_tenant
+from moorage.client.values import Duration, Fields, build_request, seconds
+from moorage.client.watch import Watch
+from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder, encode
+from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.frames import Accepted, Answer, FleetFrame
+from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.job import Request
+from moorage.schemas.names import is_job, is_tenant
+from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+
+TIMEOUT_S_DEFAULT: Final = 30.0
+CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
+WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
+#: requests in one frame, as the scheduler takes them; `submit_many` sends more as several
+BATCH_MAX: Final = 10_000
+FLEET_FRAMES_MAX: Final = 16
+
+What = Request | Sequence[str] | Mapping[str, Any]
+
+T = TypeVar("T")
+
+_decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
+
+
+class AsyncClient:
+    """`async with AsyncClient() as moorage: …`. Use it from one event loop.
+
+    `target` is a URL or a nats context's name; without one NATS_CONTEXT, the selected context, NATS_URL, or the
+    `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds each answer,
+    retries included; `connect_timeout` the first connection; `wait_timeout` is the default of `Job.result`.
+    `on_wait` is called whenever something must be asked again.
+    """
+
+    def __init__(
+        self,
+        target: Context | str | None = None,
+        *,
+        tenant: str | None = None,
+        prefix: str = PREFIX_DEFAULT,
+        timeout: Duration = TIMEOUT_S_DEFAULT,
+        connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
+        wait_timeout: Duration = WAIT_TIMEOUT_S_DEFAULT,
+        name: str = "moorage client",
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
+        self.tenant = find_tenant(tenant)
+        if not is_tenant(self.tenant):
+            raise rejected(
+                "invalid-argument",
+                f"{self.tenant!r} is no tenant",
+                found=self.tenant,
+                allowed="[a-z0-9-]{1,32}",
+                next="name it with --tenant or MOORAGE_TENANT",
+            )
+        self.subjects = Subjects(prefix)
+        self.timeout_s = seconds(timeout)
+        self.wait_timeout_s = seconds(wait_timeout)
+        self.watches: set[Watch] = set()
+        self.context: Context | None = None
+        self._target = target
+        self._connect_timeout_s = seconds(connect_timeout)
+        self._name = name
+        self._on_wait = on_wait
+        self._connection: Connection | None = None
+        self._mux: Mux | None = None
+
+    def __repr__(self) -> str:
+        where = self.context.safe_url if self.context is not None else "not connected"
+        return f"<AsyncClient {where} tenant {self.tenant}>"
+
+    async def __aenter__(self) -> AsyncClient:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect. Raises `Unreachable`, `NotPermitted`, and `bus.errors.BadContext`."""
+        self.context = find_context(self._target)
+        try:
+            self._connection = await connect(
+                self.context, self._name, on_state=self._on_state, give_up_after_s=self._connect_timeout_s
+            )
+            self._mux = await Mux.open(self._connection)
+        except CannotConnect as error:
+            raise Unreachable(error.problem) from None
+        except (NotAuthorized, PermissionRefused) as error:
+            await self.close()
+            raise NotPermitted(error.problem) from None
+
+    async def close(self) -> None:
+        """Close; jobs go on."""
+        if self._mux is not None:
+            await self._mux.close()
+            self._mux = None
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    def _on_state(self, state: State) -> None:
+        if state is State.CONNECTED:
+            for watch in self.watches:
+                watch.refresh()
+
+    # ------------------------------------------------------------------------------------------------------- jobs
+
+    async def submit(
+        self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, **fields: Unpack[Fields]
+    ) -> Job:
+        """Submit argv, a `Request`, or a mapping as on the wire; answered once it is in the ledger.
+
+        `gpu` is a token as `2xH100:80G`, a count or a spec; `key` is the job's id, so that a second submit of the
+        same content is the same job (without one a time-ordered id is made, and a retry in here keeps it).
+        Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
+        """
+        request = self.request(what, gpu, key, fields)
+        accepted = await self._ask("submit", encode(request), decode_accepted)
+        return Job(self, accepted.job, accepted)
+
+    async def submit_many(
+        self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
+    ) -> list[Job]:
+        """Submit all in one frame (several beyond 10,000 requests or 900 KiB); jobs in the order of the requests.
+
+        Each is accepted or refused by itself. Raises `BatchRejected`, which holds those accepted, and as `submit`.
+        """
+        bodies = [encode(self.request(what, gpu, None, fields)) for what in many]
+        answers: list[Accepted | Problem] = []
+        for frame in _frames(bodies):
+            answers += await self._ask("submit", frame, decode_batch)
+        problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
+        jobs = [None if isinstance(answer, Problem) else Job(self, answer.job, answer) for answer in answers]
+        if problems:
+            raise BatchRejected(jobs, problems)
+        return [job for job in jobs if job is not None]
+
+    def request(
+        self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, fields: Any = None
+    ) -> Request:
+        """The checked request that `submit` would send, with its job id. Raises `Rejected`."""
+        return build_request(what, gpu, key, fields)
+
+    def job(self, id: str) -> Job:
+        """A handle on a job by its id; asks nothing. Raises `Rejected` for what is no job id."""
+        if not is_job(id):
+            raise rejected(
+                "invalid-argument",
+                f"{id[:80]!r} is no job id",
+                field="$.job",
+                found=id,
+                allowed="[A-Za-z0-9_-]{1,64}",
+                next="moorage ls shows the ids there are",
+            )
+        return Job(self, id)
+
+    def watch(self, id: str, *, output: bool = False) -> Watch:
+        """Events, and with `output` the output, of a job that may not be submitted yet; see `Watch`."""
+        return Watch(self, self.job(id).id, output=output)
+
+    async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
+        """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
+        return await self.read("ls", {"states": list(states), "limit": limit})
+
+    # ------------------------------------------------------------------------------------------------- operators
+
+    async def fleet(self) -> dict[str, Any]:
+        """Every worker, what is free, and the largest request that starts now by model."""
+        return _data(await self.operate("fleet"))
+
+    async def audit(self) -> dict[str, Any]:
+        """The ledger against each worker's last renewal, once: only what two audits some renewals apart both show
+        is drift."""
+        return _data(await self.operate("audit"))
+
+    async def drain(self, worker: str) -> dict[str, Any]:
+        """Nothing new is placed there; what runs goes on. Raises `NotFound`."""
+        return await self._flag("drain", worker)
+
+    async def cordon(self, worker: str) -> dict[str, Any]:
+        """Nothing new is placed there. Raises `NotFound`."""
+        return await self._flag("cordon", worker)
+
+    async def uncordon(self, worker: str) -> dict[str, Any]:
+        """Undo cordon or drain. Raises `NotFound`."""
+        return await self._flag("uncordon", worker)
+
+    async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
+        arguments = {"worker": worker, "by": _who()}
+        return await self._request(self.subjects.admin(verb), encode(arguments), done)
+
+    async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
+        """The leader's digest of the fleet as it is said, twice a second, without end; only the newest is kept."""
+        queue: asyncio.Queue[FleetFrame] = asyncio.Queue(FLEET_FRAMES_MAX)
+
+        def on_frame(delivery: Any) -> None:
+            try:
+                frame = _decode_fleet(delivery.data)
+            except Refused:
+                return
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(frame)
+
+        subscription = await self.subscribe(self.subjects.fleet_frame, on_frame)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            await subscription.unsubscribe()
+
+    # ---------------------------------------------------------------------------------------------------- asking
+
+    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The data of `answer`."""
+        return _data(await self.answer(verb, arguments))
+
+    async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
+        """Ask a reading verb of this tenant, or `cancel`; the whole answer frame."""
+        return await self._ask(verb, encode(arguments), decode_answer)
+
+    async def operate(self, verb: str) -> Answer:
+        """Ask a reading verb of the operators; the whole answer frame."""
+        return await self._request(self.subjects.admin(verb), b"{}", decode_answer)
+
+    async def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> T:
+        return await self._request(self.subjects.api(self.tenant, verb), payload, decode)
+
+    async def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> T:
+        if self._mux is None or self.context is None:
+            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
+        return await ask(self._mux, subject, payload, decode, self.timeout_s, self.context.safe_url, self._on_wait)
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
+        """Hear a subject; the handler may only enqueue. Raises `NotPermitted`."""
+        if self._connection is None:
+            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
+        try:
+            return await self._connection.subscribe(subject, handler)
+        except PermissionRefused as error:
+            raise NotPermitted(error.problem) from None
+
+
+def _frames(bodies: list[bytes]) -> list[bytes]:
+    """JSON arrays of the bodies, as few as the bounds allow."""
+    frames: list[bytes] = []
+    part: list[bytes] = []
+    size = 2
+    for body in bodies:
+        if part and (len(part) >= BATCH_MAX or size + len(body) + 1 > FRAME_BYTES_MAX):
+            frames.append(b"[" + b",".join(part) + b"]")
+            part, size = [], 2
+        part.append(body)
+        size += len(body) + 1
+    if part:
+        frames.append(b"[" + b",".join(part) + b"]")
+    return frames
+
+
+def _data(answer: Answer) -> dict[str, Any]:
+    data: dict[str, Any] = answer.data
+    return data
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "operator"

@@ -1,0 +1,190 @@
+"""What the SDK raises: one class for each way a caller may want to go on, all with `.code .why .fixes .job`.
+
+Codes of a scheduler's answer (`schemas.errors.CODES`) and of the bus (`bus.errors.BUS_CODES`) are kept as they came;
+those that only the SDK can tell are in `CLIENT_CODES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.bus.errors import (
+    BusError,
+    CannotConnect,
+    Disconnected,
+    NoResponders,
+    NotAuthorized,
+    PermissionRefused,
+    RequestTimeout,
+)
+from moorage.schemas.errors import Fault, MoorageError, Problem, problem
+
+if TYPE_CHECKING:
+    from moorage.client.job import Job, Result
+
+#: code -> (whose fault, what it means in one sentence)
+CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
+    "no-scheduler": ("fleet", "the NATS server is there, but no scheduler answered in the time given"),
+    "timed-out": ("caller", "what was waited for did not happen in the time given; the job itself goes on"),
+    "job-failed": ("caller", "the job ended by itself, not with code 0, and has no retries left"),
+    "job-timed-out": ("caller", "the job ran longer than its timeout or deadline"),
+    "job-cancelled": ("caller", "the job was cancelled"),
+    "job-expired": ("fleet", "the job could not start within the time it was given"),
+    "job-rejected": ("fleet", "no worker of the fleet could ever run the job"),
+    "no-output": ("caller", "the job is over, and its output was said while it ran and not kept"),
+    "drift": ("moorage", "the ledger and a worker disagree on what runs there"),
+    "already-running": ("caller", "another `moorage up` runs on this data folder"),
+    "child-failed": ("moorage", "a process of `moorage up` keeps dying"),
+}
+
+
+class ClientError(MoorageError):
+    """Base. `fixes` are lines that say what to do now, the best one first; at most three."""
+
+    def __init__(self, problem: Problem, fixes: Sequence[str] = ()) -> None:
+        super().__init__(problem)
+        self.fixes: tuple[str, ...] = (*fixes, *((problem.next,) if problem.next else ()))
+
+    @property
+    def why(self) -> str:
+        return self.problem.message
+
+    @property
+    def job(self) -> str:
+        return self.problem.job
+
+
+class Rejected(ClientError):
+    """The scheduler refuses the request; nothing of it was recorded. `code` says why."""
+
+
+class Conflict(Rejected):
+    """The job id is taken by a request with other content."""
+
+
+class QueueFull(Rejected):
+    """Send again, with the same id, after `retry_after_s` seconds."""
+
+    @property
+    def retry_after_s(self) -> float:
+        return self.problem.retry_after_s or 1.0
+
+
+class BatchRejected(Rejected):
+    """Some of `submit_many` were refused. `jobs` has one entry a request, None where `problems` has the reason."""
+
+    def __init__(self, jobs: list[Job | None], problems: dict[int, Problem]) -> None:
+        first = problems[min(problems)]
+        where = f"{len(problems)} of {len(jobs)} requests were refused; the first is number {min(problems)}: "
+        super().__init__(_with(first, message=where + first.message))
+        self.jobs = jobs
+        self.problems = problems
+
+
+class NotFound(ClientError):
+    """No such job or worker, as of a ledger record acknowledged after the question came."""
+
+
+class NotPermitted(ClientError):
+    """NATS refused the credentials, or this user may not use that subject."""
+
+
+class Unreachable(ClientError):
+    """No NATS server, or the connection to it went and did not come back in time."""
+
+
+class NoScheduler(Unreachable):
+    """A NATS server, but no scheduler that answers."""
+
+
+class TimedOut(ClientError):
+    """The wait is over; what was waited for may still happen."""
+
+
+class JobFailed(ClientError):
+    """The job ended otherwise than SUCCEEDED: see `state`, `exit_code` and the end of its output in `log_tail`."""
+
+    def __init__(self, result: Result, log_tail: str = "") -> None:
+        code, what = _ENDED.get(result.state, _ENDED["FAILED"])
+        text = f"job {result.job} {what}"
+        if result.state == "FAILED" and result.code is not None:
+            text += f" with code {result.code}" if result.code >= 0 else f" by signal {-result.code}"
+        if result.why:
+            text += f": {result.why}"
+        super().__init__(
+            Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {result.job} has its story")
+        )
+        self.result = result
+        self.log_tail = log_tail
+
+    @property
+    def state(self) -> str:
+        return self.result.state
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit status of the member that failed; negative: minus the signal; None where nothing ran."""
+        return self.result.code
+
+
+_ENDED: Final = {
+    "FAILED": ("job-failed", "failed"),
+    "TIMED_OUT": ("job-timed-out", "ran out of time"),
+    "CANCELLED": ("job-cancelled", "was cancelled"),
+    "EXPIRED": ("job-expired", "expired before it could start"),
+    "REJECTED": ("job-rejected", "was rejected"),
+}
+
+_BY_CODE: Final[dict[str, type[ClientError]]] = {
+    "conflict": Conflict,
+    "queue-full": QueueFull,
+    "not-found": NotFound,
+    "not-leading": NoScheduler,
+}
+
+
+def error_of(answer: Problem) -> ClientError:
+    """The exception for a scheduler's refusal."""
+    return _BY_CODE.get(answer.code, Rejected)(answer)
+
+
+def rejected(code: str, message: str, **fields: Any) -> Rejected:
+    """What the scheduler would refuse too, told before it is asked; fields as those of `schemas.errors.problem`."""
+    return Rejected(problem(code, message, **fields))
+
+
+def client_problem(
+    code: str, message: str, *, job: str = "", found: str = "", next_step: str = "", field: str = ""
+) -> Problem:
+    """A problem that only this side can tell. Raises KeyError for a code that is not in `CLIENT_CODES`."""
+    return Problem(code, message, CLIENT_CODES[code][0], field=field, found=found, next=next_step, job=job)
+
+
+def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
+    """What it means that a request was not answered at last. `where` is the server, shown without secrets."""
+    if isinstance(error, CannotConnect | Disconnected):
+        return Unreachable(error.problem)
+    if isinstance(error, NotAuthorized | PermissionRefused):
+        return NotPermitted(error.problem)
+    if isinstance(error, NoResponders | RequestTimeout):
+        what = "no scheduler listens" if isinstance(error, NoResponders) else "no scheduler answered"
+        return NoScheduler(
+            client_problem("no-scheduler", f"{what} at {where}, tried for {timeout_s:g} s"),
+            ("start one: moorage scheduler, or all of it on this machine: moorage up",),
+        )
+    return error
+
+
+def _with(problem: Problem, *, message: str) -> Problem:
+    return Problem(
+        problem.code,
+        message,
+        problem.fault,
+        problem.field,
+        problem.found,
+        problem.allowed,
+        problem.next,
+        problem.job,
+        problem.retry_after_s,
+    )

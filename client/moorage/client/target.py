@@ -1,0 +1,72 @@
+"""Which server to talk to when nobody says: the nats context, NATS_URL, or the `moorage up` of this folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.bus.contexts import Context, resolve
+
+HOME_VARIABLE: Final = "MOORAGE_HOME"
+TENANT_VARIABLE: Final = "MOORAGE_TENANT"
+TENANT_DEFAULT: Final = "default"
+HOME_DEFAULT: Final = ".moorage"
+UP_FILE: Final = "up.json"
+_UP_BYTES_MAX: Final = 64 * 1024
+
+
+class Up(msgspec.Struct, frozen=True):
+    """What `moorage up` leaves in its folder for other commands. No secret is in it.
+
+    `pid` and `started_ticks` (field 22 of /proc/<pid>/stat, proc(5)) name the process for as long as it lives.
+    `simulate` is the fleet's word, "" for a real worker; `children` are pids by what they run.
+    """
+
+    url: str
+    pid: int
+    started_ticks: int
+    simulate: str = ""
+    children: dict[str, int] = {}
+
+
+def home(data: Path | None = None, env: Mapping[str, str] | None = None) -> Path:
+    """The data folder of `moorage up`: the one given, else $MOORAGE_HOME, else ./.moorage."""
+    env = os.environ if env is None else env
+    return Path(data or env.get(HOME_VARIABLE) or HOME_DEFAULT).absolute()
+
+
+def read_up(folder: Path) -> Up | None:
+    """The `moorage up` that runs on this folder now; None where none does."""
+    try:
+        with open(folder / UP_FILE, "rb") as file:
+            up = msgspec.json.decode(file.read(_UP_BYTES_MAX), type=Up)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return up if started_ticks(up.pid) == up.started_ticks else None
+
+
+def started_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 where there is none (a pid alone is used again)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read(4096).rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def find_context(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
+    """`bus.contexts.resolve`, and where nothing is said at all the `moorage up` of this folder. Raises `BadContext`."""
+    context = resolve(target, env)
+    if context.source == "default" and (up := read_up(home(env=env))) is not None:
+        return Context(source=str(home(env=env) / UP_FILE), url=up.url)
+    return context
+
+
+def find_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    """The one given, else $MOORAGE_TENANT, else `default`."""
+    env = os.environ if env is None else env
+    return tenant or env.get(TENANT_VARIABLE) or TENANT_DEFAULT

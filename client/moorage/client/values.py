@@ -1,0 +1,163 @@
+"""Small pure things that the SDK and the command share: durations, job ids, and a request from its parts."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypedDict
+
+import msgspec
+
+from moorage.client.errors import Rejected, rejected
+from moorage.schemas.codec import explain_decode_error
+from moorage.schemas.gpu import GpuSpec, parse_token
+from moorage.schemas.job import DURATION_S_MAX, Request, Resources, Secret
+
+Duration = float | str
+
+_BASE32: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_TIME_DIGITS: Final = 9
+_CHANCE_DIGITS: Final = 5
+_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
+_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+
+
+class Fields(TypedDict, total=False):
+    """What `submit` takes by name beside argv and gpu: fields of a request and of its `run`, as on the wire."""
+
+    replicas: int
+    priority: int
+    resources: Resources
+    requires: dict[str, list[str]]
+    driver_config: dict[str, Any]
+    deadline_s: float
+    start_within_s: float
+    retries: int
+    retries_on_lost: int
+    on_partition: Literal["kill", "keep"]
+    on_no_match: Literal["wait", "reject"]
+    events: Literal["job", "tenant"]
+    labels: dict[str, str]
+    driver: str
+    env: Mapping[str, str | Secret]
+    cwd: str
+    user: str
+    timeout_s: float
+    grace_s: float
+    checkpoint_signal: str
+    checkpoint_before_s: float
+
+
+_OF_RUN: Final = (
+    "driver",
+    "env",
+    "cwd",
+    "user",
+    "timeout_s",
+    "grace_s",
+    "checkpoint_signal",
+    "checkpoint_before_s",
+)
+
+
+def seconds(duration: Duration) -> float:
+    """`90`, `"90"`, `"1h30m"`, `"500ms"` → seconds, 0..366 days. Raises `Rejected` for anything else."""
+    if isinstance(duration, str):
+        text = duration.strip()
+        if _DURATION.fullmatch(text):
+            value = sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION_PART.findall(text))
+        else:
+            try:
+                value = float(text)
+            except ValueError:
+                value = -1.0
+    else:
+        value = float(duration)
+    if not 0 <= value <= DURATION_S_MAX:
+        raise rejected(
+            "invalid-argument",
+            f"not a duration: {duration!r}",
+            found=str(duration),
+            allowed="0s..366d",
+            next="write it as 90s, 10m, 1h30m or 2d",
+        )
+    return value
+
+
+def fresh_job_id() -> str:
+    """A job id that sorts by time: `j`, 9 digits of milliseconds in base 32, 5 of chance."""
+    milliseconds, digits = int(time.time() * 1000), ""
+    for _ in range(_TIME_DIGITS):
+        milliseconds, digit = divmod(milliseconds, 32)
+        digits = _BASE32[digit] + digits
+    return "j" + digits + "".join(_BASE32[byte & 31] for byte in os.urandom(_CHANCE_DIGITS))
+
+
+def build_request(
+    what: Request | Sequence[str] | Mapping[str, Any],
+    gpu: GpuSpec | str | int | None = None,
+    key: str | None = None,
+    fields: Mapping[str, Any] | None = None,
+) -> Request:
+    """A checked request that has a job id: from argv, from a mapping as on the wire, or from a `Request`.
+
+    `gpu` may be a token (`2xH100:80G`, `3x2xA100` for three replicas), a count or a spec. What is given beside a
+    request replaces its fields. Raises `Rejected` with invalid-argument, naming the field.
+    """
+    named = dict(fields or {})
+    if isinstance(what, Request):
+        body = msgspec.to_builtins(what)
+    elif isinstance(what, Mapping):
+        body = dict(what)
+    elif isinstance(what, str):
+        raise rejected(
+            "invalid-argument",
+            "a command is a list of words, not one text",
+            field="$.run.argv",
+            found=what,
+            next="use a list, as ['python', 'train.py'], or ['sh', '-c', '…']",
+        )
+    else:
+        body = {"run": {"argv": [str(word) for word in what]}}
+    run = {name: named.pop(name) for name in _OF_RUN if name in named}
+    if run:
+        body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run)}
+    body.update(msgspec.to_builtins(named))
+    if gpu is not None:
+        replicas, spec = _spec(gpu)
+        body["gpu"] = msgspec.to_builtins(spec)
+        if replicas != 1:
+            if body.get("replicas", 1) not in (1, replicas):
+                raise rejected(
+                    "invalid-argument",
+                    f"the GPU token says {replicas} replicas, and replicas says {body['replicas']}",
+                    field="$.replicas",
+                    next="say it once",
+                )
+            body["replicas"] = replicas
+    if key is not None:
+        body["job"] = key
+    if body.get("job") is None:
+        body["job"] = fresh_job_id()
+    try:
+        return msgspec.convert(body, Request)
+    except msgspec.ValidationError as error:
+        raise Rejected(explain_decode_error(error)) from None
+
+
+def _spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
+    if isinstance(gpu, GpuSpec):
+        return 1, gpu
+    try:
+        return parse_token(str(gpu))
+    except ValueError as error:
+        raise rejected(
+            "invalid-argument",
+            str(error),
+            field="$.gpu",
+            found=str(gpu),
+            next="for example 1xH100, 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%",
+        ) from None

@@ -1,0 +1,264 @@
+"""One job followed: its events without gap or double, and where asked its output, until it is over.
+
+Subscribe first, then ask `show` for what was before, then merge by the job's own revision number. Events are said and
+may be lost, so a gap, a reconnection, an overflow or a long silence asks `show` again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from moorage.bus.transport import Delivery, Subscribed
+from moorage.client.errors import NotFound, TimedOut, Unreachable, client_problem
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Change, Event, Events, Output
+from moorage.schemas.job import RUNNING, TERMINAL
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+#: what came and was not taken yet; beyond it events are asked for again and output is lost (and counted)
+PENDING_MAX: Final = 10_000
+#: after so long a silence the job is asked for: the last event may have been lost
+REPAIR_S: Final = 10.0
+#: the first such look, since most jobs that end while one looks end soon
+REPAIR_S_FIRST: Final = 2.0
+RETRY_S: Final = 0.5
+#: how long the end of the output may come after the job's last event
+OUTPUT_GRACE_S: Final = 1.0
+
+_decode_event: Final[Decoder[Event]] = Decoder(Event)
+_decode_events: Final[Decoder[Events]] = Decoder(Events)
+_decode_output: Final[Decoder[Output]] = Decoder(Output)
+
+
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
+    """A piece of output: the wire's `Output` and the replica that its subject names.
+
+    `offset` counts bytes of this stream in this attempt; `end` marks the last piece of a stream.
+    """
+
+    replica: int
+    attempt: int
+    stream: str
+    offset: int
+    text: str
+    end: bool = False
+
+
+class Watch:
+    """An async context manager and iterator over `Event` and `Piece`; ends by itself once the job is over.
+
+    Open it before the job is submitted to miss nothing of its output. `state` is the last one seen; `lost` counts
+    pieces of output that were thrown away here.
+    """
+
+    def __init__(self, client: AsyncClient, job: str, *, events: bool = True, output: bool = False) -> None:
+        self.job = job
+        self.state = ""
+        self.rev = 0
+        self.lost = 0
+        self.shown: dict[str, Any] = {}
+        self._client = client
+        self._events = events
+        self._output = output
+        self._pending: deque[Event | Piece] = deque()
+        self._some = asyncio.Event()
+        self._stale = False
+        self._open_streams: set[tuple[int, int, str]] = set()
+        self._ended_streams: set[tuple[int, int, str]] = set()
+        self._subscriptions: list[Subscribed] = []
+        self._hears_tenant = False
+
+    async def __aenter__(self) -> Watch:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Subscribe. Raises `NotPermitted`."""
+        client, subjects = self._client, self._client.subjects
+        client.watches.add(self)
+        self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
+        if self._output:
+            self._subscriptions.append(
+                await client.subscribe(subjects.log(client.tenant, self.job, "*"), self._on_output)
+            )
+
+    async def close(self) -> None:
+        self._client.watches.discard(self)
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions.clear()
+
+    def refresh(self) -> None:
+        """Ask for the job again: something may have been missed."""
+        self._stale = True
+        self._some.set()
+
+    # -- what comes in: only enqueued
+
+    def _on_event(self, delivery: Delivery) -> None:
+        try:
+            self._put(_decode_event(delivery.data))
+        except Refused:
+            self.refresh()
+
+    def _on_tenant_events(self, delivery: Delivery) -> None:
+        try:
+            for event in _decode_events(delivery.data).jobs:
+                if event.job == self.job:
+                    self._put(event)
+        except Refused:
+            self.refresh()
+
+    def _put(self, event: Event) -> None:
+        if len(self._pending) >= PENDING_MAX:
+            self._stale = True
+        else:
+            self._pending.append(event)
+        self._some.set()
+
+    def _on_output(self, delivery: Delivery) -> None:
+        try:
+            output = _decode_output(delivery.data)
+            replica = int(delivery.subject.rpartition(".")[2])
+        except (Refused, ValueError):
+            self.lost += 1
+            return
+        if output.end:
+            stream = (replica, output.attempt, output.stream)
+            self._open_streams.discard(stream)
+            self._ended_streams.add(stream)
+        if len(self._pending) >= PENDING_MAX:
+            self.lost += 1
+        else:
+            self._pending.append(Piece(replica, output.attempt, output.stream, output.offset, output.text, output.end))
+        self._some.set()
+
+    # -- what goes out
+
+    def __aiter__(self) -> AsyncIterator[Event | Piece]:
+        return self.follow()
+
+    async def follow(self, timeout_s: float | None = None) -> AsyncIterator[Event | Piece]:
+        """As iterating, for at most `timeout_s` seconds in all. Raises `TimedOut`, `NotFound`, `NoScheduler`."""
+        loop = asyncio.get_running_loop()
+        ends_s = None if timeout_s is None else loop.time() + timeout_s
+        repair_s = REPAIR_S_FIRST
+        for event in await self._show(first=True):
+            yield event
+        while True:
+            while self._pending:
+                item = self._pending.popleft()
+                for news in [item] if isinstance(item, Piece) else await self._merge(item):
+                    yield news
+            if self.state in TERMINAL:
+                break
+            if self._stale:
+                for news in await self._show():
+                    yield news
+                continue
+            self._some.clear()
+            if not await self._wait(repair_s, ends_s):
+                if ends_s is not None and loop.time() >= ends_s:
+                    raise TimedOut(self._too_late(timeout_s or 0.0))
+                self._stale = True
+                repair_s = REPAIR_S
+        async for piece in self._rest():
+            yield piece
+
+    async def _rest(self) -> AsyncIterator[Piece]:
+        """The output that comes behind the job's last event."""
+        if not self._output:
+            return
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + OUTPUT_GRACE_S
+        while True:
+            while self._pending:
+                item = self._pending.popleft()
+                if isinstance(item, Piece):
+                    yield item
+            if not self._open_streams:
+                return
+            self._some.clear()
+            if not await self._wait(OUTPUT_GRACE_S, ends_s):
+                return
+
+    async def _wait(self, at_most_s: float, ends_s: float | None) -> bool:
+        """Until something came; False when it did not."""
+        if ends_s is not None:
+            at_most_s = min(at_most_s, ends_s - asyncio.get_running_loop().time())
+        try:
+            async with asyncio.timeout(max(at_most_s, 0)):
+                await self._some.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _merge(self, event: Event) -> list[Event]:
+        """What is new in an event; after a gap, what `show` says instead."""
+        if event.rev <= self.rev:
+            return []
+        fresh = [change for change in event.changes if change.rev > self.rev]
+        if len(fresh) != event.rev - self.rev:
+            return await self._show()
+        return [self._take(msgspec.structs.replace(event, changes=fresh))]
+
+    async def _show(self, *, first: bool = False) -> list[Event]:
+        """Ask for the job; the first time a missing scheduler is told, later it is waited for."""
+        self._stale = False
+        try:
+            answer = await self._client.answer("show", {"job": self.job})
+        except NotFound:
+            if first or not self.rev:
+                raise
+            # it was there: its row was compacted and has left its window since
+            raise
+        except Unreachable:
+            if first:
+                raise
+            self._stale = True
+            await asyncio.sleep(RETRY_S)
+            return []
+        data = self.shown = answer.data
+        if not self._hears_tenant and data.get("request", {}).get("events") == "tenant":
+            # its events go out in the tenant's frames alone; listen there, then look again
+            self._hears_tenant = self._stale = True
+            self._subscriptions.append(
+                await self._client.subscribe(self._client.subjects.events(self._client.tenant), self._on_tenant_events)
+            )
+        changes = [change for change in msgspec.convert(data.get("changes", []), list[Change]) if change.rev > self.rev]
+        rev = data.get("rev", self.rev)
+        if rev <= self.rev and data["state"] == self.state:
+            return []
+        simulated = any(gpu.startswith("SIM-") for change in changes for gpu in change.gpus)
+        event = Event(
+            self._client.tenant, self.job, rev, data["state"], answer.ledger, changes, data.get("why", ""), simulated
+        )
+        return [self._take(event)]
+
+    def _take(self, event: Event) -> Event:
+        self.rev, self.state = event.rev, event.state
+        if self._output and self.shown.get("request", {}).get("run", {}).get("driver", "process") == "process":
+            for change in event.changes:
+                if change.state == RUNNING:
+                    both = {(change.replica, change.attempt, name) for name in ("out", "err")}
+                    self._open_streams |= both - self._ended_streams
+        return event
+
+    def _too_late(self, timeout_s: float) -> Any:
+        return client_problem(
+            "timed-out",
+            f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
+            job=self.job,
+            next_step=f"moorage explain {self.job} says why, moorage cancel {self.job} ends it",
+        )

@@ -1,0 +1,467 @@
+"""The ledger's promises on a real server: who may append, what an unclear answer means, what a recovery begins with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.bus.connection import Connection, connect
+from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.errors import RequestTimeout
+from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, Ack, JetStream, JsError
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import SnapshotTaken, Submit
+from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
+from moorage.scheduler.core.state import State, validate
+from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
+from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
+from moorage.schemas.codec import decode_request
+from moorage.schemas.subjects import Subjects
+from tests.live.scripted_worker import scripted_worker
+from tests.live.stack import QUICK, caller, request, stack
+from tests.waiting import until
+
+
+class WireJetStream(JetStream):
+    """The real one, whose answers a test may lose or change on their way back."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self.lose = 0  # so many answers never arrive
+        self.refuse = 0  # so many come as 10071, though the message was stored
+        self.sent = 0
+
+    async def append(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
+    ) -> Ack | JsError:
+        answer = await super().append(subject, payload, headers, timeout_s)
+        self.sent += 1
+        if self.lose:
+            self.lose -= 1
+            assert isinstance(answer, Ack), "only the answer of a stored append is lost here"
+            raise RequestTimeout(subject, timeout_s)
+        if self.refuse:
+            self.refuse -= 1
+            assert isinstance(answer, Ack)
+            return JsError(400, ERR_WRONG_LAST_SEQUENCE, "wrong last sequence")
+        return answer
+
+
+@dataclass
+class Leader:
+    """A ledger, the state folded from it, and an engine that makes its records."""
+
+    ledger: Ledger
+    state: State
+    wire: WireJetStream
+    subjects: Subjects
+    number: int
+    engine: Engine | None = None
+
+    async def lead(self) -> None:
+        await self.ledger.follow(self.state)
+        await self.ledger.take_over(self.state, f"leader-{self.number}", secrets.token_hex(8), 1000, time.time())
+        self.engine = Engine(self.state, Config(), self.subjects, self.number, 0)
+
+    async def append(self, *jobs: str, snapshot: tuple[str, int, str] | None = None) -> int:
+        """One record that accepts these jobs; its sequence."""
+        engine = self.engine
+        assert engine is not None
+        for job in jobs:
+            body = msgspec.json.encode(request(job))
+            made = decode_request(body)
+            engine.offer(Submit("acme", job, body, made, engine.shapes.of(made)))
+        if snapshot is not None:
+            engine.offer(SnapshotTaken(*snapshot))
+        payload = engine.build(self.state.time_ms + 1, 0)
+        names = engine.names_snapshot
+        seq = await self.ledger.append_record(self.state, engine.rid, payload, names_snapshot=names)
+        engine.commit(seq, 0)
+        return seq
+
+
+class Desk:
+    """A prefix on the ledger's account, and leaders on it."""
+
+    def __init__(self, connection: Connection, prefix: str, url: str) -> None:
+        self.connection = connection
+        self.subjects = Subjects(prefix)
+        self.url = url
+        self.js = JetStream(connection)
+        self.snapshots = Snapshots(self.js, self.subjects)
+
+    async def leader(self) -> Leader:
+        wire, number = WireJetStream(self.connection), secrets.randbits(62)
+        ledger = Ledger(wire, self.subjects, number)
+        await ledger.ensure()
+        await self.snapshots.ensure()
+        return Leader(ledger, State(), wire, self.subjects, number)
+
+    async def folded(self) -> tuple[State, Ledger]:
+        """The whole ledger folded by somebody else."""
+        state, ledger = State(), Ledger(self.js, self.subjects, 0)
+        await ledger.follow(state)
+        validate(state)
+        return state, ledger
+
+    async def end(self) -> int:
+        return (await self.js.stream_info(self.subjects.ledger_stream)).last_seq
+
+
+@contextlib.asynccontextmanager
+async def desk(server: EmbeddedServer, prefix: str) -> AsyncIterator[Desk]:
+    async with await connect(server.ledger_url, "test") as connection:
+        yield Desk(connection, prefix, server.ledger_url)
+
+
+# ---------------------------------------------------------------------------------------------------- who may append
+
+
+async def test_records_fold_to_the_leaders_memory(nats_server: EmbeddedServer, unique: str) -> None:
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        for number in range(5):
+            await one.append(*(f"job-{number}-{each}" for each in range(20)))
+        other, _ = await here.folded()
+        assert (other.digest, other.seq, other.epoch) == (one.state.digest, one.state.seq, 1)
+        assert len(other.jobs) == 100
+
+
+async def test_a_newer_epoch_fences_the_old_leader_for_good(nats_server: EmbeddedServer, unique: str) -> None:
+    async with desk(nats_server, unique) as here:
+        old, new = await here.leader(), await here.leader()
+        await old.lead()
+        await old.append("a")
+        await new.lead()
+        end = await here.end()
+        with pytest.raises(Deposed):
+            await old.append("b")
+        assert await here.end() == end
+        await new.append("c")
+        state, ledger = await here.folded()
+        assert set(state.tenants["acme"].jobs) == {"a", "c"}
+        assert (state.epoch, ledger.junk) == (2, 0)
+
+
+async def test_each_guard_refuses_alone(nats_server: EmbeddedServer, unique: str) -> None:
+    async with desk(nats_server, unique) as here:
+        old, new = await here.leader(), await here.leader()
+        await old.lead()
+        await old.append("a")
+        # the sequence: somebody else's record stands where this one was to go, in the same reign
+        twin = await here.leader()
+        await twin.ledger.follow(twin.state)
+        twin.engine = Engine(twin.state, Config(), twin.subjects, twin.number, 0)
+        await old.append("b")
+        with pytest.raises(Deposed):
+            await twin.append("c")
+        # the epoch: the sequence would fit, since the old leader has seen the end, but not what the epoch record says
+        await new.lead()
+        old.state.seq = new.state.seq
+        end = await here.end()
+        answer = await here.js.append(
+            here.subjects.ledger_record,
+            b"stale",
+            {
+                "Nats-Expected-Last-Sequence": str(end),
+                "Nats-Expected-Last-Subject-Sequence": str(old.state.epoch_seq),
+                "Nats-Expected-Last-Subject-Sequence-Subject": here.subjects.ledger_epoch,
+            },
+        )
+        assert isinstance(answer, JsError)
+        assert answer.err_code == ERR_WRONG_LAST_SEQUENCE
+        assert await here.end() == end
+
+
+async def test_who_takes_over_from_a_leader_that_still_writes_is_deposed(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    """The old one wrote between the last look and the epoch record: its record is acknowledged and must be folded."""
+    async with desk(nats_server, unique) as here:
+        old, new = await here.leader(), await here.leader()
+        await old.lead()
+        await old.append("a")
+        await new.ledger.follow(new.state)
+        await old.append("answered-meanwhile")
+        with pytest.raises(Deposed):
+            await new.ledger.take_over(new.state, "new", secrets.token_hex(8), 1000, time.time())
+        await old.append("b")
+        again = await here.leader()
+        await again.lead()
+        state, ledger = await here.folded()
+        assert set(state.tenants["acme"].jobs) == {"a", "answered-meanwhile", "b"}
+        assert (state.epoch, ledger.junk) == (2, 0)
+
+
+async def test_of_two_that_begin_a_ledger_one_leads(nats_server: EmbeddedServer, unique: str) -> None:
+    async with desk(nats_server, unique) as here:
+        leaders = [await here.leader() for _ in range(4)]
+        outcomes = await asyncio.gather(*(leader.lead() for leader in leaders), return_exceptions=True)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Deposed"] * 3 + ["NoneType"]
+        assert await here.end() == 1
+
+
+# ------------------------------------------------------------------------------------------------- unclear answers
+
+
+@pytest.mark.parametrize("trouble", ["lose", "refuse"])
+async def test_an_append_whose_answer_is_not_an_ack_is_found_and_stands_once(
+    nats_server: EmbeddedServer, unique: str, trouble: str
+) -> None:
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        setattr(one.wire, trouble, 1)
+        await one.lead()  # the epoch record's own answer
+        setattr(one.wire, trouble, 1)
+        seq = await one.append("a")
+        assert (seq, await here.end(), one.ledger.unclear) == (2, 2, 2)
+        assert one.wire.sent == 2, "it was read back, not sent again"
+        await one.append("b")
+        state, ledger = await here.folded()
+        assert (state.digest, ledger.junk) == (one.state.digest, 0)
+
+
+async def test_an_append_that_was_not_stored_is_sent_again(nats_server: EmbeddedServer, unique: str) -> None:
+    """Nothing listens for a moment: the answer is 503, the record is not there, and the same bytes go again."""
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        config = (await here.js.stream_info(here.subjects.ledger_stream)).config
+        elsewhere = {**config, "subjects": [f"{unique}.elsewhere"]}
+        await here.connection.request(
+            f"$JS.API.STREAM.UPDATE.{here.subjects.ledger_stream}", msgspec.json.encode(elsewhere), 5
+        )
+        appending = asyncio.create_task(one.append("a"))
+        await until(lambda: one.ledger.unclear, what="an unclear answer")
+        await here.connection.request(
+            f"$JS.API.STREAM.UPDATE.{here.subjects.ledger_stream}", msgspec.json.encode(config), 5
+        )
+        assert await appending == 2
+        assert (await here.folded())[0].digest == one.state.digest
+
+
+# -------------------------------------------------------------------------------------------------------------- junk
+
+
+async def test_junk_is_skipped_counted_and_written_past(nats_server: EmbeddedServer, unique: str) -> None:
+    stale = encode_record(Record(FORMAT, 0, 7, 7, 0, 0, acts=[[Act.GONE, 0, "never"]]))
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        await one.append("a")
+        for junk in (b"", b"junk", b"\x81\xa1a\x01", msgspec.json.encode({"a": 1}), stale, b"\xc1" * 100_000):
+            assert isinstance(await here.js.append(here.subjects.ledger_record, junk), Ack)
+        await one.append("b")
+        assert isinstance(await here.js.append(f"{unique}.ledger.other", b"junk"), Ack)
+        await one.append("c")
+        assert one.ledger.junk == 7
+        state, ledger = await here.folded()
+        assert state.digest == one.state.digest
+        assert set(state.tenants["acme"].jobs) == {"a", "b", "c"}
+        assert ledger.junk == 6  # the record of an epoch before is not unknown, only void
+
+
+@pytest.mark.parametrize("subject", ["ledger_epoch", "ledger_snapshot"])
+async def test_junk_where_the_guard_or_the_naming_record_stands_stops_nobody(
+    nats_server: EmbeddedServer, unique: str, subject: str
+) -> None:
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        await one.append("a")
+        assert isinstance(await here.js.append(getattr(here.subjects, subject), b"junk"), Ack)
+        await one.append("b")
+        other = await here.leader()
+        other.state = await recover(other.ledger, here.snapshots)
+        await other.lead()
+        await other.append("c")
+        with pytest.raises(Deposed):
+            await one.append("d")
+        state, _ = await here.folded()
+        assert (state.digest, state.epoch) == (other.state.digest, 2)
+
+
+# --------------------------------------------------------------------------------------------------------- snapshots
+
+
+async def test_a_snapshot_and_the_tail_are_the_whole_ledger(nats_server: EmbeddedServer, unique: str) -> None:
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        await one.append(*(f"early-{n}" for n in range(50)))
+        first = await follow_and_write(here.url, unique, 1)
+        assert first[1] == one.state.seq
+        assert (await recover(one.ledger, here.snapshots)).seq == 0, "no record names it: it does not count"
+        await one.append("between", snapshot=first)
+        await one.append("behind-the-first")
+        second = await follow_and_write(here.url, unique, 1)
+        await one.append(snapshot=second)
+        await one.append("tail")
+
+        other = await here.leader()
+        other.state = await recover(other.ledger, here.snapshots)
+        assert other.state.seq == second[1]
+        assert await other.ledger.follow(other.state) == 2
+        validate(other.state)
+        whole, _ = await here.folded()
+        assert other.state.digest == whole.digest == one.state.digest
+        assert other.state.snapshot == second
+        assert other.state.snapshot_before == first
+
+        # the last but one: its chunks and the tail behind it give the same
+        bad = here.subjects.snapshot(second[0])
+        await here.js.append(bad, b"more than was named")
+        other.state = await recover(other.ledger, here.snapshots)
+        assert other.state.seq == first[1]
+        await other.ledger.follow(other.state)
+        assert other.state.digest == one.state.digest
+
+
+async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server: EmbeddedServer, unique: str) -> None:
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        names = []
+        for number in range(3):
+            await one.append(f"job-{number}")
+            names.append(await follow_and_write(here.url, unique, 1))
+            await one.append(snapshot=names[-1])
+        await one.append("tail")
+        assert one.state.snapshot_before == names[1]
+        assert await one.ledger.purge_below(names[1][1] + 1) > 0
+        await here.snapshots.purge_all_but({names[1][0], names[2][0]})
+        kept = await here.js.stream_info(here.subjects.snapshot_stream, here.subjects.snapshot_all)
+        assert {subject.rpartition(".")[2] for subject in kept.subjects} == {names[1][0], names[2][0]}
+
+        await one.append("after-the-purge")  # the guard's epoch record is still there
+        for damaged in (None, names[2], names[1]):
+            if damaged is not None:
+                await here.js.purge(here.subjects.snapshot_stream, subject=here.subjects.snapshot(damaged[0]))
+            other = await here.leader()
+            other.state = await recover(other.ledger, here.snapshots)
+            if damaged == names[1]:
+                with pytest.raises(LedgerBroken, match="hole"):
+                    await other.ledger.follow(other.state)
+            else:
+                await other.ledger.follow(other.state)
+                assert other.state.digest == one.state.digest
+        with pytest.raises(LedgerBroken, match="older backup"):
+            await Ledger(here.js, here.subjects, 0).follow(ahead(one.state.seq + 10))
+
+
+def ahead(seq: int) -> State:
+    """A state from a ledger that went further than this one."""
+    state = State()
+    state.seq = seq
+    return state
+
+
+async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
+    nats_server: EmbeddedServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader's own part, in this process for its small numbers; the follower is a real process."""
+    import sys
+
+    from moorage.scheduler import service
+
+    monkeypatch.setattr(service, "SNAPSHOT_LOOK_S", 0.05)
+    monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
+    follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", unique]
+    async with (
+        desk(nats_server, unique) as here,
+        await connect(nats_server.url, "world") as world,
+        await connect(nats_server.ledger_url, "ledger") as ledger,
+        stack(nats_server, unique) as made,
+        caller(made) as acme,
+    ):
+        scheduler = service.Scheduler(
+            world, ledger, subjects=here.subjects, snapshot_command=follower, snapshot_records=5
+        )
+        running = asyncio.create_task(scheduler.run())
+        try:
+            await scheduler.leading.wait()
+            assert scheduler.reign is not None
+            state = scheduler.reign.engine.state
+            seen: set[Any] = set()
+
+            async def three_and_purged() -> bool:
+                await acme.submit(f"job-{len(seen)}-{secrets.token_hex(4)}")
+                seen.add(state.snapshot)
+                info = await here.js.stream_info(here.subjects.ledger_stream, here.subjects.ledger_all)
+                return len(seen) > 3 and info.subjects[here.subjects.ledger_record] < info.last_seq - 10
+
+            await until(three_and_purged, 30, "three snapshots and a shortened ledger")
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+        reader = Ledger(here.js, here.subjects, 0)
+        recovered = await recover(reader, here.snapshots)
+        await reader.follow(recovered)
+        validate(recovered)
+        assert recovered.digest == state.digest
+
+
+# ------------------------------------------------------------------------------------------------------- two schedulers
+
+
+async def test_a_standby_takes_over_from_a_killed_leader(nats_server: EmbeddedServer, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        first = await made.scheduler("first")
+        assert (await acme.leader())["leader"] == "first"
+        second = await made.scheduler("second")
+        await until(lambda: "folded" in second.words(), what="the second standing by")
+        await acme.submit("before", gpu={"model": "none"})
+        assert "leading" not in second.words()
+        await first.kill()
+        assert (await acme.leader(2))["leader"] == "second"
+        assert (await acme.submit("before", gpu={"model": "none"}))["duplicate"]
+        assert await second.terminate() == 0
+
+
+async def test_a_stopped_leader_that_wakes_writes_and_answers_nothing_and_stands_by(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:
+        old = await made.scheduler(config=QUICK)
+        await acme.leader()
+        new = await made.scheduler(config=QUICK)
+        await until(lambda: "folded" in new.words(), what="a standby")
+        async with scripted_worker(acme.nc, made.subjects, "w1", 2) as worker:
+            await acme.submit("before")
+            await worker.step("before", "claimed", "started")
+            old.stop()
+            # its socket holds questions that it will find when it wakes: it answers none of them with what it knew
+            inbox = acme.nc.new_inbox()
+            answers = await acme.nc.subscribe(inbox)
+            await acme.leader(2)
+            await worker.step("before", "exited", "freed")
+            await acme.submit("after", gpu={"model": "none"})
+            for verb, body in (("show", {"job": "after"}), ("show", {"job": "before"}), ("ls", {})):
+                await acme.nc.publish(made.subjects.api("acme", verb), msgspec.json.encode(body), inbox)
+            await acme.nc.flush()
+            told = [msgspec.json.decode((await answers.next_msg(10)).data) for _ in range(3)]
+            assert [each["kind"] for each in told] == ["answer"] * 3
+            old.wake()
+            await until(lambda: "deposed" in old.words(), what="the old leader deposed")
+            await until(lambda: old.words().count("folded") == 2, what="the old leader standing by")
+            while answers.pending_msgs:  # what it said after all: never that a job is not there, never an old state
+                answer = msgspec.json.decode((await answers.next_msg(1)).data)
+                assert answer["kind"] != "error" or answer["code"] != "not-found", answer
+                assert answer.get("data", {}).get("job") != "before" or answer["data"]["state"] == "SUCCEEDED", answer
+            state, ledger = await here.folded()
+            assert (state.epoch, ledger.junk) == (2, 0)
+            # and it takes over again when its turn comes
+            await new.kill()
+            await acme.leader(3)
+            assert await acme.state("before") == "SUCCEEDED"

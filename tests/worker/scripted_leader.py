@@ -1,0 +1,189 @@
+"""A leader of a few lines, over plain nats-py, for tests of the agent: it answers what it is told to answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import (
+    End,
+    Fact,
+    FactAck,
+    FactFrame,
+    Goodbye,
+    Hello,
+    Join,
+    Joined,
+    Load,
+    Place,
+    Renew,
+    Renewed,
+    Start,
+    Wanted,
+)
+from moorage.schemas.subjects import Subjects
+from moorage.worker.member_messages import MemberName
+from tests.waiting import until
+
+decode_join = Decoder[Join | Goodbye](Join | Goodbye)
+decode_renew = Decoder[Renew](Renew)
+decode_facts = Decoder[FactFrame](FactFrame)
+decode_hello = Decoder[Hello](Hello)
+decode_load = Decoder[Load](Load)
+
+
+@dataclass
+class Seat:
+    """One worker as the leader knows it."""
+
+    session: str = ""
+    no: int = 0
+    joins: list[Join] = field(default_factory=list)
+    renewals: list[Renew] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    frames: list[FactFrame] = field(default_factory=list)
+    hellos: list[Hello] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    said_goodbye: bool = False
+
+    def kinds(self, name: MemberName) -> list[str]:
+        return [fact.kind for fact in self.facts if fact_name(fact) == name]
+
+    def fact(self, kind: str, name: MemberName) -> Fact | None:
+        return next((f for f in self.facts if f.kind == kind and fact_name(f) == name), None)
+
+
+def fact_name(fact: Fact) -> MemberName:
+    return (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+
+
+class ScriptedLeader:
+    """`mute` names verbs that get no answer; `refuse` maps a verb to the error that it gets."""
+
+    def __init__(self, url: str, prefix: str, *, renew_s: float = 0.2, lease_s: float = 20, grace_s: float = 1) -> None:
+        self.url = url
+        self.subjects = Subjects(prefix)
+        self.numbers = (renew_s, lease_s, grace_s)
+        self.reign = 1
+        self.ledger = "ledger-1"
+        self.seats: dict[str, Seat] = {}
+        self.mute: set[str] = set()
+        self.refuse: dict[str, Problem] = {}
+        self.output: list[tuple[str, dict[str, Any]]] = []
+        self._nc: Client | None = None
+
+    async def __aenter__(self) -> ScriptedLeader:
+        self._nc = nc = await nats.connect(self.url, allow_reconnect=True, reconnect_time_wait=0.1)
+        subjects = self.subjects
+        await nc.subscribe(subjects.worker_join_all, cb=self._on_join)
+        await nc.subscribe(subjects.worker_renew_all, cb=self._on_renew)
+        await nc.subscribe(subjects.worker_fact_all, cb=self._on_fact)
+        await nc.subscribe(subjects.hello_all, cb=self._on_hello)
+        await nc.subscribe(subjects.load_all, cb=self._on_load)
+        await nc.subscribe(f"{subjects.prefix}.log.>", cb=self._on_output)
+        await nc.flush()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._nc is not None
+        await self._nc.close()
+
+    @property
+    def nc(self) -> Client:
+        assert self._nc is not None
+        return self._nc
+
+    def seat(self, worker: str) -> Seat:
+        return self.seats.setdefault(worker, Seat())
+
+    async def joined(self, worker: str, joins: int = 1) -> Seat:
+        seat = self.seat(worker)
+        await until(lambda: seat.session and len(seat.joins) >= joins and seat.renewals, what=f"{worker} joined")
+        return seat
+
+    async def want(self, worker: str, *items: Place | Start | End, session: str | None = None) -> None:
+        frame = Wanted(
+            worker,
+            self.seat(worker).session if session is None else session,
+            self.reign,
+            place=[item for item in items if isinstance(item, Place)],
+            start=[item for item in items if isinstance(item, Start)],
+            end=[item for item in items if isinstance(item, End)],
+        )
+        await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=False))
+
+    async def heard(self, worker: str, kind: str, name: MemberName, deadline_s: float = 10) -> Fact:
+        seat = self.seat(worker)
+        found = await until(lambda: seat.fact(kind, name), deadline_s, f"{kind} of {name}, of {seat.facts}")
+        assert isinstance(found, Fact)
+        return found
+
+    def text(self, name: MemberName, stream: str = "out") -> str:
+        """The output of a member so far."""
+        subject = self.subjects.log(*name[:3])
+        frames = [frame for at, frame in self.output if at == subject and frame["stream"] == stream]
+        return "".join(frame["text"] for frame in sorted(frames, key=lambda frame: frame["offset"]))
+
+    # -- answers
+
+    async def _answer(self, msg: Msg, verb: str, frame: object) -> bool:
+        if verb in self.mute:
+            return False
+        if verb in self.refuse:
+            await msg.respond(encode(self.refuse[verb]))
+            return False
+        await msg.respond(encode(frame, json=False))
+        return True
+
+    def _worker(self, msg: Msg) -> str:
+        return self.subjects.token(msg.subject, 1)
+
+    async def _on_join(self, msg: Msg) -> None:
+        seat = self.seat(self._worker(msg))
+        join = decode_join(msg.data)
+        if isinstance(join, Goodbye):
+            seat.said_goodbye = join.session == seat.session
+            return
+        session = f"session-{join.n}"
+        if await self._answer(msg, "join", Joined(session, join.n, self.reign, *self.numbers, self.ledger)) and (
+            not seat.joins or seat.joins[-1].n != join.n
+        ):
+            seat.joins.append(join)
+            seat.facts += join.facts
+            seat.session, seat.no = session, 0
+
+    async def _on_renew(self, msg: Msg) -> None:
+        seat = self.seat(self._worker(msg))
+        renew = decode_renew(msg.data)
+        if renew.session != seat.session:
+            await msg.respond(encode(problem("session-over", "another session stands")))
+        elif await self._answer(msg, "renew", Renewed(renew.n, self.reign)):
+            seat.renewals.append(renew)
+
+    async def _on_fact(self, msg: Msg) -> None:
+        seat = self.seat(self._worker(msg))
+        frame = decode_facts(msg.data)
+        if frame.session != seat.session:
+            await msg.respond(encode(problem("session-over", "another session stands")))
+        elif frame.no > seat.no + 1:
+            await msg.respond(encode(problem("gap", f"frame {seat.no + 1} is missing")))
+        elif await self._answer(msg, "fact", FactAck(frame.no, self.reign)) and frame.no == seat.no + 1:
+            seat.no = frame.no
+            seat.frames.append(frame)
+            seat.facts += frame.facts
+
+    async def _on_hello(self, msg: Msg) -> None:
+        self.seat(self._worker(msg)).hellos.append(decode_hello(msg.data))
+
+    async def _on_load(self, msg: Msg) -> None:
+        self.seat(self._worker(msg)).loads.append(decode_load(msg.data))
+
+    async def _on_output(self, msg: Msg) -> None:
+        self.output.append((msg.subject, msgspec.json.decode(msg.data)))

@@ -1,0 +1,328 @@
+"""The agent over a real nats-server, with a scripted leader and simulated devices; nothing runs but the agent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.bus.connection import connect
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import problem
+from moorage.schemas.frames import End, Place, RollCall, Start
+from moorage.worker.agent import Agent
+from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.fleet_host import FleetHost
+from moorage.worker.inventory.host import HostFacts
+from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
+from moorage.worker.journal import Journal, MemoryJournal
+from moorage.worker.member_messages import MemberName
+from moorage.worker.settings import WorkerSettings
+from tests.waiting import until
+from tests.worker.scripted_leader import ScriptedLeader
+
+FACTS = HostFacts("w1", "host-1", "machine-1", "boot-1", 4000, 8192)
+
+
+def body(*argv: str, driver: str = "noop", gpu: Any = None, **fields: Any) -> bytes:
+    return encode({"gpu": {} if gpu is None else gpu, "run": {"driver": driver, "argv": list(argv)}, **fields})
+
+
+def name_of(job: str = "a", replica: int = 0, fence: int = 10) -> MemberName:
+    return ("acme", job, replica, 1, fence)
+
+
+def place(name: MemberName, request: bytes, slots: tuple[int, ...] = (0,), **fields: Any) -> Place:
+    mode = fields.get("mode", "exclusive" if slots else "none")
+    return Place(*name, list(slots), mode, fields.get("hold", False), request)
+
+
+class World:
+    """A host on one connection, with its leader."""
+
+    def __init__(self, host: FleetHost, leader: ScriptedLeader, tmp_path: Path, prefix: str) -> None:
+        self.host = host
+        self.leader = leader
+        self.tmp_path = tmp_path
+        self.prefix = prefix
+
+    async def add(
+        self, worker: str = "w1", *, driver: Driver | None = None, journal: MemoryJournal | None = None, **fields: Any
+    ) -> Agent:
+        settings = WorkerSettings(
+            self.tmp_path, worker, self.prefix, modes=("exclusive", "mps", "time-slice"), **fields
+        )
+        inventory = SimulatedInventory(simulated_hosts("4xH100", name=worker)[0])
+        agent = Agent(
+            self.host, worker, settings, FACTS, inventory, [driver or NoopDriver()], journal or MemoryJournal()
+        )
+        await self.host.add(agent)
+        return agent
+
+
+@contextlib.asynccontextmanager
+async def world(url: str, prefix: str, tmp_path: Path, **numbers: float) -> AsyncIterator[World]:
+    async with ScriptedLeader(url, prefix, **numbers) as leader:
+        connection = await connect(url, "agent under test")
+        host = FleetHost(connection, prefix)
+        await host.open()
+        try:
+            yield World(host, leader, tmp_path, prefix)
+            if host.failed.done():
+                host.failed.result()
+        finally:
+            await host.close()
+            await connection.close()
+
+
+async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of(), body()))
+        await w.leader.heard("w1", "freed", name_of())
+        assert [[fact.kind for fact in frame.facts] for frame in seat.frames] == [
+            ["claimed", "started", "exited", "freed"]
+        ]
+        assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
+        assert seat.joins[0].machine == "machine-1"
+
+
+async def test_hello_and_load_are_public_json_and_name_no_job(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(load_s=0.2, labels={"zone": "a"})
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of("secret-job"), body("hang"), (1, 2)))
+        await until(lambda: seat.loads and seat.loads[-1].gpu_pool[1].leased, what="a load that shows the lease")
+        load = seat.loads[-1]
+        assert [slot.leased for slot in load.gpu_pool] == [False, True, True, False]
+        assert load.simulated
+        assert "secret-job" not in encode(load).decode()
+        assert [later.n - earlier.n for earlier, later in zip(seat.loads, seat.loads[1:], strict=False)] == [1] * (
+            len(seat.loads) - 1
+        )
+        hello = seat.hellos[0]
+        assert (hello.worker, hello.labels, len(hello.gpu_pool), hello.drivers) == ("w1", {"zone": "a"}, 4, ["noop"])
+
+
+async def test_a_busy_slot_is_refused_with_the_reason(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        await w.leader.joined("w1")
+        lease = agent.pool.try_claim()
+        assert lease is not None
+        await w.leader.want("w1", place(name_of(), body(), (0, 1)), place(name_of("b"), body(), (9,)))
+        assert (await w.leader.heard("w1", "refused", name_of())).detail == "leased 0"
+        assert (await w.leader.heard("w1", "refused", name_of("b"))).detail == "unknown-slot 9"
+        seat = w.leader.seat("w1")
+        await until(lambda: seat.renewals[-1].busy == [0], what="a renewal that tells the local claim")
+        lease.release()
+        await w.leader.want("w1", place(name_of("c", fence=11), body(), (0, 1)))
+        await w.leader.heard("w1", "freed", name_of("c", fence=11))
+
+
+async def test_sharers_of_one_mode_fit_and_another_mode_does_not(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        await w.leader.joined("w1")
+        sharers = [place(name_of(str(number)), body("hang"), (0,), mode="mps") for number in range(8)]
+        await w.leader.want("w1", *sharers)
+        await w.leader.heard("w1", "started", name_of("7"))
+        await w.leader.want("w1", place(name_of("x"), body(), (0,), mode="time-slice"))
+        await w.leader.want("w1", place(name_of("y"), body(), (0,), mode="mps"))
+        assert (await w.leader.heard("w1", "refused", name_of("x"))).detail == "mode-mixed 0"
+        assert (await w.leader.heard("w1", "refused", name_of("y"))).detail == "sharers-full 0"
+
+
+async def test_an_end_stops_what_runs_and_withdraws_what_is_not_there(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of(), body("hang")))
+        await w.leader.heard("w1", "started", name_of())
+        await w.leader.want("w1", End(*name_of(), "cancelled"), End(*name_of("never"), "cancelled"))
+        assert (await w.leader.heard("w1", "exited", name_of())).code == -15
+        await w.leader.heard("w1", "withdrawn", name_of("never"))
+        await w.leader.want("w1", place(name_of("never"), body()))
+        await w.leader.want("w1", place(name_of("after"), body()))
+        await w.leader.heard("w1", "freed", name_of("after"))
+        assert "claimed" not in seat.kinds(name_of("never"))
+
+
+async def test_a_gang_holds_and_starts_together(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(address="10.1.2.3")
+        seat = await w.leader.joined("w1")
+        gang = body(gpu={"scheduling": "gang", "distributed": {"master_port": 41000}}, replicas=2)
+        names = [name_of(replica=0), name_of(replica=1)]
+        await w.leader.want("w1", *(place(name, gang, (name[2],), hold=True) for name in names))
+        claimed = await w.leader.heard("w1", "claimed", names[0])
+        address, _, port = claimed.detail.partition(":")
+        assert address == "10.1.2.3"
+        assert 41000 <= int(port) < 41256
+        assert (await w.leader.heard("w1", "claimed", names[1])).detail == ""
+        await until(lambda: [held.phase for held in seat.renewals[-1].held] == ["claimed"] * 2, what="both held")
+        await w.leader.want("w1", *(Start(*name, address, int(port), 2) for name in names))
+        for name in names:
+            await w.leader.heard("w1", "freed", name)
+        await w.leader.want("w1", Start(*name_of("ghost"), address, 41000, 2))
+        await w.leader.heard("w1", "not-held", name_of("ghost"))
+
+
+async def test_facts_are_sent_again_until_they_are_answered(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        seat = await w.leader.joined("w1")
+        w.leader.mute.add("fact")
+        await w.leader.want("w1", place(name_of(), body()))
+        await until(lambda: agent.members.outbox.in_flight is not None, what="a frame in flight")
+        await w.leader.want("w1", place(name_of("b"), body()))
+        w.leader.mute.clear()
+        await w.leader.heard("w1", "freed", name_of("b"))
+        assert [frame.no for frame in seat.frames] == [1, 2]
+        assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
+
+
+async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path, lease_s=1.0) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want(
+            "w1", place(name_of(), body("hang")), place(name_of("k"), body("hang", on_partition="keep"), (1,))
+        )
+        await w.leader.heard("w1", "started", name_of("k"))
+        w.leader.mute |= {"renew", "fact", "join"}
+        heard = len(seat.facts)
+        await until(lambda: w.host.agents["w1"].members.session.phase == "joining", what="the session is over")
+        w.leader.mute.clear()
+        await w.leader.joined("w1", joins=2)
+        again = seat.joins[-1]
+        assert [(f.kind, f.job, f.detail) for f in again.facts] == [("exited", "a", "fence"), ("freed", "a", "")]
+        assert [(h.job, h.phase) for h in again.holding] == [("k", "running")]
+        assert len(seat.facts) == heard + 2
+        await w.leader.want("w1", End(*name_of("k"), "cancelled"))
+        await w.leader.heard("w1", "freed", name_of("k"))
+
+
+async def test_a_session_that_the_leader_ended_is_replaced(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        w.leader.refuse["renew"] = problem("session-over", "lost")
+        await until(lambda: len(seat.joins) >= 2, what="a second join")
+        w.leader.refuse.clear()
+        assert seat.joins[1].n > seat.joins[0].n
+
+
+async def test_frames_of_an_old_session_are_dropped(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of("old"), body()), session="another")
+        await w.leader.nc.publish(w.leader.subjects.worker("w1", "wanted"), b"\xc1 no frame")
+        await w.leader.nc.publish(w.leader.subjects.worker("w1", "wanted"), encode(problem("internal", "reflected")))
+        await w.leader.want("w1", place(name_of("new"), body()))
+        await w.leader.heard("w1", "freed", name_of("new"))
+        assert seat.kinds(name_of("old")) == []
+        assert agent.members.dropped["other-session"] == 1
+        assert agent.dropped["undecodable: invalid-argument"] == 2
+
+
+async def test_a_roll_call_is_answered_at_once(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path, renew_s=30, lease_s=90) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        hellos, renewals = len(seat.hellos), len(seat.renewals)
+        w.leader.reign = 2
+        await w.leader.nc.publish(w.leader.subjects.roll_call, encode(RollCall(2)))
+        await until(lambda: len(seat.hellos) > hellos and len(seat.renewals) > renewals, what="hello and renewal")
+
+
+async def test_a_restarted_agent_tells_what_its_journal_holds(nats_url: str, unique: str, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "agent.journal"
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add(journal=Journal(path))
+        seat = await w.leader.joined("w1")
+        w.leader.mute.add("fact")
+        await w.leader.want("w1", place(name_of(), body()))
+        await until(lambda: agent.members.outbox.in_flight is not None, what="a frame in flight")
+        await w.host.remove(agent)
+        w.leader.mute.clear()
+        await w.add(journal=Journal(path))
+        await until(lambda: len(seat.joins) == 2, what="a second join")
+        assert seat.joins[1].n == seat.joins[0].n + 1
+        assert [fact.kind for fact in seat.joins[1].facts] == ["claimed", "started", "exited", "freed"]
+
+
+async def test_many_agents_share_a_connection_and_leave_with_a_goodbye(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        workers = [f"w{number}" for number in range(50)]
+        agents = [await w.add(worker) for worker in workers]
+        for worker in workers:
+            await w.leader.joined(worker)
+        for number, worker in enumerate(workers):
+            await w.leader.want(worker, place(name_of(f"{worker}-job", fence=number), body()))
+        for number, worker in enumerate(workers):
+            await w.leader.heard(worker, "freed", name_of(f"{worker}-job", fence=number))
+        for agent in agents:
+            agent.leave()
+        await until(lambda: all(w.leader.seat(worker).said_goodbye for worker in workers), what="50 goodbyes")
+
+
+async def test_it_carries_on_after_the_server_was_restarted(
+    fresh_server: Any, fresh_data_dir: Path, unique: str, tmp_path: Path
+) -> None:
+    async with world(fresh_server.url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of(), body("sleep", "0.5")))
+        await w.leader.heard("w1", "started", name_of())
+        await fresh_server.stop()
+        again = await type(fresh_server).start(fresh_data_dir, port=fresh_server.port)
+        try:
+            await w.leader.heard("w1", "freed", name_of(), 20)
+            assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
+        finally:
+            await again.stop()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "reason"),
+    [((), 0, "exit"), (("exit", "3"), 3, "exit"), (("sleep", "0.01"), 0, "exit"), (("sleep", "0.01", "9"), 9, "exit")],
+)
+async def test_the_noop_drivers_words(
+    nats_url: str, unique: str, tmp_path: Path, argv: tuple[str, ...], code: int, reason: str
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        await w.leader.joined("w1")
+        await w.leader.want("w1", place(name_of(), body(*argv)))
+        exited = await w.leader.heard("w1", "exited", name_of())
+        assert (exited.code, exited.detail) == (code, reason)
+
+
+async def test_the_noop_driver_times_out_fails_and_refuses_what_it_does_not_know(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add()
+        seat = await w.leader.joined("w1")
+        timed = msgspec.json.encode({"gpu": {}, "run": {"driver": "noop", "argv": ["hang"], "timeout_s": 0.01}})
+        await w.leader.want("w1", place(name_of("t"), timed), place(name_of("f"), body("fail", "no such file"), (1,)))
+        await w.leader.want("w1", place(name_of("u"), body("dance"), (2,)))
+        assert (await w.leader.heard("w1", "exited", name_of("t"))).detail == "timeout"
+        assert (await w.leader.heard("w1", "exited", name_of("f"))).code == 127
+        assert "does not know" in (await w.leader.heard("w1", "refused", name_of("u"))).detail
+        await w.leader.heard("w1", "freed", name_of("f"))
+        assert "started" not in seat.kinds(name_of("f"))

@@ -1,0 +1,288 @@
+"""The agent with its real supervisor and real processes on simulated devices, over a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import moorage
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import End, Place, Start
+from moorage.worker.agent import Agent
+from moorage.worker.inventory.simulated import SimulatedInventory
+from moorage.worker.member_messages import MemberName
+from moorage.worker.run import SUPERVISOR_FOLDER, Worker, start
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervised import Supervised, SupervisorError
+from tests.waiting import until
+from tests.worker.scripted_leader import ScriptedLeader
+
+AGENT = """
+import asyncio, signal, sys
+import msgspec
+from moorage.worker.run import run
+from moorage.worker.settings import settings_from
+
+async def main():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await run(settings_from(msgspec.json.decode(sys.argv[1])), sys.argv[2], stop)
+
+asyncio.run(main())
+"""
+
+
+def body(script: str, **fields: Any) -> bytes:
+    run = {"argv": ["/bin/sh", "-c", script], "grace_s": 0.5} | fields.pop("run", {})
+    return encode({"gpu": {}, "run": run, **fields})
+
+
+def name_of(job: str = "a", replica: int = 0, fence: int = 10) -> MemberName:
+    return ("acme", job, replica, 1, fence)
+
+
+def place(name: MemberName, request: bytes, slots: tuple[int, ...] = (0,), **fields: Any) -> Place:
+    mode = fields.get("mode", "exclusive" if slots else "none")
+    return Place(*name, list(slots), mode, fields.get("hold", False), request, fields.get("traceparent", ""))
+
+
+def settings_of(state: Path, prefix: str, **fields: Any) -> WorkerSettings:
+    return WorkerSettings(state, "w1", prefix, simulate="4xH100", modes=("exclusive", "mps"), **fields)
+
+
+@contextlib.asynccontextmanager
+async def state_folder() -> AsyncIterator[Path]:
+    """A state folder, whose supervisor is gone at the end with all that it ran."""
+    with tempfile.TemporaryDirectory(prefix="moorage-agent-") as folder:
+        state = Path(folder)
+        try:
+            yield state
+        finally:
+            with contextlib.suppress(SupervisorError, OSError):
+                supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
+                await supervised.shutdown(0.0)
+
+
+@contextlib.asynccontextmanager
+async def worker(url: str, prefix: str, leader: ScriptedLeader, **fields: Any) -> AsyncIterator[tuple[Worker, Agent]]:
+    async with state_folder() as state:
+        running = await start(settings_of(state, prefix, **fields), url)
+        try:
+            await leader.joined("w1")
+            yield running, running.agents[0]
+            if running.host.failed.done():
+                running.host.failed.result()
+        finally:
+            await running.stop()
+
+
+@contextlib.asynccontextmanager
+async def agent_process(state: Path, url: str, prefix: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """An agent in a process of its own, to kill or stop."""
+    roots = [str(Path(path).parent) for path in moorage.__path__]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        AGENT,
+        msgspec.json.encode({"state_dir": str(state), "worker": "w1", "prefix": prefix, "simulate": "4xH100"}).decode(),
+        url,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(roots)},
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except OSError:
+        return False
+
+
+async def pid_of(path: Path) -> int:
+    text = await until(lambda: path.exists() and path.read_text().strip(), what=f"{path} with a pid")
+    return int(text)
+
+
+async def test_a_job_finds_its_gpus_runs_and_frees_them(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
+        name = name_of()
+        request = body("env; echo problem >&2; exit 3", run={"env": {"SEED": "7", "CUDA_VISIBLE_DEVICES": "0"}})
+        await leader.want("w1", place(name, request, (1, 3), traceparent="00-abc-def-01"))
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (3, "exit")
+        await leader.heard("w1", "freed", name)
+        assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "freed"]
+        await until(lambda: any(frame.get("end") for _, frame in leader.output), what="the end of the output")
+        found = dict(line.split("=", 1) for line in leader.text(name).splitlines() if "=" in line)
+        uuids = ",".join(agent.devices[slot].uuid for slot in (1, 3))
+        assert found["CUDA_VISIBLE_DEVICES"] == found["NVIDIA_VISIBLE_DEVICES"] == found["MOORAGE_GPU_UUIDS"] == uuids
+        assert (found["MOORAGE_FENCE"], found["MOORAGE_JOB"], found["SEED"]) == ("10", "a", "7")
+        assert found["TRACEPARENT"] == "00-abc-def-01"
+        assert leader.text(name, "err") == "problem\n"
+        await until(lambda: not agent.members.held, what="nothing held")
+        assert [state.sharers for state in agent.pool.slot_states()] == [0, 0, 0, 0]
+
+
+async def test_a_gangs_rank_gets_its_place_from_start(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        name = name_of(replica=1)
+        script = "echo $RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $LOCAL_RANK"
+        await leader.want("w1", place(name, body(script, replicas=2), hold=True))
+        await leader.heard("w1", "claimed", name)
+        assert not leader.text(name)
+        await leader.want("w1", Start(*name, "10.0.0.7", 29501, 2))
+        await leader.heard("w1", "freed", name)
+        await until(lambda: leader.text(name) == "1 2 10.0.0.7 29501 0\n", what="the rank's words")
+
+
+async def test_a_command_that_is_not_there_fails_to_start(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        request = body("", run={"argv": ["/no/such/program"]})
+        secret = body("", run={"env": {"TOKEN": {"secret": "hf"}}})
+        await leader.want("w1", place(name_of(), request), place(name_of("s"), secret, (1,)))
+        exited = await leader.heard("w1", "exited", name_of())
+        assert exited.code == 127
+        assert exited.detail.startswith("start-failed")
+        await leader.heard("w1", "freed", name_of())
+        assert (await leader.heard("w1", "exited", name_of("s"))).code == 126
+        assert "started" not in leader.seat("w1").kinds(name_of())
+
+
+async def test_an_end_takes_the_whole_tree(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        name, path = name_of(), tmp_path / "pid"
+        await leader.want(
+            "w1", place(name, body(f"setsid sleep 600 & echo $! > {path}; trap '' TERM; wait; sleep 600"))
+        )
+        pid = await pid_of(path)
+        await leader.want("w1", End(*name, "cancelled", 0.2))
+        exited = await leader.heard("w1", "exited", name)
+        assert exited.detail == "end"
+        assert not is_alive(pid)
+        await leader.heard("w1", "freed", name)
+
+
+async def test_a_timeout_is_told_as_one(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        await leader.want("w1", place(name_of(), body("exec sleep 600", run={"timeout_s": 0.1})))
+        assert (await leader.heard("w1", "exited", name_of())).detail == "timeout"
+
+
+async def test_memory_that_does_not_come_back_is_quarantined(nats_url: str, unique: str) -> None:
+    async with (
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader, free_wait_s=0.3) as (_, agent),
+    ):
+        name = name_of()
+        inventory = agent.inventory
+        assert isinstance(inventory, SimulatedInventory)
+        inventory.keep_memory(1, 5000)
+        await leader.want("w1", place(name, body("true"), (0, 1)))
+        assert (await leader.heard("w1", "quarantined", name)).detail == "1"
+        assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "quarantined"]
+        await leader.want("w1", place(name_of("b", fence=11), body("true"), (0,)))
+        await leader.heard("w1", "freed", name_of("b", fence=11))
+        await leader.want("w1", place(name_of("c", fence=12), body("true"), (1,)))
+        assert (await leader.heard("w1", "refused", name_of("c", fence=12))).detail == "quarantined 1"
+        seat = leader.seat("w1")
+        await until(lambda: seat.loads[-1].gpu_pool[1].health == "quarantined", what="a load that shows it")
+        inventory.set_reading(1, None)
+        await leader.heard("w1", "freed", name)
+        await leader.want("w1", place(name_of("d", fence=13), body("true"), (1,)))
+        await leader.heard("w1", "freed", name_of("d", fence=13))
+
+
+async def test_a_dead_supervisor_is_replaced_and_its_jobs_are_lost(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
+        name, path = name_of(), tmp_path / "pid"
+        await leader.want("w1", place(name, body(f"echo $$ > {path}; exec sleep 600")))
+        await leader.heard("w1", "started", name)
+        pid, boot = await pid_of(path), agent.boot
+        supervised = await Supervised.connect(agent.settings.state_dir / SUPERVISOR_FOLDER, spawn_if_absent=False)
+        supervised.kill()
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (-9, "lost")
+        assert not is_alive(pid)
+        seat = await leader.joined("w1", joins=2)
+        assert seat.joins[1].boot == agent.boot != boot
+        await leader.want("w1", place(name_of("b", fence=11), body("true")))
+        await leader.heard("w1", "freed", name_of("b", fence=11))
+
+
+async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    lives, ends, held = name_of("lives"), name_of("ends"), name_of("held")
+    go = tmp_path / "go"
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        async with agent_process(state, nats_url, unique) as agent:
+            await leader.joined("w1")
+            await leader.want(
+                "w1",
+                place(lives, body(f"echo $$ > {tmp_path}/pid; while [ ! -e {go} ]; do sleep 0.02; done"), (0,)),
+                place(ends, body("sleep 0.3; exit 5"), (1,)),
+                place(held, body("true", replicas=2), (2,), hold=True),
+            )
+            for name in (lives, ends):
+                await leader.heard("w1", "started", name)
+            await leader.heard("w1", "claimed", held)
+            pid = await pid_of(tmp_path / "pid")
+            agent.kill()
+            await agent.wait()
+        assert is_alive(pid)
+        async with agent_process(state, nats_url, unique):
+            seat = await leader.joined("w1", joins=2)
+            assert {h.job: h.phase for h in seat.joins[1].holding}["lives"] == "running"
+            assert {h.job: h.phase for h in seat.joins[1].holding}["held"] == "claimed"
+            assert (await leader.heard("w1", "exited", ends)).code == 5
+            await leader.heard("w1", "freed", ends)
+            await leader.want("w1", place(name_of("b", fence=11), body("true"), (0,)))
+            assert (await leader.heard("w1", "refused", name_of("b", fence=11))).detail == "leased 0"
+            go.touch()
+            assert (await leader.heard("w1", "exited", lives)).code == 0
+            await leader.heard("w1", "freed", lives)
+            await leader.want("w1", Start(*held, "127.0.0.1", 29500, 2))
+            await leader.heard("w1", "freed", held)
+            assert seat.kinds(lives) == ["claimed", "started", "exited", "freed"]
+
+
+async def test_a_stopped_agent_cannot_keep_its_jobs_beyond_the_lease(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with (
+        ScriptedLeader(nats_url, unique, lease_s=1.5, grace_s=0.5) as leader,
+        state_folder() as state,
+        agent_process(state, nats_url, unique) as agent,
+    ):
+        await leader.joined("w1")
+        kill, keep = name_of("kill"), name_of("keep")
+        await leader.want(
+            "w1",
+            place(kill, body(f"echo $$ > {tmp_path}/kill; exec sleep 600"), (0,)),
+            place(keep, body(f"echo $$ > {tmp_path}/keep; exec sleep 600", on_partition="keep"), (1,)),
+        )
+        killed, kept = await pid_of(tmp_path / "kill"), await pid_of(tmp_path / "keep")
+        await leader.heard("w1", "started", keep)
+        agent.send_signal(signal.SIGSTOP)
+        await until(lambda: not is_alive(killed), what="the job ended while its agent was stopped")
+        assert is_alive(kept)
+        agent.send_signal(signal.SIGCONT)
+        seat = await leader.joined("w1", joins=2)
+        assert (await leader.heard("w1", "exited", kill)).detail == "fence"
+        assert [(h.job, h.phase) for h in seat.joins[-1].holding if h.job == "keep"] == [("keep", "running")]
+        await leader.want("w1", End(*keep, "cancelled", 0))
+        await leader.heard("w1", "freed", keep)

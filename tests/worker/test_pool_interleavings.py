@@ -1,0 +1,172 @@
+"""Ten thousand random interleavings of a pool's callers, cancelled at every point; each seed is a whole case."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import types
+from collections.abc import Callable, Generator
+from typing import Final
+
+import pytest
+
+from moorage.schemas.frames import Device
+from moorage.worker.pool import GpuLease, GpuPool, PoolLease, SlotsRefused
+
+INTERLEAVINGS: Final = 10_000
+STEPS: Final = 24
+MODES: Final = ("exclusive", "mps", "time-slice")
+
+
+@types.coroutine
+def one_step() -> Generator[None, None, None]:
+    """Let everything that is ready run once."""
+    yield
+
+
+class Case:
+    """One interleaving: callers that arrive, leave and are cancelled, and a plain model of who may hold what."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        slots = self.random.randint(1, 4)
+        self.pool = GpuPool(
+            [Device(2 * slot, "nvidia", "card", f"GPU-{slot}") for slot in range(slots)],
+            sharers_max={"mps": 2, "time-slice": 2},
+        )
+        self.pool.on_change = self.pool.validate
+        self.claims: list[asyncio.Task[None]] = []
+        self.arrived: list[int] = []  # parked claims by number, in order of arrival
+        self.cancelled: set[int] = set()
+        self.granted: list[int] = []  # parked claims in the order in which they ran with a lease
+        self.leases: list[GpuLease] = []
+        self.placements: list[PoolLease] = []
+        self.steps: list[Callable[[], None]] = [
+            self.arrive,
+            self.arrive,
+            self.cancel,
+            self.release,
+            self.release,
+            self.try_claim,
+            self.place,
+            self.end,
+            self.quarantine,
+            self.unquarantine,
+        ]
+
+    def arrive(self) -> None:
+        number = len(self.claims)
+        self.claims.append(asyncio.create_task(self.caller(number)))
+
+    async def caller(self, number: int) -> None:
+        parked = self.pool.pending_claimers() > 0 or not any(
+            not state.sharers and not state.quarantine for state in self.pool.slot_states()
+        )
+        if parked:
+            self.arrived.append(number)
+        lease = await self.pool.claim()
+        assert lease is not None
+        assert not lease.released
+        if parked:
+            self.granted.append(number)
+        self.leases.append(lease)
+
+    def cancel(self) -> None:
+        alive = [number for number, task in enumerate(self.claims) if not task.done()]
+        if alive:
+            number = self.random.choice(alive)
+            self.claims[number].cancel()
+            self.cancelled.add(number)
+
+    def release(self) -> None:
+        if self.leases:
+            self.leases.pop(self.random.randrange(len(self.leases))).release()
+
+    def try_claim(self) -> None:
+        waiting = self.pool.pending_claimers()
+        lease = self.pool.try_claim()
+        assert self.pool.pending_claimers() == waiting
+        if lease is not None:
+            assert waiting == 0
+            self.leases.append(lease)
+
+    def place(self) -> None:
+        count = self.random.randint(1, self.pool.capacity())
+        slots = self.random.sample(range(self.pool.capacity()), count)
+        waiting, before = self.pool.pending_claimers(), self.pool.slot_states()
+        reason = ""
+        try:
+            self.placements.append(self.pool.try_claim_slots(slots, self.random.choice(MODES), "t/j/0"))
+        except SlotsRefused as refused:
+            reason = refused.reason
+        assert (reason == "local-claimer-waits") == bool(waiting)
+        assert not reason or self.pool.slot_states() == before
+
+    def end(self) -> None:
+        if self.placements:
+            lease = self.random.choice(self.placements)
+            if lease.phase == "held" and self.random.random() < 0.5:
+                lease.ended()
+            else:
+                self.placements.remove(lease)
+                lease.release()
+
+    def quarantine(self) -> None:
+        self.pool.quarantine(self.random.randrange(self.pool.capacity()), "drawn")
+
+    def unquarantine(self) -> None:
+        self.pool.unquarantine(self.random.randrange(self.pool.capacity()))
+
+    async def play(self) -> None:
+        for _ in range(STEPS):
+            self.random.choice(self.steps)()
+            self.check()
+            if self.random.random() < 0.5:
+                await one_step()
+                self.check()
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Give everything back: each claim that was not cancelled must be served, and nothing may be left."""
+        for slot in range(self.pool.capacity()):
+            self.pool.unquarantine(slot)
+        while self.placements:
+            self.placements.pop().release()
+        while any(not task.done() for task in self.claims):
+            held = len(self.leases)
+            self.release()
+            await one_step()
+            self.check()
+            assert held or self.leases or self.pool.pending_claimers() == 0 or any(t.cancelling() for t in self.claims)
+        while self.leases:
+            self.leases.pop().release()
+        for task in self.claims:
+            if not task.cancelled():
+                task.result()
+        assert self.granted == [number for number in self.arrived if number in self.granted]
+        assert not [number for number in self.arrived if number not in self.granted and number not in self.cancelled]
+        assert all(not state.sharers for state in self.pool.slot_states())
+        assert self.pool.pending_claimers() == 0
+        self.check()
+
+    def check(self) -> None:
+        self.pool.validate()
+        held = [lease.slot for lease in self.leases]
+        assert len(set(held)) == len(held)
+        placed = {slot for lease in self.placements for slot in lease.slots}
+        assert not placed & set(held)
+        alone = [slot for lease in self.placements if lease.mode == "exclusive" for slot in lease.slots]
+        assert all(sum(slot in lease.slots for lease in self.placements) == 1 for slot in alone)
+
+
+@pytest.mark.parametrize("first", range(0, INTERLEAVINGS, INTERLEAVINGS // 4))
+def test_no_interleaving_breaks_the_pool(first: int) -> None:
+    async def play_all() -> None:
+        for seed in range(first, first + INTERLEAVINGS // 4):
+            try:
+                await Case(seed).play()
+            except BaseException as failure:
+                failure.add_note(f"seed {seed}")
+                raise
+
+    asyncio.run(play_all())

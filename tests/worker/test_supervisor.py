@@ -1,0 +1,774 @@
+"""The supervisor with real processes, each test in both ways of proof: by cgroup and by walking the tree."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import moorage
+from moorage.worker.cgroup import CgroupBase
+from moorage.worker.proctree import Process, boottime_s, children, read_process
+from moorage.worker.supervised import Supervised, SupervisorGone, SupervisorRefused, SupervisorUnavailable
+from moorage.worker.supervisor import EXIT_HELD
+from moorage.worker.supervisor_output import output_path
+from moorage.worker.supervisor_protocol import (
+    SOCKET_NAME,
+    Ended,
+    EndMember,
+    Event,
+    Output,
+    Started,
+    StartMember,
+)
+
+WAIT_S: Final = 30.0
+SHELL_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path__)
+
+
+def cgroups_work() -> bool:
+    base = CgroupBase.open(f"moorage-test-{os.getpid()}")
+    if base is not None:
+        base.remove()
+    return base is not None
+
+
+CGROUPS_WORK: Final = cgroups_work()
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+class Rig:
+    """One state folder, its supervisor, and a client that gathers events."""
+
+    def __init__(self, state: Path, arguments: tuple[str, ...]) -> None:
+        self.state = state
+        self.arguments = arguments
+        self.events: list[Event] = []
+        self._client: Supervised | None = None
+
+    @property
+    def client(self) -> Supervised:
+        assert self._client is not None
+        return self._client
+
+    async def connect(self, spawn_if_absent: bool = True) -> Supervised:
+        self._client = await Supervised.connect(self.state, spawn_if_absent, arguments=self.arguments)
+        return self._client
+
+    async def until(self, enough: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not enough():
+                self.events += await self.client.next_events()
+
+    def ends(self) -> dict[str, Ended]:
+        return {event.key: event for event in self.events if isinstance(event, Ended)}
+
+    def starts(self) -> dict[str, Started]:
+        return {event.key: event for event in self.events if isinstance(event, Started)}
+
+    async def started(self, key: str) -> Started:
+        await self.until(lambda: key in self.starts() or key in self.ends())
+        return self.starts()[key]
+
+    async def ended(self, key: str) -> Ended:
+        await self.until(lambda: key in self.ends())
+        return self.ends()[key]
+
+    async def run(self, member: StartMember) -> Ended:
+        await self.client.start([member])
+        return await self.ended(member.key)
+
+    def text(self, key: str) -> str:
+        path = output_path(self.state, key, "stdout")
+        return path.read_text() if path.exists() else ""
+
+    async def line(self, key: str, count: int = 1) -> list[str]:
+        """The first whole lines of a member's output."""
+        await poll(lambda: self.text(key).count("\n") >= count)
+        return self.text(key).splitlines()
+
+
+async def poll(condition: Callable[[], bool]) -> None:
+    """Wait for what no event tells."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+def sh(key: str, script: str, **fields: Any) -> StartMember:
+    fields.setdefault("env", {"PATH": SHELL_PATH, "MOORAGE_JOB": key, "MOORAGE_FENCE": "1"})
+    return StartMember(key=key, argv=("/bin/sh", "-c", script), **fields)
+
+
+def lives(pid: int, process: Process | None = None) -> bool:
+    """Whether that process runs; a zombie does not."""
+    now = read_process(pid)
+    return now is not None and not now.dead and (process is None or process.start_ticks == now.start_ticks)
+
+
+@contextlib.asynccontextmanager
+async def rig_at(state: Path, *arguments: str) -> AsyncIterator[Rig]:
+    rig = Rig(state, arguments)
+    await rig.connect()
+    try:
+        yield rig
+    finally:
+        rig.client.close()
+        with contextlib.suppress(SupervisorUnavailable):
+            last = await Supervised.connect(state, spawn_if_absent=False)
+            cgroup, pid = last.cgroup, last.identity.pid
+            await last.shutdown(0)
+            await poll(lambda: not lives(pid))
+            assert cgroup is None or not Path(cgroup).exists()
+
+
+@pytest.fixture(params=["cgroup", "walk"])
+def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    if request.param == "cgroup":
+        if not CGROUPS_WORK:
+            pytest.skip("no writable cgroup v2 here")
+        return ()
+    return ("--no-cgroup",)
+
+
+def with_rig(tmp_path: Path, arguments: tuple[str, ...], scenario: Callable[[Rig], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with rig_at(tmp_path / "state", *arguments) as rig:
+            await scenario(rig)
+
+    run(main())
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+@contextlib.contextmanager
+def agent(state: Path, arguments: tuple[str, ...], body: str) -> Iterator[subprocess.Popen[str]]:
+    """A separate process that connects as `s`, runs `body`, says `ready` and waits for ever."""
+    script = (
+        "import asyncio, os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from moorage.worker.supervised import Supervised\n"
+        "from moorage.worker.supervisor_protocol import *\n"
+        "from moorage.worker.proctree import boottime_s\n"
+        "async def main():\n"
+        f"    s = await Supervised.connect(Path({str(state)!r}), arguments={arguments!r})\n"
+        + "".join(f"    {line}\n" for line in body.splitlines())
+        + "    print('ready', flush=True)\n    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env={"PYTHONPATH": ROOTS}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+# -- what a child finds
+
+
+def test_a_child_gets_exactly_the_environment_given(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        env = {"A": "1", "EMPTY": "", "ODD": "ä\n=x", "MOORAGE_JOB": "j"}
+        ended = await rig.run(StartMember(key="t/j/0/1/7", argv=("/usr/bin/env", "-0"), env=env))
+        assert (ended.reason, ended.exit_code, ended.signal) == ("exit", 0, None)
+        assert ended.proof == ("walk" if arguments else "cgroup")
+        found = rig.text("t/j/0/1/7").split("\0")
+        assert sorted(found) == sorted(["", *(f"{name}={value}" for name, value in env.items())])
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_child_starts_with_clean_process_attributes(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        script = "umask; pwd; ulimit -n; echo $(ls /proc/self/fd); grep -E '^Sig(Blk|Ign)' /proc/self/status; cat"
+        await rig.run(sh("j", script, cwd="/usr"))
+        umask, cwd, limit, descriptors, blocked, ignored = rig.text("j").splitlines()
+        assert (umask, cwd) == ("0022", "/usr")
+        assert int(limit) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # Input, output, error, and the folder that `ls` reads.
+        assert descriptors.split() == ["0", "1", "2", "3"]
+        # The C library keeps signals 32 and 33 to itself: what was inherited for those stays.
+        assert [int(line.split()[1], 16) & ~(3 << 31) for line in (blocked, ignored)] == [0, 0]
+        process = await rig.run(sh("s", "echo $$; cut -d' ' -f5,6 /proc/$$/stat"))
+        pid, group_and_session = rig.text("s").splitlines()
+        assert group_and_session == f"{pid} {pid}"
+        assert process.pid == int(pid)
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+@needs_root
+def test_a_child_of_another_user_cannot_signal_the_supervisor(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        ended = await rig.run(sh("j", "id -u; id -g; id -G; kill -KILL $PPID || echo no", user="nobody"))
+        assert ended.exit_code == 0
+        uid, gid, _, answer = rig.text("j").splitlines()
+        assert (int(uid), answer) == (65534, "no")
+        assert int(gid) != 0
+        await rig.run(sh("n", "id -u; id -g; id -G", user=54321))
+        assert rig.text("n").split() == ["54321"] * 3
+        await rig.client.ping()
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_limits_are_set_and_what_cannot_be_is_told(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        member = sh("j", "ulimit -n; ulimit -Hn", limits={"NOFILE": (64, 65)}, memory_bytes=1 << 30, cpu_milli=500)
+        await rig.run(member)
+        assert rig.text("j").split() == ["64", "65"]
+        controllers = {"memory_bytes": "memory", "cpu_milli": "cpu"}
+        missing = {name for name, controller in controllers.items() if controller not in rig.client.controllers}
+        assert set(rig.starts()["j"].ignored) == missing
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_request_larger_than_a_packet_arrives_whole(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        env = {f"V{number}": "x" * 100_000 for number in range(5)} | {"PATH": SHELL_PATH}
+        ended = await rig.run(sh("j", 'echo "${#V0} ${#V4}"', env=env))
+        assert (ended.exit_code, rig.text("j")) == (0, "100000 100000\n")
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "stage", "number"),
+    [
+        ({"argv": ("/no/such/program",)}, "exec", "ENOENT"),
+        ({"argv": ("no-such-program",)}, "exec", "ENOENT"),
+        ({"argv": ("/proc/version",)}, "exec", "EACCES"),
+        ({"argv": ("/etc",)}, "exec", "EACCES"),
+        ({"cwd": "/no/such/folder"}, "cwd", "ENOENT"),
+        ({"cwd": "/etc/hostname"}, "cwd", "ENOTDIR"),
+        ({"user": "no-such-user"}, "user", "EINVAL"),
+        ({"argv": ()}, "exec", "EINVAL"),
+        ({"argv": ("/bin/echo", "a\0b")}, "request", "EINVAL"),
+        ({"env": {"A=B": "c"}}, "request", "EINVAL"),
+        ({"limits": {"NO_SUCH": (1, 1)}}, "limits", "EINVAL"),
+        ({"limits": {"NOFILE": (9, 8)}}, "limits", "EINVAL"),
+        ({"timeout_s": -1.0}, "request", "EINVAL"),
+        ({"checkpoint_signal": "SIGNOT", "checkpoint_before_s": 1.0, "timeout_s": 2.0}, "request", "EINVAL"),
+    ],
+)
+def test_a_start_that_fails_is_a_typed_end(
+    tmp_path: Path, arguments: tuple[str, ...], fields: dict[str, Any], stage: str, number: str
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        ended = await rig.run(StartMember(**({"key": "j", "argv": ("/bin/true",), "env": {}} | fields)))
+        assert (ended.reason, ended.stage, os.strerror(ended.errno or 0)) == (
+            "start-failed",
+            stage,
+            os.strerror(getattr(errno, number)),
+        )
+        assert ended.message
+        assert (ended.exit_code, ended.signal) == (None, None)
+        assert not rig.starts()
+        assert (await rig.client.list()).running == ()
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_failed_start_does_not_hurt_its_batch(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        members = [
+            sh(f"j{number}", f"exit {number}", cwd="/nowhere" if number % 3 == 0 else None) for number in range(40)
+        ]
+        await rig.client.start(members)
+        await rig.until(lambda: len(rig.ends()) == len(members))
+        for number, member in enumerate(members):
+            ended = rig.ends()[member.key]
+            assert (ended.reason == "start-failed") == (number % 3 == 0)
+            assert ended.exit_code == (None if number % 3 == 0 else number)
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+# -- ending
+
+
+def test_ends_tell_how_the_main_process_ended(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        assert (await rig.run(sh("code", "exit 3"))).exit_code == 3
+        assert (await rig.run(sh("signal", "kill -SEGV $$"))).signal == signal.SIGSEGV
+        assert (await rig.run(sh("high", "exit 255"))).exit_code == 255
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+LEAVES: Final = {
+    "a new session": "setsid sleep 1000 & echo $!",
+    "two sessions down": "setsid sh -c 'setsid sleep 1000 & echo $!'",
+    "a scrubbed environment": "env -i /usr/bin/setsid /bin/sleep 1000 & echo $!",
+    "a stopped one": "setsid sleep 1000 & echo $!; kill -STOP $!",
+}
+
+
+@pytest.mark.parametrize("leave", LEAVES.values(), ids=LEAVES.keys())
+def test_what_the_main_process_leaves_is_killed_before_the_end_is_told(
+    tmp_path: Path, arguments: tuple[str, ...], leave: str
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("other", "exec sleep 1000")])
+        other = await rig.started("other")
+        ended = await rig.run(sh("j", f"{leave}; exit 5"))
+        assert (ended.reason, ended.exit_code) == ("exit", 5)
+        assert not lives(int(rig.text("j")))
+        assert lives(other.pid)
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_tree_is_killed_with_its_living_main_process(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        inner = """setsid sh -c 'trap "" TERM; sleep 1000 & echo $!; wait' &"""
+        script = f"trap '' TERM; {inner} setsid sleep 1000 & echo $!; wait; sleep 1000"
+        await rig.client.start([sh("j", script)])
+        pids = [int(line) for line in await rig.line("j", 2)]
+        assert all(lives(pid) for pid in pids)
+        await rig.client.end([EndMember(key="j", grace_s=0.05, why="cancelled")])
+        ended = await rig.ended("j")
+        assert (ended.reason, ended.signal, ended.why) == ("end", signal.SIGKILL, "cancelled")
+        assert not any(lives(pid) for pid in pids)
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_timeout_asks_first_then_kills(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start(
+            [
+                sh("deaf", "trap '' TERM; while :; do sleep 1000; done", timeout_s=0.2, grace_s=0.2),
+                sh("polite", "trap 'exit 7' TERM; while :; do sleep 1000; done", timeout_s=0.2, grace_s=60.0),
+                sh("quick", "exit 0", timeout_s=60.0),
+            ]
+        )
+        await rig.until(lambda: len(rig.ends()) == 3)
+        deaf, polite, quick = (rig.ends()[key] for key in ("deaf", "polite", "quick"))
+        assert (deaf.reason, deaf.signal) == ("timeout", signal.SIGKILL)
+        assert (polite.reason, polite.exit_code) == ("timeout", 7)
+        assert (quick.reason, quick.exit_code) == ("exit", 0)
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; while :; do sleep 0.01; done"
+        member = sh("j", script, timeout_s=1.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=0.5)
+        ended = await rig.run(member)
+        assert (ended.reason, ended.exit_code) == ("timeout", 0)
+        assert rig.text("j").split() == ["saved", "ending"]
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_stopped_process_takes_its_end(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("j", "trap 'exit 9' TERM; echo up; kill -STOP $$")])
+        pid = (await rig.started("j")).pid
+        await poll(lambda: (process := read_process(pid)) is not None and process.state == "T")
+        await rig.client.end([EndMember(key="j", grace_s=60.0)])
+        assert (await rig.ended("j")).exit_code == 9
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_second_end_can_only_shorten_the_grace(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("j", "trap '' TERM; echo up; while :; do sleep 1000; done")])
+        await rig.line("j")
+        await rig.client.end([EndMember(key="j", grace_s=600.0, why="first")])
+        await rig.client.end([EndMember(key="j", grace_s=0.0, why="second")])
+        ended = await rig.ended("j")
+        assert (ended.signal, ended.why) == (signal.SIGKILL, "first")
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_an_end_sent_right_behind_the_start_counts(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        members = [sh(f"j{number}", "exec sleep 1000") for number in range(40)]
+        orders = [EndMember(key=member.key, grace_s=5.0) for member in members]
+        await asyncio.gather(rig.client.start(members), rig.client.end(orders))
+        await rig.until(lambda: len(rig.ends()) == len(members))
+        assert {ended.reason for ended in rig.ends().values()} == {"end"}
+        assert children(rig.client.identity.pid) == [launcher_of(rig)]
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+# -- output
+
+
+def test_output_past_its_cap_is_dropped_and_said_once(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        total, cap = 20_000_000, 1_000_000
+        script = f"head -c {total} /dev/zero; echo problem >&2"
+        ended = await rig.run(sh("j", script, output_cap_bytes=cap))
+        assert ended.exit_code == 0
+        assert (ended.stdout_bytes, ended.dropped_bytes) == (total, total - cap)
+        data = output_path(rig.state, "j", "stdout").read_bytes()
+        assert data[:cap] == bytes(cap)
+        assert data[cap:].count(b"dropped") == 1
+        assert len(data) < cap + 200
+        assert output_path(rig.state, "j", "stderr").read_text() == "problem\n"
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_output_is_streamed_in_order(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.run(sh("j", "seq 1 20000; echo oops >&2", stream_output=True))
+        pieces = [event for event in rig.events if isinstance(event, Output)]
+        together = b""
+        for piece in pieces:
+            if piece.stream == "stdout":
+                assert piece.offset == len(together)
+                together += piece.data
+        assert together.decode() == rig.text("j") == "".join(f"{number}\n" for number in range(1, 20001))
+        assert [piece.data for piece in pieces if piece.stream == "stderr"] == [b"oops\n"]
+        assert isinstance(rig.events[-1], Ended)
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_an_agent_that_does_not_read_holds_no_job_back(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        body = (
+            "await s.start([StartMember(key='j', argv=('/usr/bin/head', '-c', '50000000', '/dev/zero'), env={},"
+            " stream_output=True)])\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
+        )
+        with agent(rig.state, arguments, body) as process:
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+            ended = await rig.ended("j")
+            assert (ended.exit_code, ended.stdout_bytes) == (0, 50_000_000)
+            await rig.client.ping()
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+# -- agents come and go
+
+
+def test_a_new_agent_finds_what_runs_and_what_ended(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        identity = rig.client.identity
+        rig.client.close()
+        body = (
+            "await s.start([StartMember(key='long', argv=('/bin/sleep', '1000'), env={}),"
+            " StartMember(key='short', argv=('/bin/false',), env={})])\n"
+            "while not any(isinstance(e, Ended) for e in await s.next_events()): pass"
+        )
+        with agent(rig.state, arguments, body) as process:
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+            process.kill()
+            process.wait()
+        await rig.connect(spawn_if_absent=False)
+        assert rig.client.identity == identity
+        listed = await rig.client.list()
+        assert [started.key for started in listed.running] == ["long"]
+        assert [(ended.key, ended.exit_code) for ended in listed.ended] == [("short", 1)]
+        assert lives(listed.running[0].pid)
+        # Starting it again starts nothing and tells the same.
+        await rig.client.start([StartMember(key="long", argv=("/bin/false",), env={})])
+        assert (await rig.started("long")).pid == listed.running[0].pid
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_forget_drops_ends_and_output(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("a", "echo a"), sh("b", "echo b"), sh("c", "exec sleep 1000")])
+        await rig.ended("a")
+        await rig.ended("b")
+        await rig.started("c")
+        await rig.client.forget(["a", "c", "unknown"])
+        await rig.client.forget(["b"], keep_output=True)
+        listed = await rig.client.list()
+        assert listed.ended == ()
+        assert [started.key for started in listed.running] == ["c"]
+        assert not output_path(rig.state, "a", "stdout").exists()
+        assert rig.text("b") == "b\n"
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_two_hundred_in_one_batch_leave_no_descriptor_behind(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        pid = rig.client.identity.pid
+        await rig.client.ping()
+        before = len(os.listdir(f"/proc/{pid}/fd"))
+        members = [sh(f"j{number}", f"echo {number}; exit {number % 7}") for number in range(200)]
+        await rig.client.start(members)
+        await rig.until(lambda: len(rig.ends()) == 200)
+        assert len(rig.starts()) == 200
+        for number in range(200):
+            assert rig.ends()[f"j{number}"].exit_code == number % 7
+            assert rig.text(f"j{number}") == f"{number}\n"
+        await rig.client.forget([member.key for member in members])
+        assert len(os.listdir(f"/proc/{pid}/fd")) == before
+        assert children(pid) == [launcher_of(rig)]
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+# -- the fence
+
+
+def test_the_fence_ends_members_while_the_agent_is_stopped(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.client.close()
+        body = (
+            "await s.start([StartMember(key='gone', argv=('/bin/sleep', '1000'), env={}),"
+            " StartMember(key='deaf', argv=('/bin/sh', '-c', 'trap \"\" TERM; while :; do sleep 1000; done'),"
+            " env={'PATH': '/bin:/usr/bin'}, grace_s=600),"
+            " StartMember(key='kept', argv=('/bin/sleep', '1000'), env={}, on_partition='keep')])\n"
+            "n = 0\n"
+            "while n < 3: n += len([e for e in await s.next_events() if isinstance(e, Started)])\n"
+            "await s.fence(boottime_s() + 0.3, 0.1)\n"
+            "print('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
+        )
+        with agent(rig.state, arguments, body) as process:
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+            await poll(lambda: (stopped := read_process(process.pid)) is not None and stopped.state == "T")
+            await rig.connect(spawn_if_absent=False)
+            listed = await rig.client.list()
+            rig.events += listed.ended
+            gone, deaf = await rig.ended("gone"), await rig.ended("deaf")
+            assert (gone.reason, gone.signal) == ("fence", signal.SIGTERM)
+            assert (deaf.reason, deaf.signal) == ("fence", signal.SIGKILL)
+            assert [started.key for started in (await rig.client.list()).running] == ["kept"]
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_nothing_starts_behind_the_fence_until_it_is_moved(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.fence(boottime_s() - 1, 5.0)
+        ended = await rig.run(sh("a", "exit 0"))
+        assert (ended.reason, ended.proof, ended.pid) == ("fence", "never-ran", None)
+        await rig.client.fence(boottime_s() + 600, 5.0)
+        assert (await rig.run(sh("b", "exit 0"))).reason == "exit"
+        await rig.client.fence(None, 5.0)
+        assert (await rig.run(sh("c", "exit 0"))).reason == "exit"
+        with pytest.raises(SupervisorRefused, match="invalid-argument"):
+            await rig.client.fence(-1.0, 5.0)
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+# -- the supervisor itself
+
+
+def launcher_of(rig: Rig) -> int:
+    for pid in children(rig.client.identity.pid):
+        if b"spawn_launcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError("no launcher")
+
+
+def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        identity = rig.client.identity
+        await rig.run(sh("before", "exit 4"))
+        await rig.client.start([sh("main", "exec sleep 1000"), sh("tree", "setsid sleep 1000 & echo $!; wait")])
+        main, tree = await rig.started("main"), await rig.started("tree")
+        grandchild = int((await rig.line("tree"))[0])
+        processes = [(pid, read_process(pid)) for pid in (main.pid, tree.pid, launcher_of(rig))]
+        os.kill(identity.pid, signal.SIGKILL)
+        gone = await asyncio.wait_for(rig.client.wait_gone(), WAIT_S)
+        assert not gone.silent
+        await poll(lambda: not any(lives(pid, process) for pid, process in processes))
+        await rig.connect()
+        assert rig.client.identity != identity
+        rig.events.clear()
+        rig.events += (await rig.client.list()).ended
+        for key, started in (("main", main), ("tree", tree)):
+            ended = await rig.ended(key)
+            assert (ended.reason, ended.proof) == ("supervisor-died", "scan" if arguments else "cgroup")
+            assert (ended.exit_code, ended.signal, ended.pid) == (None, None, started.pid)
+        assert not lives(grandchild)
+        # The end that was told before is still known.
+        assert rig.ends()["before"].exit_code == 4
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_without_a_mark_the_next_supervisor_cannot_prove(tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("j", "exec sleep 1000", env={})])
+        pid = (await rig.started("j")).pid
+        os.kill(rig.client.identity.pid, signal.SIGKILL)
+        await poll(lambda: not lives(pid))
+        await rig.connect()
+        listed = await rig.client.list()
+        assert [unproven.key for unproven in listed.unproven] == ["j"]
+        with pytest.raises(SupervisorRefused, match="unproven"):
+            await rig.client.start([sh("j", "exit 0")])
+        await rig.client.forget(["j"])
+        assert len((await rig.client.list()).unproven) == 1
+        await rig.client.forget(["j"], unproven=True)
+        assert (await rig.client.list()).unproven == ()
+        assert (await rig.run(sh("j", "exit 0"))).exit_code == 0
+
+    with_rig(tmp_path, ("--no-cgroup",), scenario)
+
+
+def test_a_second_supervisor_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "moorage.worker.supervisor",
+            "--state",
+            str(rig.state),
+            env={"PYTHONPATH": ROOTS},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, output = await asyncio.wait_for(process.communicate(), WAIT_S)
+        assert process.returncode == EXIT_HELD
+        assert f"another supervisor (pid {rig.client.identity.pid}) holds" in output.decode()
+        await rig.client.ping()
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_two_agents_at_once_find_one_supervisor(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def main() -> None:
+        state = tmp_path / "state"
+        both = await asyncio.gather(*(Supervised.connect(state, arguments=arguments) for _ in range(2)))
+        assert both[0].identity == both[1].identity
+        both[0].close()
+        await both[1].shutdown(0)
+
+    run(main())
+
+
+def test_a_long_path_of_the_state_folder_works(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig_at(tmp_path / ("x" * 120) / "state") as rig:
+            assert (await rig.run(sh("j", "exit 0"))).exit_code == 0
+
+    run(main())
+
+
+def test_only_the_owner_and_no_job_may_speak_to_it(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        assert stat.S_IMODE(rig.state.stat().st_mode) == 0o700
+        assert stat.S_IMODE((rig.state / SOCKET_NAME).stat().st_mode) == 0o600
+        script = (
+            "import asyncio, sys\nfrom pathlib import Path\nfrom moorage.worker.supervised import *\n"
+            "async def main():\n"
+            "    try: await Supervised.connect(Path(sys.argv[1]), False)\n"
+            "    except SupervisorRefused as refused: print(refused)\n"
+            "asyncio.run(main())\n"
+        )
+        argv = (sys.executable, "-c", script, str(rig.state))
+        await rig.run(StartMember(key="j", argv=argv, env={"PYTHONPATH": ROOTS}))
+        assert "not-permitted" in rig.text("j")
+        assert "is a job's" in rig.text("j")
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_frame_that_is_no_frame_closes_only_that_connection(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        for junk in (b"\xff" * 8, b"\0\0\0\3abc"):
+            with socket.socket(socket.AF_UNIX) as raw:
+                folder = os.open(rig.state, os.O_PATH)
+                raw.connect(f"/proc/self/fd/{folder}/{SOCKET_NAME}")
+                os.close(folder)
+                raw.sendall(junk)
+                raw.settimeout(WAIT_S)
+                said = b""
+                while data := await asyncio.to_thread(raw.recv, 65536):
+                    said += data
+                assert b"invalid-frame" in said
+        await rig.client.ping()
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_launcher_that_dies_is_replaced(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("long", "exec sleep 1000")])
+        long = await rig.started("long")
+        first = launcher_of(rig)
+        os.kill(first, signal.SIGKILL)
+        await poll(lambda: not lives(first))
+        for number in range(3):
+            ended = await rig.run(sh(f"j{number}", "exit 0"))
+            if ended.reason == "exit":
+                break
+            # It was asked before its death was seen: then that start failed, and says so.
+            assert (ended.reason, ended.stage) == ("start-failed", "launcher")
+        assert ended.exit_code == 0
+        assert launcher_of(rig) != first
+        assert lives(long.pid)
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_sigterm_ends_members_first(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("j", "trap 'exit 6' TERM; echo up; while :; do sleep 1000; done")])
+        await rig.line("j")
+        os.kill(rig.client.identity.pid, signal.SIGTERM)
+        assert (await rig.ended("j")).exit_code == 6
+        await asyncio.wait_for(rig.client.wait_gone(), WAIT_S)
+        with pytest.raises(SupervisorGone):
+            await rig.client.ping()
+        with pytest.raises(SupervisorUnavailable):
+            await Supervised.connect(rig.state, spawn_if_absent=False)
+        # What the agent did not deal with, the next supervisor still tells.
+        await rig.connect()
+        assert [(ended.key, ended.exit_code) for ended in (await rig.client.list()).ended] == [("j", 6)]
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_silent_supervisor_is_noticed_and_can_be_killed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("j", "exec sleep 1000")])
+        job = (await rig.started("j")).pid
+        pid = rig.client.identity.pid
+        impatient = await Supervised.connect(rig.state, False, ping_interval_s=0.05, silence_s=0.3)
+        os.kill(pid, signal.SIGSTOP)
+        gone = await asyncio.wait_for(impatient.wait_gone(), WAIT_S)
+        assert gone.silent
+        with pytest.raises(SupervisorGone):
+            await impatient.next_events()
+        impatient.kill()
+        await poll(lambda: not lives(pid) and not lives(job))
+        impatient.close()
+        await rig.connect()
+        assert rig.client.identity.pid != pid
+
+    with_rig(tmp_path, arguments, scenario)

@@ -1,0 +1,110 @@
+"""What a supervisor leaves for the next one."""
+
+from pathlib import Path
+
+import pytest
+
+from moorage.worker.proctree import boot_id
+from moorage.worker.supervisor_former import FormerMembers
+from moorage.worker.supervisor_journal import (
+    Forgotten,
+    Journal,
+    Left,
+    Over,
+    Record,
+    Running,
+    Starting,
+    read_journal,
+    records_of,
+)
+from moorage.worker.supervisor_member import LEGAL, IllegalTransition, Member, State
+from moorage.worker.supervisor_protocol import Ended, StartMember
+
+
+def starting(key: str, boot: str = "b", cgroup: str = "", marks: tuple[bytes, ...] = ()) -> Starting:
+    return Starting(key=key, boot_id=boot, boottime_s=1.0, cgroup=cgroup, marks=marks)
+
+
+RECORDS: list[Record] = [
+    starting("a"),
+    starting("b", marks=(b"MOORAGE_JOB=b",)),
+    Running(key="a", pid=7),
+    Over(ended=Ended(key="a", reason="exit", proof="walk", exit_code=3)),
+    starting("c"),
+    Forgotten(keys=("a",)),
+    Running(key="c", pid=9),
+]
+
+
+def test_the_journal_tells_what_is_not_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    assert read_journal(path) == {}
+    journal = Journal(path, RECORDS[:2])
+    journal.append(RECORDS[2:5])
+    journal.append(RECORDS[5:])
+    journal.close()
+    left = read_journal(path)
+    assert list(left) == ["b", "c"]
+    assert left["b"].starting == RECORDS[1]
+    assert (left["c"].pid, left["c"].ended) == (9, None)
+    Journal(path, records_of(left)).close()
+    assert read_journal(path) == left
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_torn_end_hurts_only_the_last_record(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal"
+    Journal(path, [starting("a"), starting("b")]).close()
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert list(read_journal(path)) == ["a"]
+
+
+def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.worker.supervisor_journal.COMPACT_BYTES", 100)
+    path = tmp_path / "journal"
+    journal = Journal(path, [])
+    for number in range(100):
+        journal.append([starting(f"j{number}")])
+        if journal.wants_compaction:
+            before = journal.bytes_written
+            journal.compact(records_of(read_journal(path)))
+            assert journal.bytes_written == path.stat().st_size == before
+    assert len(read_journal(path)) == 100
+    journal.append([Forgotten(keys=tuple(read_journal(path)))])
+    journal.compact(records_of(read_journal(path)))
+    assert path.stat().st_size == 0
+    journal.close()
+
+
+def test_a_boot_ends_every_member() -> None:
+    former = FormerMembers(boot_id(), {"a": Left(starting=starting("a", boot="another"), pid=1)})
+    (ended,) = former.clear(5.0)
+    assert (ended.reason, ended.proof, ended.ended_boottime_s) == ("supervisor-died", "reboot", 5.0)
+    assert not former.waiting
+
+
+def test_a_cgroup_that_is_gone_was_empty(tmp_path: Path) -> None:
+    left = Left(starting=starting("a", boot=boot_id(), cgroup=str(tmp_path / "gone")))
+    (ended,) = FormerMembers(boot_id(), {"a": left}).clear(5.0)
+    assert ended.proof == "cgroup"
+
+
+def test_a_member_that_nothing_can_tell_stays_unproven() -> None:
+    former = FormerMembers(boot_id(), {"a": Left(starting=starting("a", boot=boot_id())), "b": Left(pid=3)})
+    assert former.clear(5.0) == []
+    assert set(former.found) == {"a", "b"}
+    assert former.drop("a")
+    assert not former.drop("a")
+    assert set(former.found) == set(former.waiting) == {"b"}
+
+
+def test_only_legal_transitions_pass() -> None:
+    for before in State:
+        for after in State:
+            member = Member(start=StartMember(key="k", argv=("x",), env={}), child=None, marks=(), state=before)
+            if after in LEGAL[before]:
+                member.go(after)
+                assert member.state is after
+            else:
+                with pytest.raises(IllegalTransition):
+                    member.go(after)

@@ -1,0 +1,122 @@
+"""The launcher by itself, with the newer and the older way to clone."""
+
+import contextlib
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moorage.worker import spawn_launcher
+from moorage.worker.cgroup import CgroupBase, CgroupFolder
+from moorage.worker.proctree import read_process
+from moorage.worker.spawn import CONFIRMATION_BYTES, Launcher, LauncherGone, StartRefused, judge
+from moorage.worker.supervisor_protocol import StartMember
+
+
+@pytest.fixture(params=["clone3", "clone"])
+def launcher(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    """`clone`: a launcher whose kernel does not know clone3, as under some seccomp filters."""
+    if request.param == "clone":
+        source = Path(spawn_launcher.__file__).read_text()
+        older = tmp_path / "spawn_launcher.py"
+        older.write_text(source.replace("_SYS_CLONE3 = 435", "_SYS_CLONE3 = 100_000"))
+        assert older.read_text() != source
+        monkeypatch.setattr(spawn_launcher, "__file__", str(older))
+    started = Launcher.start(256, 256)
+    yield started
+    started.close()
+    os.waitpid(started.pid, 0)
+
+
+@contextlib.contextmanager
+def pipes(count: int) -> Iterator[list[tuple[int, int]]]:
+    made = [os.pipe2(os.O_CLOEXEC) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for pair in made:
+            for descriptor in pair:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+
+
+def answer(launcher: Launcher) -> list[int]:
+    select.select([launcher], [], [], 30)
+    pids = launcher.receive()
+    assert pids is not None
+    return pids
+
+
+def group() -> tuple[CgroupBase | None, CgroupFolder | None]:
+    base = CgroupBase.open(f"moorage-test-{os.getpid()}")
+    return base, base.create("a", None, None)[0] if base is not None else None
+
+
+def test_a_clone_is_our_child_in_its_cgroup(launcher: Launcher) -> None:
+    base, folder = group()
+    with pipes(2) as ((confirm, confirm_write), (out, out_write)):
+        script = "cat /proc/self/cgroup; cut -d' ' -f4,6 /proc/$$/stat; ulimit -n; ls /proc/self/fd"
+        child = judge(StartMember(key="k", argv=("sh", "-c", script), env={"PATH": "/bin:/usr/bin"}))
+        passed = [confirm_write, out_write, out_write]
+        if folder is not None:
+            passed.append(os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY))
+        launcher.send([child.request(0, 2, 3, 4 if folder is not None else -1)], passed)
+        for descriptor in passed[:2] + passed[3:]:
+            os.close(descriptor)
+        (pid,) = answer(launcher)
+        assert os.read(confirm, CONFIRMATION_BYTES) == b""
+        with open(out, closefd=False) as file:
+            text = file.read()
+        assert os.waitpid(pid, 0) == (pid, 0)
+        if base is not None:
+            assert folder is not None
+            assert f"0::{folder.path.removeprefix('/sys/fs/cgroup/unified').removeprefix('/sys/fs/cgroup')}\n" in text
+            while not base.remove():
+                continue
+        assert f"\n{os.getpid()} {pid}\n256\n0\n1\n2\n3\n" in text
+
+
+def test_a_child_that_cannot_exec_says_where_it_failed(launcher: Launcher) -> None:
+    with pipes(2) as ((confirm, confirm_write), (_, out_write)):
+        members = [
+            StartMember(key="a", argv=("/bin/true",), env={}, cwd="/nowhere"),
+            StartMember(key="b", argv=("/bin/true",), env={}),
+            StartMember(key="c", argv=("/nowhere",), env={}),
+        ]
+        requests = [judge(member).request(slot, 2, 2, -1) for slot, member in enumerate(members)]
+        launcher.send(requests, [confirm_write, out_write])
+        os.close(confirm_write)
+        pids = answer(launcher)
+        said = set()
+        while data := os.read(confirm, CONFIRMATION_BYTES):
+            said.add(tuple(int.from_bytes(data[at : at + 4], "little") for at in (0, 4, 8)))
+        assert said == {(0, spawn_launcher.STAGE_CWD, 2), (2, spawn_launcher.STAGE_EXEC, 2)}
+        assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [127, 0, 127]
+
+
+def test_a_launcher_that_is_gone_is_told(launcher: Launcher) -> None:
+    process = read_process(launcher.pid)
+    assert process is not None
+    os.kill(launcher.pid, 9)
+    select.select([launcher], [], [], 30)
+    with pytest.raises(LauncherGone):
+        launcher.receive()
+
+
+@pytest.mark.parametrize(
+    ("user", "ids"), [(None, None), ("0", (0, 0)), (54321, (54321, 54321)), ("54321", (54321, 54321))]
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's answer differs")
+def test_users_are_looked_up(user: str | int | None, ids: tuple[int, int] | None) -> None:
+    child = judge(StartMember(key="k", argv=("x",), env={}, user=user))
+    assert (child.ids[:2] if child.ids is not None else None) == ids
+
+
+def test_programs_are_searched_in_the_childs_own_path() -> None:
+    assert judge(StartMember(key="k", argv=("x",), env={"PATH": "/a::/b"})).paths == [b"/a/x", b"./x", b"/b/x"]
+    assert judge(StartMember(key="k", argv=("./x",), env={"PATH": "/a"})).paths == [b"./x"]
+    with pytest.raises(StartRefused) as refused:
+        judge(StartMember(key="", argv=("x",), env={}))
+    assert refused.value.stage == "request"

@@ -1,0 +1,237 @@
+"""Cgroups of version 2 for the members of one supervisor: create, kill, prove empty, remove.
+
+The hierarchy is found by its file system type, so that a hybrid layout (version 1 beside it, version 2 without
+controllers under `unified/`) serves as well: killing and proof of emptiness need no controller.
+Source: the kernel's Documentation/admin-guide/cgroup-v2.rst; `cgroup.kill` exists since Linux 5.14.
+"""
+
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+CPU_PERIOD_US: Final = 100_000
+CPU_QUOTA_US_MIN: Final = 1_000
+
+
+def parse_mountinfo(text: str) -> tuple[str, str] | None:
+    """(root inside the hierarchy, mount point) of the first cgroup2 mount in a /proc/PID/mountinfo, if any."""
+    for line in text.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields = left.split()
+        if separator and right.split(" ", 1)[0] == "cgroup2" and len(fields) >= 5:
+            return _unescape(fields[3]), _unescape(fields[4])
+    return None
+
+
+def _unescape(path: str) -> str:
+    return path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+
+
+def parse_own_path(text: str) -> str | None:
+    """The version 2 path in a /proc/PID/cgroup (the line `0::PATH`), if any."""
+    for line in text.splitlines():
+        if line.startswith("0::"):
+            return line[3:]
+    return None
+
+
+def own_cgroup() -> Path | None:
+    """The folder of this process's own version 2 cgroup, None where no such hierarchy is mounted or visible."""
+    try:
+        mount = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
+        own = parse_own_path(Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return None
+    if mount is None or own is None:
+        return None
+    root, point = mount
+    # A container without a cgroup namespace sees the host's path, but its mount shows only the part below `root`.
+    if root != "/" and (own == root or own.startswith(root + "/")):
+        own = own[len(root) :] or "/"
+    folder = Path(point + own) if own != "/" else Path(point)
+    return folder if folder.is_dir() else None
+
+
+class CgroupFolder:
+    """One cgroup by its path. Every method may raise `OSError` unless it says otherwise."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def exists(self) -> bool:
+        return os.path.isdir(self.path)
+
+    def is_empty(self) -> bool:
+        """Whether no live process is in it or below it. True when it is gone: only an empty one can be removed."""
+        try:
+            text = _read(self.path + "/cgroup.events")
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return True
+            raise
+        return "populated 0" in text
+
+    def kill(self) -> None:
+        """SIGKILL to every process in it and below it, forks in flight included. Quiet when it is gone."""
+        try:
+            _write(self.path + "/cgroup.kill", "1")
+        except FileNotFoundError:
+            self._kill_one_by_one()
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+
+    def _kill_one_by_one(self) -> None:
+        # Before Linux 5.14. The caller repeats it until the group is empty.
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def pids(self) -> list[int]:
+        """Live processes in it and below it, in no order; empty when it is gone."""
+        found: list[int] = []
+        for folder, _, _ in os.walk(self.path):
+            try:
+                found.extend(int(line) for line in _read(folder + "/cgroup.procs").split())
+            except OSError:
+                continue
+        return found
+
+    def remove(self) -> bool:
+        """Remove it and its sub-groups. True when it is gone, which proves that no process was left in it."""
+        try:
+            os.rmdir(self.path)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                raise
+        else:
+            return True
+        if not self.is_empty():
+            return False
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            try:
+                os.rmdir(folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+                    return False
+                raise
+        return True
+
+
+class CgroupBase(CgroupFolder):
+    """The supervisor's own group, below which each member gets one."""
+
+    __slots__ = ("controllers",)
+
+    def __init__(self, path: str, controllers: tuple[str, ...]) -> None:
+        super().__init__(path)
+        self.controllers = controllers
+        """Those of cpu and memory that can be limited here."""
+
+    @classmethod
+    def open(cls, name: str, under: Path | None = None) -> "CgroupBase | None":
+        """Make (or find) the group `name` under this process's own one, or under `under`. None when not writable.
+
+        Starting a process in a group needs the right to write `cgroup.procs` there and in the common ancestor.
+        """
+        parent = own_cgroup() if under is None else under
+        if parent is None or not os.access(parent / "cgroup.procs", os.W_OK):
+            return None
+        path = str(parent / name)
+        try:
+            os.mkdir(path, 0o755)
+        except FileExistsError:
+            pass
+        except OSError:
+            return None
+        try:
+            if _read(path + "/cgroup.type").strip() != "domain" or not os.access(path + "/cgroup.procs", os.W_OK):
+                return None
+        except OSError:
+            return None
+        return cls(path, _enable_controllers(str(parent), path))
+
+    def kill_former(self) -> None:
+        """End whatever a former supervisor left below, and remove what is empty already. Raises `OSError`."""
+        self.kill()
+        for entry in os.scandir(self.path):
+            if entry.is_dir(follow_symlinks=False):
+                CgroupFolder(entry.path).remove()
+
+    def create(self, name: str, cpu_milli: int | None, memory_bytes: int | None) -> tuple[CgroupFolder, list[str]]:
+        """A new, empty group for one member, and the names of the limits that cannot be set here.
+
+        `FileExistsError` when a former one of that name still holds a process.
+        """
+        folder = CgroupFolder(f"{self.path}/{name}")
+        try:
+            os.mkdir(folder.path, 0o755)
+        except FileExistsError:
+            if not folder.remove():
+                raise
+            os.mkdir(folder.path, 0o755)
+        ignored: list[str] = []
+        if cpu_milli is not None and not self._limit(folder, "cpu", "cpu.max", _cpu_max(cpu_milli)):
+            ignored.append("cpu_milli")
+        if memory_bytes is not None and not self._limit(folder, "memory", "memory.max", str(memory_bytes)):
+            ignored.append("memory_bytes")
+        return folder, ignored
+
+    def _limit(self, folder: CgroupFolder, controller: str, file: str, value: str) -> bool:
+        if controller not in self.controllers:
+            return False
+        try:
+            _write(f"{folder.path}/{file}", value)
+        except OSError:
+            return False
+        return True
+
+
+def _cpu_max(cpu_milli: int) -> str:
+    return f"{max(CPU_QUOTA_US_MIN, cpu_milli * CPU_PERIOD_US // 1000)} {CPU_PERIOD_US}"
+
+
+def _enable_controllers(parent: str, path: str) -> tuple[str, ...]:
+    enabled: list[str] = []
+    for controller in ("cpu", "memory"):
+        # The parent refuses while processes live in it (the rule against inner processes), unless it is the root.
+        for folder in (parent, path):
+            try:
+                if controller in _read(folder + "/cgroup.controllers").split():
+                    _write(folder + "/cgroup.subtree_control", "+" + controller)
+            except OSError:
+                continue
+        try:
+            if controller in _read(path + "/cgroup.subtree_control").split():
+                enabled.append(controller)
+        except OSError:
+            continue
+    return tuple(enabled)
+
+
+def _read(path: str) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 1 << 20).decode()
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

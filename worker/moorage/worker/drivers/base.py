@@ -1,0 +1,112 @@
+"""What a driver is: how a worker runs a member, ends it, and proves that it is over.
+
+A newcomer derives from `Driver` in a file of its own, sets `name`, implements `start` and `end`, and reports what
+happens: `Started` and later `Ended` (everything of the member is proven gone), or `StartFailed` (nothing ever ran),
+or `Stuck` (it cannot be ended, or that cannot be proven). Methods are called from the event loop and must not block;
+whatever takes time is begun here and reported later. `end` may be called twice for one member, the second time with
+less grace, and for one that has just ended: then there is nothing to do, since `Ended` is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from moorage.schemas.frames import Device, Start
+from moorage.schemas.job import Request, Run
+from moorage.worker.member_messages import (
+    Ended,
+    MemberName,
+    NotFree,
+    SeenFree,
+    Started,
+    StartFailed,
+    Stuck,
+    SupervisorReplaced,
+    Traits,
+)
+
+#: exit status of a command that cannot be started, as sh(1) gives it
+CODE_CANNOT_START: Final = 126
+CODE_NOT_FOUND: Final = 127
+#: minus SIGKILL: how the end of a member is told whose status nobody could read
+CODE_LOST: Final = -9
+
+DriverEvent = Started | Ended | StartFailed | Stuck | SeenFree | NotFree | SupervisorReplaced
+Report = Callable[[DriverEvent], None]
+#: subject after the prefix is the agent's affair: a driver says whose output it is, and gives the frame's payload
+Publish = Callable[[MemberName, bytes], None]
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """A member with all that a driver needs to run it. `devices` are those of its lease, in the lease's order.
+
+    `start` is the gang's START, None outside a gang. `mode` is exclusive, mps, time-slice or none.
+    """
+
+    name: MemberName
+    request: Request
+    devices: list[Device]
+    mode: str
+    start: Start | None = None
+    traceparent: str = ""
+
+    @property
+    def run(self) -> Run:
+        return self.request.workload
+
+
+class Living(msgspec.Struct, frozen=True):
+    """A member that a driver still knows from before the agent's restart: running, ending, exited or stuck."""
+
+    name: MemberName
+    phase: str
+    code: int = 0
+    reason: str = ""
+
+
+class Driver:
+    """Base of all drivers; see the module's text."""
+
+    name: str = ""
+    traits: Traits = Traits()
+    #: names the world in which this driver's members live: another word means that all of before are over
+    boot: str = ""
+
+    def __init__(self) -> None:
+        self.report: Report = _unattached
+        self.publish: Publish = _unattached
+
+    def attach(self, report: Report, publish: Publish) -> None:
+        """Where events and output go; called once, before `open`."""
+        self.report = report
+        self.publish = publish
+
+    async def open(self) -> list[Living]:
+        """Be ready to start members, and say what lives, or ended untold, from before. Raises MoorageError."""
+        return []
+
+    async def close(self) -> None:
+        """Let go; what runs goes on if the driver's members can outlive the agent."""
+
+    def check(self, request: Request) -> None:
+        """Raise `Refused` for a request that this driver could never run here: the placement is refused with it."""
+
+    def start(self, assignments: list[Assignment]) -> None:
+        raise NotImplementedError
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        raise NotImplementedError
+
+    def forget(self, names: list[MemberName]) -> None:
+        """Their ends are in the ledger."""
+
+    def set_fence(self, deadline_s: float, grace_s: float) -> None:
+        """Unless told a later one before, end all members but those that outlive a partition at this moment
+        (CLOCK_BOOTTIME seconds), each within `grace_s`: outside the agent, if this driver's members are (H29)."""
+
+
+def _unattached(*_: object) -> None:
+    raise RuntimeError("the driver is not attached to an agent")

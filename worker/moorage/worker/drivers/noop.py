@@ -1,0 +1,119 @@
+"""The driver of simulated workers: claims are real, nothing runs. It measures and tests everything around a job.
+
+A member ends at once with code 0, unless `argv` says otherwise, for tests:
+
+    ["exit", "3"]            ends at once with code 3 (negative: as by that signal)
+    ["sleep", "1.5"]         ends with code 0 after so many seconds, or by `timeout_s`, whichever is first
+    ["sleep", "1.5", "3"]    the same with code 3
+    ["hang"]                 runs until it is ended
+    ["fail", "no such file"] cannot be started: reported with that reason and code 127
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Final
+
+from moorage.schemas.errors import refuse
+from moorage.schemas.job import Request
+from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver
+from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Traits
+
+#: minus SIGTERM and minus SIGKILL, as a real process would end by the two words
+CODE_ENDED: Final = -15
+CODE_TIMED_OUT: Final = -15
+_WORDS: Final = {"exit": (2, 2), "sleep": (2, 3), "hang": (1, 1), "fail": (1, 2)}
+
+
+class NoopDriver(Driver):
+    """Only simulated workers offer it. Its members touch no device and die with the agent."""
+
+    name = "noop"
+    traits = Traits(uses_devices=False, remembers=False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: dict[MemberName, asyncio.TimerHandle | None] = {}
+
+    async def close(self) -> None:
+        for timer in self._running.values():
+            if timer is not None:
+                timer.cancel()
+        self._running.clear()
+
+    def check(self, request: Request) -> None:
+        argv = request.workload.argv
+        if argv:
+            _script(argv)
+
+    def start(self, assignments: list[Assignment]) -> None:
+        started: list[MemberName] = []
+        ended: list[tuple[MemberName, int, str]] = []
+        failed: list[tuple[MemberName, int, str]] = []
+        for assignment in assignments:
+            name = assignment.name
+            run = assignment.run
+            if not run.argv:
+                started.append(name)
+                ended.append((name, 0, "exit"))
+                continue
+            word, seconds, code, why = _script(run.argv)
+            if word == "fail":
+                failed.append((name, code, why))
+                continue
+            started.append(name)
+            if word == "exit":
+                ended.append((name, code, "exit"))
+            else:
+                self._run(name, seconds, code, run.timeout_s)
+        if started:
+            self.report(Started(started))
+        if failed:
+            self.report(StartFailed(failed))
+        if ended:
+            self.report(Ended(ended))
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        if name in self._running:
+            self._over(name, CODE_ENDED, "fence" if why == "fence" else "end")
+
+    def _run(self, name: MemberName, seconds: float, code: int, timeout_s: float | None) -> None:
+        reason = "exit"
+        if timeout_s is not None and timeout_s < seconds:
+            seconds, code, reason = timeout_s, CODE_TIMED_OUT, "timeout"
+        self._running[name] = (
+            asyncio.get_running_loop().call_later(seconds, self._over, name, code, reason)
+            if math.isfinite(seconds)
+            else None
+        )
+
+    def _over(self, name: MemberName, code: int, reason: str) -> None:
+        timer = self._running.pop(name)
+        if timer is not None:
+            timer.cancel()
+        self.report(Ended([(name, code, reason)]))
+
+
+def _script(argv: list[str]) -> tuple[str, float, int, str]:
+    """(word, seconds, code, why). Raises Refused for words that the module's text does not list."""
+    word = argv[0]
+    least, most = _WORDS.get(word, (0, 0))
+    try:
+        if not least <= len(argv) <= most:
+            raise ValueError
+        if word == "exit":
+            return word, 0.0, int(argv[1]), ""
+        if word == "sleep":
+            return word, float(argv[1]), int(argv[2]) if len(argv) == 3 else 0, ""
+        if word == "hang":
+            return word, math.inf, 0, ""
+        return word, 0.0, CODE_NOT_FOUND, argv[1] if len(argv) == 2 else "start-failed"
+    except ValueError:
+        raise refuse(
+            "invalid-argument",
+            "the driver noop does not know these words",
+            field="$.run.argv",
+            found=" ".join(argv)[:80],
+            allowed="none, or exit <code>, sleep <seconds> [code], hang, fail [why]",
+        ) from None

@@ -1,0 +1,265 @@
+"""The driver of plain processes: the supervisor runs them, ends them, and proves that they are over."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, cast
+
+from moorage.schemas import frames
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.gpu import Sharing
+from moorage.worker.drivers.base import (
+    CODE_CANNOT_START,
+    CODE_LOST,
+    CODE_NOT_FOUND,
+    Assignment,
+    Driver,
+    Living,
+)
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.environment import Gang, gpu_environment, process_environment, resolve_secrets
+from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, SupervisorReplaced
+from moorage.worker.supervisor_protocol import Ended as ChildEnded
+from moorage.worker.supervisor_protocol import Event, Output, StartMember, Unproven
+from moorage.worker.supervisor_protocol import Started as ChildStarted
+
+#: bytes of output in one frame; the supervisor's pieces are coalesced up to it
+OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
+_MIB: Final = 1024 * 1024
+_STREAMS: Final[dict[str, Literal["out", "err"]]] = {"stdout": "out", "stderr": "err"}
+
+
+class ProcessDriver(Driver):
+    """`link` may be shared by several workers of one process. `simulated` checks no MPS directory and no file."""
+
+    name = "process"
+
+    def __init__(
+        self,
+        link: SupervisorLink,
+        worker: str,
+        *,
+        secrets_dir: Path | None = None,
+        interface: str | None = None,
+        simulated: bool = False,
+        stream_output: bool = True,
+        output_cap_bytes: int = 64 * _MIB,
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._worker = worker
+        self._secrets_dir = secrets_dir
+        self._interface = interface
+        self._simulated = simulated
+        self._stream_output = stream_output
+        self._output_cap_bytes = output_cap_bytes
+        self._known: set[MemberName] = set()
+        self._started: list[MemberName] = []
+        self._ended: list[tuple[MemberName, int, str]] = []
+        self._failed: list[tuple[MemberName, int, str]] = []
+        self._stuck: list[MemberName] = []
+        self._output = _OutputFrames()
+
+    async def open(self) -> list[Living]:
+        listed = await self._link.open(self._worker, self)
+        self.boot = self._link.boot
+        living: list[Living] = []
+        for key, state, event in listed:
+            name = _name_of(key)
+            if state == "ended" and isinstance(event, ChildEnded):
+                living.append(Living(name, "exited", *_verdict(event)))
+            else:
+                self._known.add(name)
+                living.append(Living(name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
+        return living
+
+    async def close(self) -> None:
+        await self._link.close(self._worker)
+
+    def start(self, assignments: list[Assignment]) -> None:
+        members: list[StartMember] = []
+        failed: list[tuple[MemberName, int, str]] = []
+        for assignment in assignments:
+            try:
+                members.append(self._start_member(assignment))
+                self._known.add(assignment.name)
+            except MoorageError as error:
+                failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
+        if failed:
+            self.report(StartFailed(failed))
+        if members:
+            self._link.start(members)
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        self._link.end(self._key(name), grace_s, why)
+
+    def forget(self, names: list[MemberName]) -> None:
+        self._link.forget([self._key(name) for name in names])
+
+    def set_fence(self, deadline_s: float, grace_s: float) -> None:
+        self._link.set_fence(self._worker, deadline_s, grace_s)
+
+    # -- what the supervisor says (see `supervisor_link.Listener`)
+
+    def on_event(self, key: str, event: Event) -> None:
+        name = _name_of(key)
+        if isinstance(event, Output):
+            self._output.add(name, event)
+        elif isinstance(event, ChildStarted):
+            self._started.append(name)
+        elif isinstance(event, ChildEnded):
+            self._known.discard(name)
+            self._output.end(name, event)
+            code, why = _verdict(event)
+            (self._failed if event.reason == "start-failed" else self._ended).append((name, code, why))
+        elif isinstance(event, Unproven):
+            self._stuck.append(name)
+
+    def on_events_over(self) -> None:
+        """Report by kind: a member's start always comes before its end, whatever else came between."""
+        started, self._started = self._started, []
+        ended, self._ended = self._ended, []
+        failed, self._failed = self._failed, []
+        stuck, self._stuck = self._stuck, []
+        if started:
+            self.report(Started(started))
+        if stuck:
+            self.report(Stuck(stuck))
+        if failed:
+            self.report(StartFailed(failed))
+        if ended:
+            self.report(Ended(ended))
+        for name, payload in self._output.take():
+            self.publish(name, payload)
+
+    def on_replaced(self) -> None:
+        self.boot = self._link.boot
+        self.report(SupervisorReplaced())
+
+    def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
+        missing = set(self._known)
+        for key, _, event in listed:
+            missing.discard(_name_of(key))
+            if event is not None:
+                self.on_event(key, event)
+        for name in missing:  # its start never reached a supervisor, or not its journal: nothing of it ever ran
+            self._known.discard(name)
+            self._ended.append((name, CODE_LOST, "lost"))
+        self.on_events_over()
+
+    def on_start_refused(self, keys: Sequence[str], why: str) -> None:
+        names = [_name_of(key) for key in keys]
+        self._known.difference_update(names)
+        self.report(StartFailed([(name, CODE_CANNOT_START, f"start-failed: {why}") for name in names]))
+
+    # -- inside
+
+    def _key(self, name: MemberName) -> str:
+        tenant, job, replica, attempt, fence = name
+        return f"{self._worker}|{tenant}/{job}/{replica}/{attempt}/{fence}"
+
+    def _start_member(self, assignment: Assignment) -> StartMember:
+        """Raises SharingUnavailable, SecretRefused."""
+        tenant, job, replica, attempt, fence = assignment.name
+        run, request, start = assignment.run, assignment.request, assignment.start
+        gang = None
+        if start is not None:
+            gang = Gang(start.world_size, start.master_addr, start.master_port, self._interface)
+        ours = gpu_environment(
+            assignment.devices,
+            tenant=tenant,
+            job=job,
+            replica=replica,
+            attempt=attempt,
+            fence=fence,
+            mode=cast(Sharing, assignment.mode),
+            gpu_spec=request.effective_gpu,
+            gang=gang,
+            traceparent=assignment.traceparent,
+            simulated=self._simulated,
+        )
+        requested = resolve_secrets(run.env, self._secrets_dir)
+        resources = request.resources
+        return StartMember(
+            key=self._key(assignment.name),
+            argv=tuple(run.argv),
+            env=process_environment(requested, ours, user=run.user, cwd=run.cwd),
+            cwd=run.cwd,
+            user=run.user,
+            timeout_s=run.timeout_s,
+            grace_s=run.grace_s,
+            checkpoint_signal=run.checkpoint_signal,
+            checkpoint_before_s=run.checkpoint_before_s if run.checkpoint_signal else None,
+            on_partition=request.on_partition,
+            output_cap_bytes=self._output_cap_bytes,
+            stream_output=self._stream_output,
+            cpu_milli=(resources.cpu_milli or None) if resources else None,
+            memory_bytes=(resources.memory_mib * _MIB or None) if resources else None,
+        )
+
+
+class _OutputFrames:
+    """Pieces of output, coalesced by member and stream. Text cut inside a character waits for its other half."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[tuple[MemberName, str], codecs.IncrementalDecoder] = {}
+        self._pieces: dict[tuple[MemberName, str], tuple[int, list[bytes], int]] = {}
+        self._frames: list[tuple[MemberName, bytes]] = []
+
+    def add(self, name: MemberName, event: Output) -> None:
+        at = (name, event.stream)
+        offset, pieces, size = self._pieces.get(at, (event.offset, [], 0))
+        if pieces and (offset + size != event.offset or size + len(event.data) > OUTPUT_FRAME_BYTES_MAX):
+            self._cut(at)
+            offset, pieces, size = event.offset, [], 0
+        pieces.append(event.data)
+        self._pieces[at] = (offset, pieces, size + len(event.data))
+
+    def end(self, name: MemberName, event: ChildEnded) -> None:
+        for stream, size in (("stdout", event.stdout_bytes), ("stderr", event.stderr_bytes)):
+            at = (name, stream)
+            self._cut(at)
+            decoder = self._decoders.pop(at, None)
+            rest = decoder.decode(b"", final=True) if decoder is not None else ""
+            self._say(name, stream, size, rest, end=True)
+
+    def take(self) -> list[tuple[MemberName, bytes]]:
+        for at in list(self._pieces):
+            self._cut(at)
+        frames, self._frames = self._frames, []
+        return frames
+
+    def _cut(self, at: tuple[MemberName, str]) -> None:
+        found = self._pieces.pop(at, None)
+        if found is None:
+            return
+        offset, pieces, _ = found
+        decoder = self._decoders.get(at)
+        if decoder is None:
+            decoder = self._decoders[at] = codecs.getincrementaldecoder("utf-8")("replace")
+        waiting = len(decoder.getstate()[0])
+        self._say(at[0], at[1], offset - waiting, decoder.decode(b"".join(pieces)))
+
+    def _say(self, name: MemberName, stream: str, offset: int, text: str, *, end: bool = False) -> None:
+        frame = frames.Output(name[3], _STREAMS[stream], max(offset, 0), text, end=end)
+        self._frames.append((name, encode(frame)))
+
+
+def _name_of(key: str) -> MemberName:
+    tenant, job, replica, attempt, fence = key.split("/")
+    return (tenant, job, int(replica), int(attempt), int(fence))
+
+
+def _verdict(event: ChildEnded) -> tuple[int, str]:
+    """(code, reason) for the fact `exited`."""
+    if event.reason == "start-failed":
+        code = CODE_NOT_FOUND if event.errno == errno.ENOENT and event.stage == "exec" else CODE_CANNOT_START
+        return code, f"start-failed: {event.message or event.stage}"
+    if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
+        return CODE_LOST, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
+    code = event.exit_code if event.exit_code is not None else -(event.signal or 0)
+    return code, "lost" if event.reason == "supervisor-died" else event.reason

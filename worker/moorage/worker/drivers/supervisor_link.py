@@ -1,0 +1,232 @@
+"""The agent process's one connection to its supervisor, shared by the process drivers of all its workers.
+
+It reconnects by itself. A supervisor that closed the socket and lives is the same world; another one means that all
+jobs of the first are dead: it tells which are proven so. One that fell silent is killed, and its jobs with it, since
+a job nobody can end must not outlive its lease (parent-death signal and cgroup).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from moorage.schemas.errors import MoorageError, problem
+from moorage.worker.supervised import Supervised, SupervisorError, SupervisorGone, SupervisorRefused
+from moorage.worker.supervisor_protocol import EndMember, Event, FrameTooLarge, Listed, StartMember
+
+RETRY_S: Final = 1.0
+#: members that wait for a supervisor to come back; beyond it a start fails at once
+PENDING_MAX: Final = 4096
+
+log = logging.getLogger("moorage.worker")
+
+
+class SupervisorMissing(MoorageError):
+    """No supervisor could be started on the state folder."""
+
+    def __init__(self, state: Path, why: str) -> None:
+        super().__init__(
+            problem(
+                "failed-precondition",
+                f"no supervisor on {state}: {why}",
+                found=str(state),
+                next="see supervisor.log in that folder",
+            )
+        )
+
+
+class Listener(Protocol):
+    """A worker's process driver. Keys are without the worker's prefix."""
+
+    def on_event(self, key: str, event: Event) -> None: ...
+
+    def on_events_over(self) -> None:
+        """The events of one turn have been given."""
+
+    def on_replaced(self) -> None:
+        """Another supervisor is there; `on_listed` follows."""
+
+    def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
+        """What it holds of this worker: (key, waiting | running | ended | unproven, the event that said so)."""
+
+    def on_start_refused(self, keys: Sequence[str], why: str) -> None: ...
+
+
+class SupervisorLink:
+    """`open` it once or more; every `open` needs its `close`."""
+
+    def __init__(self, state: Path, arguments: Sequence[str] = ()) -> None:
+        self.state = state
+        self.boot = ""
+        self._arguments = arguments
+        self._supervised: Supervised | None = None
+        self._listeners: dict[str, Listener] = {}
+        self._fences: dict[str, tuple[float, float]] = {}
+        self._fence: tuple[float, float] | None = None
+        self._pending: list[StartMember] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+
+    async def open(self, worker: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
+        """Connect, or start a supervisor; what it holds of this worker. Raises SupervisorMissing."""
+        async with self._opening:
+            if self._supervised is None:
+                self._supervised = await self._connect()
+                self.boot = _boot_of(self._supervised)
+                self._pump = asyncio.get_running_loop().create_task(self._pump_events())
+            listed = await self._supervised.list()
+            self._listeners[worker] = listener
+            return _of_worker(worker, listed)
+
+    async def close(self, worker: str) -> None:
+        """Let go; the supervisor and what it runs live on."""
+        self._listeners.pop(worker, None)
+        self._fences.pop(worker, None)
+        if self._listeners:
+            return
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=RETRY_S)
+        if self._pump is not None:
+            self._pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pump
+            self._pump = None
+        if self._supervised is not None:
+            self._supervised.close()
+            self._supervised = None
+
+    # -- asking: begun here in order, each request written at once; what becomes of it is heard as an event
+
+    def start(self, members: list[StartMember]) -> None:
+        if self._supervised is None:
+            room = PENDING_MAX - len(self._pending)
+            self._pending += members[:room]
+            self._start_refused(members[room:], "the supervisor is away")
+            return
+        self._spawn(self._start(self._supervised, members))
+
+    def end(self, key: str, grace_s: float, why: str) -> None:
+        self._pending = [member for member in self._pending if member.key != key]
+        if self._supervised is not None:
+            self._spawn(self._quietly(self._supervised.end([EndMember(key=key, grace_s=grace_s, why=why)])))
+
+    def forget(self, keys: list[str]) -> None:
+        if self._supervised is not None:
+            self._spawn(self._quietly(self._supervised.forget(keys)))
+
+    def set_fence(self, worker: str, deadline_s: float, grace_s: float) -> None:
+        """The earliest deadline of all workers holds: with more than one here, one's partition is everybody's."""
+        self._fences[worker] = (deadline_s, grace_s)
+        fence = min(self._fences.values())
+        if fence != self._fence and self._supervised is not None:
+            self._fence = fence
+            self._spawn(self._quietly(self._supervised.fence(*fence)))
+
+    # -- inside
+
+    async def _connect(self) -> Supervised:
+        try:
+            return await Supervised.connect(self.state, arguments=self._arguments)
+        except SupervisorError as error:
+            raise SupervisorMissing(self.state, str(error)) from error
+
+    async def _start(self, supervised: Supervised, members: list[StartMember]) -> None:
+        try:
+            await supervised.start(members)
+        except (SupervisorRefused, FrameTooLarge) as refused:
+            self._start_refused(members, str(refused))
+        except SupervisorGone:
+            pass  # the next one's list says what became of them
+
+    def _start_refused(self, members: Sequence[StartMember], why: str) -> None:
+        keys: dict[str, list[str]] = {}
+        for member in members:
+            worker, _, key = member.key.partition("|")
+            keys.setdefault(worker, []).append(key)
+        for worker, of_worker in keys.items():
+            if worker in self._listeners:
+                self._listeners[worker].on_start_refused(of_worker, why)
+
+    async def _quietly(self, asked: Coroutine[Any, Any, None]) -> None:
+        try:
+            await asked
+        except SupervisorGone:
+            pass  # the next one's list says what became of it
+        except SupervisorError as error:
+            log.error("the supervisor refused: %s", error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pump_events(self) -> None:
+        while True:
+            supervised = self._supervised
+            assert supervised is not None
+            try:
+                self._dispatch(await supervised.next_events())
+            except SupervisorGone as gone:
+                log.error("lost the supervisor: %s", gone)
+                self._supervised = None
+                if gone.silent:
+                    supervised.kill()
+                supervised.close()
+                await self._reconnect()
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        heard: dict[str, Listener] = {}
+        for event in events:
+            worker, _, key = event.key.partition("|")
+            listener = self._listeners.get(worker)
+            if listener is not None:
+                heard[worker] = listener
+                listener.on_event(key, event)
+        for listener in heard.values():
+            listener.on_events_over()
+
+    async def _reconnect(self) -> None:
+        while True:
+            try:
+                supervised = await self._connect()
+                listed = await supervised.list()
+                break
+            except (MoorageError, SupervisorError) as error:
+                log.error("%s", error)
+                pending, self._pending = self._pending, []
+                self._start_refused(pending, "no supervisor can be started")
+                await asyncio.sleep(RETRY_S)
+        boot = _boot_of(supervised)
+        replaced, self.boot = boot != self.boot, boot
+        self._supervised = supervised
+        if self._fence is not None:
+            self._spawn(self._quietly(supervised.fence(*self._fence)))
+        for worker, listener in list(self._listeners.items()):
+            if replaced:
+                listener.on_replaced()
+            listener.on_listed(_of_worker(worker, listed))
+        pending, self._pending = self._pending, []
+        if pending:
+            self.start(pending)
+
+
+def _boot_of(supervised: Supervised) -> str:
+    """What tells one supervisor from another in one boot of the machine."""
+    identity = supervised.identity
+    return f"{identity.start_ticks}.{identity.pid}"
+
+
+def _of_worker(worker: str, listed: Listed) -> list[tuple[str, str, Event | None]]:
+    prefix = f"{worker}|"
+    every: list[tuple[str, str, Event | None]] = [
+        *((key, "waiting", None) for key in listed.waiting),
+        *((event.key, "running", event) for event in listed.running),
+        *((event.key, "ended", event) for event in listed.ended),
+        *((event.key, "unproven", event) for event in listed.unproven),
+    ]
+    return [(key[len(prefix) :], state, event) for key, state, event in every if key.startswith(prefix)]

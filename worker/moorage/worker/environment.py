@@ -1,0 +1,330 @@
+"""The variables a job gets: for its GPUs, its gang and itself; and how the request's own are laid under them.
+
+Nothing of the agent's environment is inherited. What decides which devices a job can see is ours alone: a request's
+own value for such a name is dropped, also where we set none.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
+from moorage.schemas.job import Secret
+
+#: where the daemon of an MPS host keeps its sockets and logs unless the request says otherwise (fact 48)
+MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
+MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
+PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SECRET_BYTES_MAX: Final = 32 * 1024
+
+#: Names that decide what a job can see or whom it shares with: never the request's own.
+RESERVED: Final = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "NVIDIA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "ZE_AFFINITY_MASK",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_LOG_DIRECTORY",
+    }
+)
+RESERVED_PREFIX: Final = "MOORAGE_"
+
+#: the interface's variable by backend of the gang; any other backend has none (fact 50)
+_INTERFACE_NAMES: Final = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
+#: a uuid as ROCm's runtime takes it; a device without one shows GPU-XX
+_ROCM_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{16}")
+_SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_TF_PATHS: Final = ("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH")  # fact 53: these three and no others
+
+SecretFault = Literal["name", "folder", "missing", "not-a-file", "readable-by-others", "too-large", "not-text"]
+
+
+class SharingUnavailable(MoorageError):
+    """This host cannot offer the sharing `mode` asked for: `path` is missing or of the wrong kind, or not this GPU."""
+
+    def __init__(self, mode: Sharing, message: str, path: str = "") -> None:
+        self.mode: Final[Sharing] = mode
+        self.path: Final = path
+        super().__init__(problem("failed-precondition", f"{mode} is unavailable here: {message}", found=path or None))
+
+
+class SecretRefused(MoorageError):
+    """A secret cannot be resolved. Holds its name and what is wrong; never a byte of its value."""
+
+    def __init__(self, name: str, fault: SecretFault) -> None:
+        self.name: Final = name
+        self.fault: Final[SecretFault] = fault
+        super().__init__(problem("failed-precondition", f"secret {name[:80]!r}: {_SECRET_FAULTS[fault]}", found=fault))
+
+
+_SECRET_FAULTS: Final[dict[SecretFault, str]] = {
+    "name": "a name has 1..128 letters, digits, '_', '.', '-' and is not '.' or '..'",
+    "folder": "the worker's folder of secrets is missing, or others may write to it",
+    "missing": "there is no such file in the worker's folder of secrets",
+    "not-a-file": "it is not a regular file",
+    "readable-by-others": "its file must be readable by its owner alone (mode 0600 or 0400)",
+    "too-large": f"it has more than {SECRET_BYTES_MAX} bytes",
+    "not-text": "it is not UTF-8 text without NUL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """How the ranks of a gang meet, as START said it; `interface` only where hello names one."""
+
+    world_size: int
+    master_addr: str
+    master_port: int
+    interface: str | None = None
+
+
+class JobEnvironment(dict[str, str]):
+    """Names to values, some of them secret: its repr shows the names alone."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<JobEnvironment {' '.join(sorted(self))}>"
+
+    __str__ = __repr__
+
+
+# ------------------------------------------------------------------------------------------------ what we set
+
+
+def gpu_environment(
+    devices: Sequence[Device],
+    *,
+    tenant: str,
+    job: str,
+    replica: int,
+    attempt: int,
+    fence: int,
+    mode: Sharing = "exclusive",
+    gpu_spec: GpuSpec | None = None,
+    gang: Gang | None = None,
+    traceparent: str = "",
+    simulated: bool = False,
+) -> JobEnvironment:
+    """The variables of one member for exactly the `devices` of its lease, in the lease's order.
+
+    A member without devices is told that there are none: libraries that find no variable would use every GPU of the
+    host. Shared modes are checked against this host: raises SharingUnavailable where an MPS directory is missing, the
+    time-slicing file is not a regular file, or the lease is not the device that `time_slice_index` names. Simulated
+    workers offer every mode and have no daemon, so nothing is checked for them.
+    """
+    spec = gpu_spec or GpuSpec()
+    environment = JobEnvironment(
+        MOORAGE_JOB=job,
+        MOORAGE_TENANT=tenant,
+        MOORAGE_REPLICA=str(replica),
+        MOORAGE_ATTEMPT=str(attempt),
+        MOORAGE_FENCE=str(fence),
+        MOORAGE_GPU_UUIDS=",".join(device.uuid for device in devices),
+        MOORAGE_GPU_INDICES=_indices(devices),
+    )
+    environment.update(_visible_devices(devices))
+    if devices and mode == "mps":
+        environment.update(_mps_directories(spec, must_exist=not simulated))
+    if devices and mode == "time-slice":
+        _check_time_slice(spec, devices, must_exist=not simulated)
+    if gang is not None:
+        environment.update(_gang_variables(gang, replica, (spec.distributed or Distributed()).backend))
+    if traceparent:
+        environment["TRACEPARENT"] = traceparent
+    return environment
+
+
+def _indices(devices: Sequence[Device]) -> str:
+    return ",".join(str(device.index) for device in devices)
+
+
+def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
+    """Each vendor's own variables (fact 47). Sources: CUDA's environment variables, ROCm's GPU isolation, Level Zero.
+
+    NVIDIA by uuid, since indices depend on the driver's order; HIP counts after ROCR has filtered, so 0..n-1.
+    """
+    if not devices:
+        return {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": ""}
+    variables: dict[str, str] = {}
+    if nvidia := [device for device in devices if device.vendor == "nvidia"]:
+        uuids = ",".join(device.uuid for device in nvidia)
+        variables |= {"CUDA_VISIBLE_DEVICES": uuids, "NVIDIA_VISIBLE_DEVICES": uuids}
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    if amd := [device for device in devices if device.vendor == "amd"]:
+        variables["ROCR_VISIBLE_DEVICES"] = ",".join(
+            device.uuid if _ROCM_UUID.fullmatch(device.uuid) else str(device.index) for device in amd
+        )
+        variables["HIP_VISIBLE_DEVICES"] = ",".join(map(str, range(len(amd))))
+    if intel := [device for device in devices if device.vendor == "intel"]:
+        variables["ZE_AFFINITY_MASK"] = _indices(intel)
+    return variables
+
+
+def _mps_directories(spec: GpuSpec, *, must_exist: bool) -> dict[str, str]:
+    pipes = spec.mps_pipe_dir or MPS_PIPE_DIRECTORY
+    logs = spec.mps_log_dir or MPS_LOG_DIRECTORY
+    for path in (pipes, logs):
+        # A client that finds no daemon runs without MPS and without limits, silently: so look first.
+        if must_exist and not os.path.isdir(path):
+            raise SharingUnavailable("mps", f"the directory {path} of a running daemon is missing", path)
+    return {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": logs}
+
+
+def _check_time_slice(spec: GpuSpec, devices: Sequence[Device], *, must_exist: bool) -> None:
+    wanted = spec.time_slice_index
+    if wanted is not None and [device.index for device in devices] != [wanted]:
+        raise SharingUnavailable("time-slice", f"the lease is of device {_indices(devices)}, not of {wanted}")
+    path = spec.time_slicing_config_path
+    if must_exist and path is not None and not os.path.isfile(path):
+        raise SharingUnavailable("time-slice", f"{path} is not a regular file", path)
+
+
+def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
+    """One rank a replica: a member sees only its own devices, so its local world is 1 (facts 50, 51)."""
+    variables = {
+        "WORLD_SIZE": str(gang.world_size),
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": gang.master_addr,
+        "MASTER_PORT": str(gang.master_port),
+    }
+    name = _INTERFACE_NAMES.get(backend)
+    if name and gang.interface:
+        variables[name] = gang.interface
+    return variables
+
+
+# ------------------------------------------------------------------------------------- the request's, and ours over it
+
+
+def lay_over(requested: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
+    """The request's variables with ours over them; reserved names are ours alone, also where we set none."""
+    kept = {
+        name: value
+        for name, value in requested.items()
+        if name not in RESERVED and not name.startswith(RESERVED_PREFIX)
+    }
+    return JobEnvironment({**kept, **ours})
+
+
+def process_environment(
+    requested: Mapping[str, str], ours: Mapping[str, str], *, user: str | None = None, cwd: str | None = None
+) -> JobEnvironment:
+    """The whole environment of a plain process: a small base, the request's over it, ours over both, paths applied.
+
+    `HOME` is the job user's, or `cwd`, or `/`. `requested` holds resolved secrets already.
+    """
+    base = {"PATH": PATH_DEFAULT, "HOME": _home(user) or cwd or "/", "LANG": "C.UTF-8"}
+    return JobEnvironment(apply_tf_paths(lay_over({**base, **requested}, ours)))
+
+
+def _home(user: str | None) -> str:
+    if user is None:
+        return ""
+    try:
+        entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+    except KeyError:
+        return ""  # whoever starts the process refuses an unknown user; a home is not worth an error of its own
+    return entry.pw_dir
+
+
+def apply_tf_paths(environment: Mapping[str, str]) -> dict[str, str]:
+    """Extend PATH, LD_PRELOAD and LD_LIBRARY_PATH by `TF_<name>` (behind) and `TF_PREPEND_<name>` (before).
+
+    Component by component: what is there already stays where it is, empty components are skipped, so applying it twice
+    changes nothing. LD_PRELOAD is split at spaces too, as ld.so(8) does. Facts 52 and 53.
+    """
+    result = dict(environment)
+    names = [(f"TF_{target}", target, False) for target in _TF_PATHS]
+    names += [(f"TF_PREPEND_{target}", target, True) for target in _TF_PATHS]
+    for source, target, before in names:
+        current = result.get(target, "")
+        present = _components(current, target)
+        added = [part for part in _components(result.get(source, ""), target) if part not in present]
+        if not added:
+            continue
+        joined = ":".join(dict.fromkeys(added))
+        if not present:
+            result[target] = joined
+        else:
+            result[target] = f"{joined}:{current}" if before else f"{current}:{joined}"
+    return result
+
+
+def _components(value: str, target: str) -> list[str]:
+    return [part for part in re.split(r"[: ]" if target == "LD_PRELOAD" else ":", value) if part]
+
+
+# ------------------------------------------------------------------------------------------------------- secrets
+
+
+def resolve_secrets(requested: Mapping[str, str | Secret], folder: Path | None) -> JobEnvironment:
+    """The request's variables with each secret read from the file of that name in `folder`.
+
+    The folder is one that only the agent reads; nobody else may be able to write to it, and each file must be
+    readable by its owner alone. One newline at the end of a file is dropped. At most `SECRET_BYTES_MAX` bytes.
+    Raises SecretRefused.
+    """
+    return JobEnvironment(
+        (name, value if isinstance(value, str) else _read_secret(value.secret, folder))
+        for name, value in requested.items()
+    )
+
+
+def _read_secret(name: str, folder: Path | None) -> str:
+    if not _SECRET_NAME.fullmatch(name) or name in (".", ".."):
+        raise SecretRefused(name, "name")
+    if folder is None:
+        raise SecretRefused(name, "folder")
+    try:
+        folder_number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        raise SecretRefused(name, "folder") from None
+    try:
+        if os.fstat(folder_number).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise SecretRefused(name, "folder")
+        return _read_secret_file(name, folder_number)
+    finally:
+        os.close(folder_number)
+
+
+def _read_secret_file(name: str, folder_number: int) -> str:
+    try:
+        # Non-blocking, so that a FIFO cannot hold the agent up before it is looked at.
+        number = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder_number)
+    except OSError:
+        raise SecretRefused(name, "missing") from None
+    try:
+        about = os.fstat(number)
+        if not stat.S_ISREG(about.st_mode):
+            raise SecretRefused(name, "not-a-file")
+        if about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise SecretRefused(name, "readable-by-others")
+        with open(number, "rb", closefd=False) as file:
+            value = file.read(SECRET_BYTES_MAX + 1)
+    finally:
+        os.close(number)
+    if len(value) > SECRET_BYTES_MAX:
+        raise SecretRefused(name, "too-large")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        raise SecretRefused(name, "not-text") from None
+    if "\0" in text:
+        raise SecretRefused(name, "not-text")
+    return text.removesuffix("\n")

@@ -1,0 +1,88 @@
+"""Facts on their way to the ledger: numbered frames, one in flight, sent again under the same number (H18). Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.schemas.frames import Fact, FactFrame
+
+#: 4,096 facts are some 300 KiB as msgpack, well under the server's 1 MiB
+FACTS_PER_FRAME_MAX: Final = 4096
+#: beyond it no new placement is honoured: the leader sends it again, so that nothing is lost by waiting
+FACTS_WAITING_MAX: Final = 8192
+RESEND_S_FIRST: Final = 1.0
+RESEND_S_MAX: Final = 4.0
+
+
+class FactOutbox:
+    """Gathers facts while a frame is in flight, so that under load frames grow and when idle nothing waits."""
+
+    __slots__ = ("_joining", "answered_no", "gathered", "in_flight", "last_no", "resend_at_s", "resend_s")
+
+    def __init__(self) -> None:
+        self.gathered: list[Fact] = []
+        self.in_flight: FactFrame | None = None
+        self.last_no = 0
+        self.answered_no = 0
+        self.resend_s = RESEND_S_FIRST
+        self.resend_at_s = 0.0
+        self._joining: list[Fact] = []
+
+    @property
+    def next_no(self) -> int:
+        """The number of the frame in which a fact that is added now will travel, if not many are gathered."""
+        return self.last_no + 1
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.gathered) >= FACTS_WAITING_MAX
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.gathered and self.in_flight is None and not self._joining
+
+    def cut(self, session: str, now: float) -> FactFrame | None:
+        """The next frame, if none is in flight and something was gathered."""
+        if self.in_flight is not None or not self.gathered:
+            return None
+        self.last_no += 1
+        facts = self.gathered[:FACTS_PER_FRAME_MAX]
+        self.gathered = self.gathered[FACTS_PER_FRAME_MAX:]
+        self.in_flight = FactFrame(session, self.last_no, facts)
+        self.resend_s = RESEND_S_FIRST
+        self.resend_at_s = now + RESEND_S_FIRST
+        return self.in_flight
+
+    def resend(self, now: float) -> FactFrame | None:
+        """The frame in flight, if its answer is overdue; the wait doubles up to RESEND_S_MAX."""
+        if self.in_flight is None or now < self.resend_at_s:
+            return None
+        self.resend_s = min(self.resend_s * 2, RESEND_S_MAX)
+        self.resend_at_s = now + self.resend_s
+        return self.in_flight
+
+    def answered(self, no: int) -> bool:
+        """Note an answer. False for one that answers nothing in flight (a duplicate)."""
+        if self.in_flight is None or no < self.in_flight.no:
+            return False
+        self.answered_no = self.in_flight.no
+        self.in_flight = None
+        return True
+
+    def start_join(self) -> list[Fact]:
+        """Everything unanswered, in order, for the join; it stays unanswered here until `joined`."""
+        if self.in_flight is not None:
+            self._joining += self.in_flight.facts
+            self.in_flight = None
+        self._joining += self.gathered
+        self.gathered = []
+        return list(self._joining)
+
+    def joined(self) -> None:
+        """The join is in the ledger with its facts: numbers start again with the new session."""
+        self._joining = []
+        self.last_no = self.answered_no = 0
+
+    def unanswered(self) -> list[Fact]:
+        flying = self.in_flight.facts if self.in_flight is not None else []
+        return [*self._joining, *flying, *self.gathered]

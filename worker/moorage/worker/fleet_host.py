@@ -1,0 +1,211 @@
+"""Many agents in one process over one connection: one write a turn of the loop, one timer, one inbox for all.
+
+A real worker is a host with one agent. A simulated fleet is one with hundreds: no task a job, and none a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+from typing import Final
+
+from moorage.bus.framing import new_inbox
+from moorage.bus.transport import Delivery, Outgoing, Subscribed, Transport
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import MoorageError, Refused
+from moorage.schemas.frames import RollCall
+from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+from moorage.worker.agent import Agent
+from moorage.worker.lease_session import NEVER_S
+
+AGENTS_MAX: Final = 10_000
+#: messages that wait for the socket; beyond it new ones are dropped and counted: all of them are said again
+OUTGOING_MAX: Final = 262_144
+_TIMER_S_MIN: Final = 0.001
+#: a timer of the loop stands still while the machine is suspended (CLOCK_MONOTONIC), so look at least this often
+_TIMER_S_MAX: Final = 5.0
+
+_decode_roll_call: Final = Decoder[RollCall](RollCall)
+
+
+def boottime_s() -> float:
+    """Seconds since boot, suspended time included (clock_gettime(2), CLOCK_BOOTTIME)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class FleetHost:
+    """The shared half of agents. `open`, then `add` agents; `failed` gets the exception of an agent that broke."""
+
+    def __init__(self, transport: Transport, prefix: str = PREFIX_DEFAULT) -> None:
+        self.transport = transport
+        self.subjects = Subjects(prefix)
+        self.inbox = new_inbox(transport.inbox_prefix)
+        self.ports: set[int] = set()
+        self.agents: dict[str, Agent] = {}
+        self.dropped = 0
+        self._inbox_dots = self.inbox.count(".") + 1
+        self._subscriptions: list[Subscribed] = []
+        self._wanted: dict[str, Subscribed] = {}
+        self._outgoing: list[Outgoing] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._dirty: dict[Agent, None] = {}
+        self._turn_due = False
+        self._timers: list[tuple[float, int, Agent]] = []
+        self._timer_count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = NEVER_S
+        self._closing = False
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        self._subscriptions.append(await self.transport.subscribe(f"{self.inbox}.>", self._on_answer))
+        self._subscriptions.append(await self.transport.subscribe(self.subjects.roll_call, self._on_roll_call))
+
+    async def add(self, agent: Agent) -> None:
+        """Subscribe for the agent and open it. Raises ValueError beyond `AGENTS_MAX` or for an id used here already."""
+        if agent.worker in self.agents or len(self.agents) >= AGENTS_MAX:
+            raise ValueError(f"a host has at most {AGENTS_MAX} agents with an id each, found {agent.worker} again")
+        self.agents[agent.worker] = agent
+        subject = self.subjects.worker(agent.worker, "wanted")
+        self._wanted[agent.worker] = await self.transport.subscribe(subject, agent.on_wanted)
+        await agent.open()
+
+    async def remove(self, agent: Agent) -> None:
+        """Close the agent; its jobs go on where they can outlive it."""
+        if self.agents.pop(agent.worker, None) is None:
+            return
+        await self._wanted.pop(agent.worker).unsubscribe()
+        self._dirty.pop(agent, None)
+        await agent.close()
+
+    async def close(self) -> None:
+        """Remove all agents, send what is queued."""
+        for agent in list(self.agents.values()):
+            await self.remove(agent)
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sending is not None:
+            await self._sending
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        if self.failed.done() and not self.failed.cancelled():
+            self.failed.exception()
+        else:
+            self.failed.cancel()
+
+    def reconnected(self) -> None:
+        """The connection was lost and is back: everybody says hello, and renews or joins when it is due."""
+        for agent in self.agents.values():
+            agent.say_hello()
+
+    # ------------------------------------------------------------------------------------------- what agents use
+
+    def now(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def post(self, subject: str, payload: bytes, reply: str = "") -> None:
+        if len(self._outgoing) >= OUTGOING_MAX:
+            self.dropped += 1
+            return
+        self._outgoing.append((subject, payload, reply))
+        if self._sending is None:
+            self._sending = self._loop.create_task(self._send())
+
+    def wake(self, agent: Agent) -> None:
+        self._dirty[agent] = None
+        if not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
+
+    # ------------------------------------------------------------------------------------------------------ turns
+
+    def _turn(self) -> None:
+        for agent in list(self._dirty):
+            self._guard(agent, agent.run)
+        # behind what the turn began: a device that answers at once is still in this turn's frame
+        self._loop.call_soon(self._finish)
+
+    def _finish(self) -> None:
+        self._turn_due = False
+        agents = list(self._dirty)
+        self._dirty = {}
+        for agent in agents:
+            if agent.worker not in self.agents:
+                continue
+            self._guard(agent, agent.run)
+            self._guard(agent, agent.finish)
+            deadline_s = agent.next_deadline_s()
+            if deadline_s < agent.scheduled_s:
+                self._schedule(agent, deadline_s)
+
+    def _guard(self, agent: Agent, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:  # a defect: whoever runs the host must hear of it, and its other agents must not
+            self.agents.pop(agent.worker, None)
+            if not self.failed.done():
+                self.failed.set_exception(error)
+
+    async def _send(self) -> None:
+        try:
+            while self._outgoing:
+                batch, self._outgoing = self._outgoing, []
+                await self.transport.send(batch)
+        except MoorageError:  # the connection was closed before us: nobody is left to hear it
+            self._closing = True
+        finally:
+            self._sending = None
+
+    # ------------------------------------------------------------------------------------------------------ timers
+
+    def _schedule(self, agent: Agent, deadline_s: float) -> None:
+        agent.scheduled_s = deadline_s
+        self._timer_count += 1
+        heapq.heappush(self._timers, (deadline_s, self._timer_count, agent))
+        if deadline_s < self._timer_s:
+            self._set_timer(deadline_s)
+
+    def _set_timer(self, deadline_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_s = deadline_s
+        if deadline_s == NEVER_S or self._closing:
+            return
+        delay_s = min(max(deadline_s - self.now(), _TIMER_S_MIN), _TIMER_S_MAX)
+        self._timer = self._loop.call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        now = self.now()
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            deadline_s, _, agent = heapq.heappop(timers)
+            if deadline_s != agent.scheduled_s:
+                continue  # an earlier one took its place
+            agent.scheduled_s = NEVER_S
+            if agent.worker in self.agents:
+                agent.on_timer()
+        self._set_timer(timers[0][0] if timers else NEVER_S)
+
+    # ------------------------------------------------------------------------------------------------- what comes in
+
+    def _on_answer(self, delivery: Delivery) -> None:
+        parts = delivery.subject.split(".")[self._inbox_dots :]
+        agent = self.agents.get(parts[0]) if len(parts) == 4 else None
+        if agent is None:
+            self.dropped += 1
+            return
+        agent.on_answer(parts[1], parts[2], parts[3], delivery)
+
+    def _on_roll_call(self, delivery: Delivery) -> None:
+        try:
+            frame = _decode_roll_call(delivery.data)
+        except Refused:
+            self.dropped += 1
+            return
+        for agent in self.agents.values():
+            agent.enqueue(frame)

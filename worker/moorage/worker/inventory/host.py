@@ -1,0 +1,155 @@
+"""What a host is and has beside its GPUs: names that survive what they should, and cores and memory we may use."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from moorage.schemas.names import worker_slug
+
+#: Makes the machine's name ours: machine-id(5) asks that the raw one is not shown on a network.
+_APPLICATION: Final = b"moorage worker machine"
+_MACHINE_ID: Final = re.compile(r"[0-9a-f]{32}")
+_MIB: Final = 1024 * 1024
+_ROOT: Final = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """`machine` stays the same over reboots, `boot` lasts for one; `cpu_milli` in thousandths of a core."""
+
+    worker: str
+    hostname: str
+    machine: str
+    boot: str
+    cpu_milli: int
+    memory_mib: int
+
+
+def host_facts(state_folder: Path, root: Path = _ROOT) -> HostFacts:
+    """All of it; `root` is where the file system is looked at. Raises OSError where `state_folder` is not writable."""
+    hostname = socket.gethostname()
+    return HostFacts(
+        worker=worker_slug(hostname),
+        hostname=hostname,
+        machine=machine_id(state_folder, root),
+        boot=boot_id(root),
+        cpu_milli=cpu_milli(root),
+        memory_mib=memory_mib(root),
+    )
+
+
+def boot_id(root: Path = _ROOT) -> str:
+    """The kernel's random name of this boot (random(4)): one for all containers of a host."""
+    return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def machine_id(state_folder: Path, root: Path = _ROOT) -> str:
+    """32 hex digits that name this machine: keyed from machine-id(5), else from the firmware's uuid, else drawn once.
+
+    The drawn one is kept in `state_folder`. Where a host has neither of the first two and loses that folder, it is
+    another machine.
+    """
+    for path, clean in (("etc/machine-id", str.strip), ("sys/class/dmi/id/product_uuid", _without_dashes)):
+        try:
+            raw = clean((root / path).read_text()).lower()
+        except OSError:
+            continue
+        if _MACHINE_ID.fullmatch(raw) and len(set(raw)) > 1:  # firmware without one says all 0 or all f
+            return hmac.new(bytes.fromhex(raw), _APPLICATION, hashlib.sha256).hexdigest()[:32]
+    return _drawn_machine_id(state_folder)
+
+
+def _without_dashes(text: str) -> str:
+    return text.strip().replace("-", "")
+
+
+def _drawn_machine_id(state_folder: Path) -> str:
+    path = state_folder / "machine-id"
+    try:
+        kept = path.read_text().strip()
+    except FileNotFoundError:
+        kept = ""
+    if _MACHINE_ID.fullmatch(kept):
+        return kept
+    drawn = secrets.token_hex(16)
+    state_folder.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"machine-id.{os.getpid()}")
+    with open(unfinished, "w", opener=_owner_only) as file:
+        file.write(drawn + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+    return drawn
+
+
+def _owner_only(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def cpu_milli(root: Path = _ROOT) -> int:
+    """Thousandths of a core this process may use: its CPU affinity, or less where a cgroup's quota says so."""
+    allowed = len(os.sched_getaffinity(0)) * 1000
+    for folder in _cgroup_folders(root, ""):
+        fields = _read(folder / "cpu.max").split()
+        if len(fields) == 2 and fields[0].isdigit() and int(fields[1]):
+            allowed = min(allowed, int(fields[0]) * 1000 // int(fields[1]))
+    for folder in _cgroup_folders(root, "cpu"):
+        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period):
+            allowed = min(allowed, int(quota) * 1000 // int(period))
+    return allowed
+
+
+def memory_mib(root: Path = _ROOT) -> int:
+    """The machine's memory in MiB, or less where a cgroup limits it."""
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    allowed = int(total[1]) * 1024 if total else 0
+    limits = [_read(folder / "memory.max") for folder in _cgroup_folders(root, "")]
+    limits += [_read(folder / "memory.limit_in_bytes") for folder in _cgroup_folders(root, "memory")]
+    return min([allowed, *(int(limit) for limit in limits if limit.isdigit())]) // _MIB
+
+
+def _cgroup_folders(root: Path, controller: str) -> list[Path]:
+    """This process's cgroup and all above it, as cgroups(7) mounts them; `controller` "" is version 2.
+
+    Every level limits, so all of them count. In a cgroup namespace the path may point above the mount: then the
+    mount's own top is what there is.
+    """
+    inside = _own_cgroup(root, controller)
+    mount = _cgroup_mount(root, controller)
+    if inside is None or mount is None:
+        return []
+    path = PurePosixPath(inside.lstrip("/"))
+    return [mount / level for level in (path, *path.parents) if ".." not in level.parts]
+
+
+def _own_cgroup(root: Path, controller: str) -> str | None:
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if names == controller or (controller and controller in names.split(",")):
+            return path
+    return None
+
+
+def _cgroup_mount(root: Path, controller: str) -> Path | None:
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = [*after.split(" ", 2), "", ""][:3]
+        if kind == ("cgroup" if controller else "cgroup2") and (not controller or controller in options.split(",")):
+            return root / before.split(" ")[4].lstrip("/")
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,27 @@
+"""A host without GPUs: a valid worker for jobs that ask for none."""
+
+from __future__ import annotations
+
+from moorage.schemas.frames import Device
+from moorage.worker.inventory.base import SlotReading
+
+
+class NoInventory:
+    """No devices, so no slots."""
+
+    simulated = False
+
+    def devices(self) -> list[Device]:
+        return []
+
+    async def sample(self) -> list[SlotReading]:
+        return []
+
+    async def memory_is_free(self, slot: int) -> bool:
+        raise IndexError(f"a host without GPUs has no slot {slot}")
+
+    def memory_baseline_mib(self, slot: int) -> int:
+        raise IndexError(f"a host without GPUs has no slot {slot}")
+
+    def close(self) -> None:
+        """Nothing was opened."""

@@ -1,0 +1,337 @@
+"""NVIDIA devices through NVML (`pynvml`, loaded when first needed).
+
+Sources: the NVML API reference, and nvidia-smi, with whose answers this one must agree (`tests/gpu`). A library or a
+driver that is not there means no GPUs, which is no error. NVML can hang in the kernel, for one device or for all:
+every call runs in a thread of its own with a time limit, and a device whose last call has not come back is not asked
+again, so that at most one thread a device can be stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from moorage.schemas.frames import Device
+from moorage.worker.inventory.base import DeviceProcess, SlotReading, bounded, health_of, is_free
+
+OPEN_TIMEOUT_S: Final = 30.0  # a first nvmlInit without persistence mode loads the driver: seconds for each device
+SAMPLE_TIMEOUT_S: Final = 2.0
+DEVICES_MAX: Final = 64
+#: The baseline of a device that was in use when first seen: what an idle one uses at most, reserved memory with it.
+BASELINE_ASSUMED_MIB: Final = 1024
+_MIB: Final = 1024 * 1024
+
+T = TypeVar("T")
+
+
+class NvmlUnavailable(RuntimeError):
+    """NVML is there and does not work: it failed or did not answer. `reason` is what it said."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason: Final = reason
+        super().__init__(f"NVML does not work on this host: {reason}")
+
+
+@dataclass(slots=True)
+class _Handle:
+    """A device's handle, and what is known of it beside the frame."""
+
+    raw: Any
+    memory_version: Any
+    baseline_mib: int
+    in_flight: asyncio.Future[SlotReading] | None = None
+    in_flight_until_s: float = 0.0  # the loop's time after which nobody waits for it any more
+
+    @property
+    def asked(self) -> bool:
+        return self.in_flight is not None and not self.in_flight.done()
+
+
+class NvmlInventory:
+    """Build it with `open_nvml`. `faults` tells of devices that did not answer at the start and are no slots."""
+
+    simulated = False
+
+    def __init__(
+        self, api: Any, devices: list[Device], handles: list[_Handle], faults: list[str], proc: Path, timeout_s: float
+    ) -> None:
+        self._api = api
+        self._devices = devices
+        self._handles = handles
+        self._proc = proc
+        self._timeout_s = timeout_s
+        self._closed = False
+        self.faults: Final = faults
+
+    def devices(self) -> list[Device]:
+        return list(self._devices)
+
+    def memory_baseline_mib(self, slot: int) -> int:
+        """Recorded when opened, and lowered by every later reading of the device without a process on it."""
+        return self._handles[slot].baseline_mib
+
+    async def sample(self) -> list[SlotReading]:
+        return list(await asyncio.gather(*(self._read(handle) for handle in self._handles)))
+
+    async def memory_is_free(self, slot: int) -> bool:
+        handle = self._handles[slot]
+        if handle.asked:
+            await self._read(handle)  # began before the question: its answer may be of before the device came free
+        return is_free(await self._read(handle), handle.baseline_mib)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        # A call that has not come back still uses the library: then leave it to the end of the process.
+        if self._handles and not any(handle.asked for handle in self._handles):
+            _start_thread("nvml-shutdown", lambda: _ignore_errors(self._api, self._api.nvmlShutdown))
+
+    async def _read(self, handle: _Handle) -> SlotReading:
+        if self._closed:
+            return SlotReading(health="unresponsive")
+        loop = asyncio.get_running_loop()
+        if handle.in_flight is None or handle.in_flight.done():
+            handle.in_flight = _in_thread("nvml-sample", lambda: _read_device(self._api, handle, self._proc))
+            handle.in_flight_until_s = loop.time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(handle.in_flight_until_s):
+                reading = await asyncio.shield(handle.in_flight)
+        except (TimeoutError, self._api.NVMLError):
+            return SlotReading(health="unresponsive")
+        if not reading.processes:
+            handle.baseline_mib = min(handle.baseline_mib, reading.memory_used_mib)
+        return reading
+
+
+async def open_nvml(
+    api: Any = None,
+    *,
+    sysfs: Path = Path("/sys"),
+    proc: Path = Path("/proc"),
+    open_timeout_s: float = OPEN_TIMEOUT_S,
+    sample_timeout_s: float = SAMPLE_TIMEOUT_S,
+) -> NvmlInventory:
+    """All NVIDIA devices in NVML's order, with their idle baselines; none where library or driver is missing.
+
+    `api` is the module `pynvml` unless given. Raises NvmlUnavailable where NVML is there and fails or hangs: a host
+    that has GPUs and cannot see them must not pass for one without.
+    """
+    nvml = _import_pynvml() if api is None else api
+    try:
+        async with asyncio.timeout(open_timeout_s):
+            found = await _in_thread("nvml-open", lambda: _open(nvml, sysfs, proc))
+    except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
+        found = ([], [], [])
+    except TimeoutError:
+        raise NvmlUnavailable(f"no answer within {open_timeout_s:g} s") from None
+    except nvml.NVMLError as error:
+        raise NvmlUnavailable(str(error)) from error
+    return NvmlInventory(nvml, *found, proc, sample_timeout_s)
+
+
+def _import_pynvml() -> Any:
+    with warnings.catch_warnings():
+        # The distribution pynvml 13 only pulls in nvidia-ml-py, which is what we use, and warns of its own name.
+        warnings.simplefilter("ignore", FutureWarning)
+        return importlib.import_module("pynvml")
+
+
+# ------------------------------------------------------------------------- in the thread: only NVML and files below
+
+
+def _open(api: Any, sysfs: Path, proc: Path) -> tuple[list[Device], list[_Handle], list[str]]:
+    api.nvmlInit()
+    devices: list[Device] = []
+    handles: list[_Handle] = []
+    faults: list[str] = []
+    for index in range(min(api.nvmlDeviceGetCount(), DEVICES_MAX)):
+        try:
+            raw = api.nvmlDeviceGetHandleByIndex(index)
+            device = _describe(api, raw, index, sysfs)
+            handle = _Handle(raw, _memory_version(api, raw), BASELINE_ASSUMED_MIB)
+            reading = _read_device(api, handle, proc)
+        except api.NVMLError as error:
+            faults.append(f"device {index}: {error}")  # without a uuid it can be no slot
+            continue
+        if not reading.processes:
+            handle.baseline_mib = reading.memory_used_mib
+        devices.append(device)
+        handles.append(handle)
+    linked = [_linked_devices(api, devices, handles, position) for position in range(len(devices))]
+    return [_with_peers(device, peers) for device, peers in zip(devices, linked, strict=True)], handles, faults
+
+
+def _describe(api: Any, raw: Any, index: int, sysfs: Path) -> Device:
+    pci = _text(api.nvmlDeviceGetPciInfo(raw).busId)
+    compute = _optional(api, lambda: "{}.{}".format(*api.nvmlDeviceGetCudaComputeCapability(raw)), "")
+    mig = _optional(api, lambda: api.nvmlDeviceGetMigMode(raw)[0] == api.NVML_DEVICE_MIG_ENABLE, False)
+    return Device(
+        index=index,
+        vendor="nvidia",
+        name=_text(api.nvmlDeviceGetName(raw)),
+        uuid=_text(api.nvmlDeviceGetUUID(raw)),
+        memory_mib=int(api.nvmlDeviceGetMemoryInfo(raw).total) // _MIB,
+        pci=pci,
+        numa=_numa_node(pci, sysfs),
+        compute=compute,
+        mig=mig,
+    )
+
+
+def _with_peers(device: Device, peers: list[int]) -> Device:
+    return Device(
+        device.index,
+        device.vendor,
+        device.name,
+        device.uuid,
+        device.memory_mib,
+        device.pci,
+        device.numa,
+        device.compute,
+        peers,
+        device.mig,
+    )
+
+
+def _linked_devices(api: Any, devices: list[Device], handles: list[_Handle], position: int) -> list[int]:
+    """The indices reached over NVLink, directly or through a switch."""
+
+    def linked(other: int) -> bool:
+        status = api.nvmlDeviceGetP2PStatus(handles[position].raw, handles[other].raw, api.NVML_P2P_CAPS_INDEX_NVLINK)
+        return bool(status == api.NVML_P2P_STATUS_OK)
+
+    others = [other for other in range(len(devices)) if other != position]
+    # A device that fails here fails again when it is read; the fleet can do without its links.
+    return [devices[other].index for other in others if _ignore_errors(api, lambda other=other: linked(other))]  # type: ignore[misc]
+
+
+def _numa_node(pci: str, sysfs: Path) -> int:
+    """From sysfs, which spells the domain with four digits where NVML has eight; -1 where there is one node only."""
+    domain, _, rest = pci.lower().partition(":")
+    try:
+        return int((sysfs / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+    except (OSError, ValueError):
+        return -1
+
+
+def _memory_version(api: Any, raw: Any) -> Any:
+    """Version 2 tells used memory without what the driver reserves, as nvidia-smi does; older drivers lack it."""
+    version = getattr(api, "nvmlMemory_v2", None)
+    if version is not None and _optional(api, lambda: api.nvmlDeviceGetMemoryInfo(raw, version=version), None) is None:
+        return None
+    return version
+
+
+def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
+    """Raises NVMLError where the device does not answer; what a board cannot tell is left at its default."""
+    raw, version = handle.raw, handle.memory_version
+    memory = api.nvmlDeviceGetMemoryInfo(raw, version=version) if version else api.nvmlDeviceGetMemoryInfo(raw)
+    temperature = _optional(api, lambda: int(api.nvmlDeviceGetTemperature(raw, api.NVML_TEMPERATURE_GPU)), None)
+    errors = _optional(
+        api,
+        lambda: int(
+            api.nvmlDeviceGetTotalEccErrors(raw, api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC)
+        ),
+        0,
+    )
+    return SlotReading(
+        util_percent=_optional(api, lambda: int(api.nvmlDeviceGetUtilizationRates(raw).gpu), 0),
+        memory_used_mib=int(memory.used) // _MIB,
+        temperature_c=temperature,
+        health=health_of(temperature, errors),
+        processes=_processes(api, raw, proc),
+    )
+
+
+def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
+    """Host pids, compute and MPS clients and graphics; names from /proc, which needs no right."""
+    found: list[DeviceProcess] = []
+    for name in (
+        "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceGetMPSComputeRunningProcesses",
+        "nvmlDeviceGetGraphicsRunningProcesses",
+    ):
+        entries: list[Any] = _optional(api, lambda name=name: getattr(api, name)(raw), [])  # type: ignore[misc]
+        for entry in entries:
+            used = entry.usedGpuMemory
+            found.append(
+                DeviceProcess(int(entry.pid), _name_of(entry.pid, proc), None if used is None else used // _MIB)
+            )
+    return bounded(found)
+
+
+def _name_of(pid: int, proc: Path) -> str:
+    try:
+        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""  # gone meanwhile, or of another pid namespace
+
+
+def _optional(api: Any, ask: Callable[[], T], otherwise: T) -> T:
+    """For what not every board, driver or right can tell; any other error is the device's and goes up."""
+    try:
+        return ask()
+    except (
+        api.NVMLError_NotSupported,
+        api.NVMLError_NotFound,
+        api.NVMLError_NoPermission,
+        api.NVMLError_FunctionNotFound,
+    ):
+        return otherwise
+
+
+def _ignore_errors(api: Any, ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except api.NVMLError:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+# ------------------------------------------------------------------------------------------------------ threads
+
+
+def _start_thread(name: str, run: Callable[[], object]) -> None:
+    # A daemon thread: one that is stuck in the driver must not keep the process from ending.
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def _in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
+    """Start `work` in a thread of its own; the future is settled when it comes back, which may be never."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+    # Whoever waited may have given up: then nobody is left to be told of an error.
+    done.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as failure:  # whatever it is belongs to the one who waits
+            error = failure
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    _start_thread(name, run)
+    return done

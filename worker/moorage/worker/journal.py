@@ -1,0 +1,291 @@
+"""What an agent must not forget when it dies: its join number, facts not yet answered, and what it was asked to run.
+
+One append-only file, folded into a small state by the same function when written and when read, and written anew
+from that state once it has grown. A record is a 4-byte length, the CRC-32 of its body and the body, big endian; the
+body is a msgpack array that starts with the record's kind. What a crash tore off the end is cut and counted.
+
+Only the join number is fsynced: the page cache outlives a killed agent, and what outlives a machine's crash is the
+new boot id, under which nothing of before is held. The join number alone must grow over that too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.frames import Fact, FactFrame, Place
+from moorage.worker.member_messages import MemberName
+
+JOURNAL_NAME: Final = "agent.journal"
+MAGIC: Final = b"moorage-agent-journal-1\n"
+#: the file is written anew beyond this, or beyond twice the live state where that is more
+JOURNAL_BYTES_MAX: Final = 8 * 1024 * 1024
+RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
+
+_HEADER: Final = struct.Struct(">II")
+#: facts after which a member needs no place here any more
+_LAST_FACTS: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
+
+
+class JournalInUse(MoorageError):
+    """Another agent holds this state folder."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            problem(
+                "failed-precondition",
+                f"another agent uses the journal {path}",
+                found=str(path),
+                next="stop it, or give this worker a state folder of its own",
+            )
+        )
+
+
+class JournalUnreadable(MoorageError):
+    """The file is no journal of ours, or of a newer release."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            problem(
+                "failed-precondition",
+                f"{path} is not a journal that this release can read",
+                found=str(path),
+                next="use the release that wrote it, or move the file away once no job of it runs here",
+            )
+        )
+
+
+class _Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
+    n: int
+    facts: list[Fact]
+
+
+class _Live(msgspec.Struct, frozen=True, array_like=True, tag="live"):
+    ledger: str
+
+
+class _Facts(msgspec.Struct, frozen=True, array_like=True, tag="facts"):
+    no: int
+    facts: list[Fact]
+
+
+class _Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
+    no: int
+
+
+class _Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
+    places: list[Place]
+
+
+_Record = _Join | _Live | _Facts | _Answered | _Placed
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Record).decode
+
+
+class JournalState:
+    """What the records so far come to."""
+
+    __slots__ = ("frames", "join_facts", "join_n", "ledger", "places")
+
+    def __init__(self) -> None:
+        self.join_n = 0
+        self.ledger = ""
+        self.join_facts: list[Fact] = []
+        self.frames: dict[int, list[Fact]] = {}
+        self.places: dict[MemberName, Place] = {}
+
+    @property
+    def unanswered(self) -> list[Fact]:
+        return [*self.join_facts, *(fact for facts in self.frames.values() for fact in facts)]
+
+    def apply(self, record: Any) -> None:
+        if type(record) is _Facts:
+            self.frames[record.no] = record.facts
+            if self.places:
+                self._drop_places(record.facts)
+        elif type(record) is _Answered:
+            for no in [no for no in self.frames if no <= record.no]:
+                del self.frames[no]
+        elif type(record) is _Placed:
+            for place in record.places:
+                self.places[(place.tenant, place.job, place.replica, place.attempt, place.fence)] = place
+        elif type(record) is _Join:
+            self.join_n, self.join_facts, self.frames = record.n, record.facts, {}
+            self._drop_places(record.facts)
+        elif type(record) is _Live:
+            self.ledger, self.join_facts = record.ledger, []
+
+    def records(self) -> list[_Record]:
+        """The shortest journal that comes to this state."""
+        return [
+            *([_Live(self.ledger)] if self.ledger else []),
+            _Join(self.join_n, self.join_facts),
+            *(_Placed([place]) for place in self.places.values()),
+            *(_Facts(no, facts) for no, facts in self.frames.items()),
+        ]
+
+    def _drop_places(self, facts: list[Fact]) -> None:
+        for fact in facts:
+            if fact.kind in _LAST_FACTS:
+                self.places.pop((fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence), None)
+
+
+class MemoryJournal:
+    """The journal of a worker that leaves nothing behind when it dies, such as a simulated one: it only folds."""
+
+    def __init__(self, join_n: int = 0) -> None:
+        self.state = JournalState()
+        self.state.join_n = join_n
+        self.torn_bytes = 0
+
+    def placed(self, places: list[Place]) -> None:
+        """Written before the driver is told, so that a restarted agent knows what its supervisor runs."""
+        self._append(_Placed(places))
+
+    def facts(self, frame: FactFrame) -> None:
+        """Written before the frame leaves."""
+        self._append(_Facts(frame.no, frame.facts))
+
+    def answered(self, no: int) -> None:
+        self._append(_Answered(no))
+
+    def join(self, n: int, facts: list[Fact]) -> None:
+        """Written and on the disk before the join leaves; the facts replace all unanswered ones."""
+        self._append(_Join(n, facts))
+
+    def live(self, ledger: str) -> None:
+        self._append(_Live(ledger))
+
+    def flush(self) -> None:
+        """Hand what was gathered to the kernel, in one write."""
+
+    def close(self) -> None:
+        pass
+
+    def _append(self, record: _Record) -> None:
+        self.state.apply(record)
+
+
+class Journal(MemoryJournal):
+    """The journal as a file. Raises OSError where the disk refuses: an agent that cannot journal must not go on."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create. Raises JournalInUse, JournalUnreadable, OSError."""
+        super().__init__()
+        self.path = path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._pending: list[bytes] = []
+        self._bytes_max = JOURNAL_BYTES_MAX
+        # the lock is on a file of its own: the journal's is replaced at every compaction
+        self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise JournalInUse(path) from None
+        try:
+            self._file = self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def join(self, n: int, facts: list[Fact]) -> None:
+        super().join(n, facts)
+        self.flush()
+        os.fsync(self._file)
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        data = b"".join(self._pending)
+        self._pending = []
+        _write_all(self._file, data)
+        self._size += len(data)
+        if self._size > self._bytes_max:
+            self._compact()
+
+    def close(self) -> None:
+        self.flush()
+        os.close(self._file)
+        os.close(self._lock)
+
+    def _append(self, record: _Record) -> None:
+        self.state.apply(record)
+        self._pending.append(_framed(record))
+
+    def _open(self) -> int:
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            data = _read_all(file)
+            if not data.startswith(MAGIC):
+                if not MAGIC.startswith(data):  # a torn first line is an empty journal
+                    raise JournalUnreadable(self.path)
+                os.ftruncate(file, 0)
+                _write_all(file, MAGIC)
+                self.torn_bytes, self._size = len(data), len(MAGIC)
+                return file
+            self._size = self._read(data)
+            self.torn_bytes = len(data) - self._size
+            if self.torn_bytes:
+                os.ftruncate(file, self._size)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _read(self, data: bytes) -> int:
+        """Fold the whole records; the bytes they take. Whole but unknown is a newer release's: refused."""
+        at = len(MAGIC)
+        while at + _HEADER.size <= len(data):
+            length, crc = _HEADER.unpack_from(data, at)
+            body = data[at + _HEADER.size : at + _HEADER.size + length]
+            if length > RECORD_BYTES_MAX or len(body) < length or zlib.crc32(body) != crc:
+                break
+            try:
+                self.state.apply(_decode(body))
+            except msgspec.MsgspecError:
+                raise JournalUnreadable(self.path) from None
+            at += _HEADER.size + length
+        return at
+
+    def _compact(self) -> None:
+        """Write the live state into a new file and put it in place: whoever reads sees the old one or the new."""
+        data = MAGIC + b"".join(_framed(record) for record in self.state.records())
+        new = self.path.with_suffix(".new")
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(file, data)
+            os.fsync(file)  # a rename may reach the disk before the bytes do (rename(2), ext4's delayed allocation)
+            os.replace(new, self.path)
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(self._file)
+        self._file = file
+        self._size = len(data)
+        self._bytes_max = max(JOURNAL_BYTES_MAX, 2 * self._size)
+
+
+def _framed(record: _Record) -> bytes:
+    body = _encode(record)
+    return _HEADER.pack(len(body), zlib.crc32(body)) + body
+
+
+def _read_all(file: int) -> bytes:
+    parts = []
+    while part := os.read(file, 1024 * 1024):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,141 @@
+"""The worker's side of a lease session: when to renew, until when it holds, when it is over. Pure.
+
+The lease is counted from the moment the renewal that was answered was *sent*, on CLOCK_BOOTTIME (H26, H27, H29), so
+that the worker's end of it always comes before the scheduler's. From half of it on, no new claim is made.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from moorage.schemas.frames import Joined
+
+#: between two joins: a leader that takes a session back at once must not be asked in a busy loop
+JOIN_SPACING_S: Final = 0.5
+RENEWALS_UNANSWERED_MAX: Final = 256
+JOIN_RETRY_S_FIRST: Final = 0.5
+JOIN_RETRY_S_MAX: Final = 5.0
+#: after that a join is asked again under a new number, since its lease would count from the first sending
+JOIN_FRESH_S: Final = 4.0
+#: somebody must act before these can succeed, so there is no hurry
+JOIN_REFUSED_RETRY_S_FIRST: Final = 2.0
+JOIN_REFUSED_RETRY_S_MAX: Final = 30.0
+NEVER_S: Final = float("inf")
+
+SessionPhase = Literal["restoring", "clearing", "joining", "live", "left"]
+
+
+class LeaseSession:
+    """restoring -> clearing -> joining -> live -> clearing; `left` after a goodbye.
+
+    Numbers come with the answer to the join.
+    """
+
+    __slots__ = (
+        "base_s",
+        "grace_s",
+        "join_at_s",
+        "join_n",
+        "join_refused_s",
+        "join_retry_s",
+        "join_sent_s",
+        "lease_s",
+        "ledger",
+        "phase",
+        "reign",
+        "renew_at_s",
+        "renew_n",
+        "renew_s",
+        "sent_s",
+        "session",
+    )
+
+    def __init__(self, join_n: int, ledger: str = "") -> None:
+        self.phase: SessionPhase = "restoring"
+        self.join_n = join_n
+        self.ledger = ledger
+        self.reign = 0
+        self.session = ""
+        self.renew_s = self.lease_s = self.grace_s = 0.0
+        self.base_s = 0.0
+        self.renew_n = 0
+        self.renew_at_s = NEVER_S
+        self.sent_s: dict[int, float] = {}
+        self.join_sent_s = -JOIN_SPACING_S
+        self.join_at_s = NEVER_S
+        self.join_retry_s = JOIN_RETRY_S_FIRST
+        self.join_refused_s = 0.0
+
+    @property
+    def over_at_s(self) -> float:
+        return self.base_s + self.lease_s if self.phase == "live" else NEVER_S
+
+    def accepts_claims(self, now: float) -> bool:
+        """New claims only in the first half of the lease: a leader that cannot answer may not rule any more."""
+        return self.phase == "live" and now < self.base_s + self.lease_s / 2
+
+    def may_join(self, now: float) -> bool:
+        """Whether a join may leave now; if not, the timer is set for when it may."""
+        if now >= self.join_sent_s + JOIN_SPACING_S:
+            return True
+        self.join_at_s = self.join_sent_s + JOIN_SPACING_S
+        return False
+
+    def join_sent(self, now: float) -> bool:
+        """Note a join that leaves now; True if it is the standing one again, False if it has a new number."""
+        again = self.phase == "joining" and now < self.join_sent_s + JOIN_FRESH_S
+        if not again:
+            if self.phase != "joining":
+                self.join_retry_s = JOIN_RETRY_S_FIRST
+            self.join_n += 1
+            self.phase = "joining"
+            self.join_sent_s = now
+        self.join_at_s = now + self.join_retry_s
+        self.join_retry_s = min(self.join_retry_s * 2, JOIN_RETRY_S_MAX)
+        return again
+
+    def join_refused(self, now: float) -> None:
+        """Wait longer, and ask under a new number then."""
+        self.join_refused_s = min(max(self.join_refused_s * 2, JOIN_REFUSED_RETRY_S_FIRST), JOIN_REFUSED_RETRY_S_MAX)
+        self.join_at_s = now + self.join_refused_s
+        self.join_sent_s = now - JOIN_FRESH_S
+
+    def joined(self, frame: Joined) -> None:
+        """The session begins. Its lease counts from the *first* sending of this join: the earliest it can answer."""
+        self.phase = "live"
+        self.session = frame.session
+        self.reign = max(self.reign, frame.reign)
+        self.renew_s, self.lease_s, self.grace_s = frame.renew_s, frame.lease_s, frame.grace_s
+        self.base_s = self.join_sent_s
+        self.renew_n = 0
+        self.sent_s = {}
+        self.renew_at_s = 0.0
+        self.join_at_s = NEVER_S
+        self.join_refused_s = 0.0
+
+    def renewal(self, now: float) -> int:
+        """Number of the renewal that leaves now."""
+        self.renew_n += 1
+        self.sent_s[self.renew_n] = now
+        if len(self.sent_s) > RENEWALS_UNANSWERED_MAX:
+            del self.sent_s[next(iter(self.sent_s))]
+        self.renew_at_s = now + self.renew_s
+        return self.renew_n
+
+    def renewed(self, n: int) -> bool:
+        """Whether the answer moved the lease's end: false for one that is not awaited."""
+        sent_s = self.sent_s.pop(n, None)
+        if sent_s is None:
+            return False
+        for older in [number for number in self.sent_s if number < n]:
+            del self.sent_s[older]
+        self.base_s = max(self.base_s, sent_s)
+        return True
+
+    def lost(self) -> None:
+        """The session is over here; what it held must be cleared before the next join."""
+        self.phase = "clearing"
+        self.session = ""
+        self.renew_at_s = NEVER_S
+        self.join_at_s = NEVER_S
+        self.sent_s = {}

@@ -1,0 +1,312 @@
+"""What goes into the worker's state machine (events) and what comes out of it (commands).
+
+Frames of the leader are events as they are: `Wanted`, `RollCall`, `Joined`, `Renewed`, `FactAck`. All times are
+seconds of CLOCK_BOOTTIME, which goes on in a suspended machine (clock_gettime(2)); slots are positions in hello's
+`gpu_pool`. Events and commands hold lists, so that a turn with a thousand members costs a handful of objects.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import Fact, FactFrame, Held, Place, Start
+from moorage.schemas.job import Request
+
+#: (tenant, job, replica, attempt, fence): the name of a member everywhere
+MemberName = tuple[str, str, int, int, int]
+
+#: the phases of a member here, and where each may go; "over" is no phase but the tombstone that is left
+PHASES: Final[dict[str, frozenset[str]]] = {
+    "claimed": frozenset({"starting", "over"}),
+    "starting": frozenset({"running", "ending", "exited"}),
+    "running": frozenset({"ending", "exited"}),
+    "ending": frozenset({"ending", "exited"}),
+    "exited": frozenset({"over"}),
+    "over": frozenset(),
+}
+#: how a phase is told in a renewal; a member that is starting does not run before its driver says so
+HELD_PHASE: Final = {
+    "claimed": "claimed",
+    "starting": "claimed",
+    "running": "running",
+    "ending": "ending",
+    "exited": "exited",
+}
+
+
+class Traits(msgspec.Struct, frozen=True):
+    """What the state machine must know of a driver.
+
+    `uses_devices`: the GPU's memory must be seen free after the end. `remembers`: it keeps ended members until told
+    to forget them, so that an agent that dies between an end and its fact can ask again.
+    """
+
+    uses_devices: bool = True
+    remembers: bool = True
+
+
+class Member:
+    """One member that is held here. Mutable: only the state machine changes it."""
+
+    __slots__ = (
+        "attempt",
+        "code",
+        "driver",
+        "fence",
+        "free_by_s",
+        "grace_s",
+        "job",
+        "keep",
+        "name",
+        "phase",
+        "place",
+        "probe_at_s",
+        "quarantined",
+        "replica",
+        "request",
+        "slots",
+        "start",
+        "stuck",
+        "tenant",
+        "why",
+    )
+
+    def __init__(self, name: MemberName, place: Place, request: Request) -> None:
+        run = request.run
+        assert run is not None  # every request has a workload: Request.__post_init__
+        self.name = name
+        self.tenant, self.job, self.replica, self.attempt, self.fence = name
+        self.place = place
+        self.request = request
+        self.driver = run.driver
+        self.grace_s = run.grace_s
+        self.keep = request.on_partition == "keep"
+        self.slots = place.slots
+        self.phase = "claimed"
+        self.start: Start | None = None
+        self.code = 0
+        self.why = ""
+        self.probe_at_s = 0.0
+        self.free_by_s = 0.0
+        self.quarantined: tuple[int, ...] = ()
+        self.stuck = False
+
+    @property
+    def master_port_wanted(self) -> int:
+        """The rendezvous port of a gang's rank 0, 0 for anything else."""
+        if not self.place.hold or self.replica != 0:
+            return 0
+        gpu = self.request.gpu
+        return gpu.distributed.master_port if gpu is not None and gpu.distributed is not None else MASTER_PORT_DEFAULT
+
+
+MASTER_PORT_DEFAULT: Final = 29500
+
+
+# ------------------------------------------------------------------------------------------------------- events
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """The pool's answer to `TryClaim`: granted with the rendezvous `address:port` or "", refused with the reason."""
+
+    granted: list[tuple[Member, str]]
+    refused: list[tuple[Member, str]]
+
+
+class Started(msgspec.Struct, frozen=True):
+    names: list[MemberName]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The process tree of each is proven gone. (name, code, reason); code is minus the signal where one ended it."""
+
+    items: list[tuple[MemberName, int, str]]
+
+
+class StartFailed(msgspec.Struct, frozen=True):
+    """Nothing runs. (name, code as a shell gives it: 126 or 127, one line why)."""
+
+    items: list[tuple[MemberName, int, str]]
+
+
+class Stuck(msgspec.Struct, frozen=True):
+    """Asked to end, killed, and still there (state D), or its end cannot be proven: the device stays quarantined."""
+
+    names: list[MemberName]
+
+
+class SupervisorReplaced(msgspec.Struct, frozen=True):
+    """The supervisor died and another one took its place: what ran is over, or reported as stuck; boot is new."""
+
+
+class SeenFree(msgspec.Struct, frozen=True):
+    """The memory of every device of these members was seen free after their end."""
+
+    names: list[MemberName]
+
+
+class NotFree(msgspec.Struct, frozen=True):
+    """(name, the slots whose memory is still taken)."""
+
+    items: list[tuple[MemberName, tuple[int, ...]]]
+
+
+class AnswerRefused(msgspec.Struct, frozen=True):
+    """The leader answered a join, renewal or fact frame with an error frame."""
+
+    verb: Literal["join", "renew", "fact"]
+    number: int
+    problem: Problem
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """A moment that `next_deadline_s` named has come."""
+
+
+class TurnOver(msgspec.Struct, frozen=True):
+    """Nothing else is waiting in this turn of the loop: gathered facts leave now, in one frame."""
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Leave the fleet for good: end what runs, tell it, say goodbye."""
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A restarted agent's first event.
+
+    `held`: (member, phase, code, detail) of all that the journal and the supervisor know. Code is for "exited", detail
+    its reason, and for a member that holds for its gang the `address:port`. `facts`: the unanswered ones of the journal. `withdrawn`: journalled but never started.
+    """
+
+    held: list[tuple[Member, str, int, str]]
+    facts: list[Fact]
+    withdrawn: list[MemberName]
+
+
+# ----------------------------------------------------------------------------------------------------- commands
+
+
+class TryClaim(msgspec.Struct, frozen=True):
+    """Claim the named slots of each, all or nothing, now; `Claims` must be the next event."""
+
+    members: list[Member]
+
+
+class StartMembers(msgspec.Struct, frozen=True):
+    driver: str
+    members: list[Member]
+
+
+class EndMember(msgspec.Struct, frozen=True):
+    member: Member
+    grace_s: float
+    why: str
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Give the devices of these members back to the pool."""
+
+    members: list[Member]
+
+
+class ProbeFree(msgspec.Struct, frozen=True):
+    """Look whether the devices are free of these members' memory; `SeenFree` or `NotFree` follows."""
+
+    members: list[Member]
+
+
+class Quarantine(msgspec.Struct, frozen=True):
+    """Keep these slots of the member out of the pool; its others go back."""
+
+    member: Member
+    slots: tuple[int, ...]
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """The ledger has the end of these members: the driver need not remember them."""
+
+    members: list[Member]
+
+
+class SendFacts(msgspec.Struct, frozen=True):
+    """Journal (unless `again`), then send."""
+
+    frame: FactFrame
+    again: bool = False
+
+
+class FactsAnswered(msgspec.Struct, frozen=True):
+    """For the journal: the frames up to `no` are in the ledger."""
+
+    no: int
+
+
+class SendRenew(msgspec.Struct, frozen=True):
+    """The shell adds what only it knows: the pool's generation, local claimers, and whether one waits."""
+
+    session: str
+    n: int
+    no: int
+    held: list[Held]
+
+
+class SendJoin(msgspec.Struct, frozen=True):
+    """Journal `n` and the facts, then ask for a session. `again`: the same frame, byte for byte, as before."""
+
+    n: int
+    facts: list[Fact]
+    holding: list[Held]
+    again: bool = False
+
+
+class SessionLive(msgspec.Struct, frozen=True):
+    """Journal that the facts of the join are answered, and the ledger's id."""
+
+    n: int
+    ledger: str
+
+
+class SetFence(msgspec.Struct, frozen=True):
+    """Tell the supervisor: without another word, end the jobs at `deadline_s` within `grace_s` (H29)."""
+
+    deadline_s: float
+    grace_s: float
+
+
+class SayHello(msgspec.Struct, frozen=True):
+    pass
+
+
+class SendGoodbye(msgspec.Struct, frozen=True):
+    session: str
+
+
+class Log(msgspec.Struct, frozen=True):
+    """One line for the operator. `code` is stable; the shell may thin out repeated ones."""
+
+    level: Literal["info", "warning", "error"]
+    code: str
+    text: str
+
+
+Command = (
+    TryClaim
+    | StartMembers
+    | EndMember
+    | Release
+    | ProbeFree
+    | Quarantine
+    | Forget
+    | SendFacts
+    | FactsAnswered
+    | SendRenew
+    | SendJoin
+    | SessionLive
+    | SetFence
+    | SayHello
+    | SendGoodbye
+    | Log
+)

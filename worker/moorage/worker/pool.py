@@ -1,0 +1,423 @@
+"""`GpuPool`: who holds which device of this machine, now. The pool owns the truth; a scheduler only proposes.
+
+Two kinds of holder share one table of slots. Code inside the worker's process claims whole devices, in order of
+arrival (`claim`, `try_claim`). Placements take named slots, at once or not at all, alone or as sharers of one mode
+(`try_claim_slots`), and are refused while a local claimer waits. A slot is keyed by its position in the list of
+devices the pool was built from, which is hello's order; a device's identity is (vendor, uuid).
+
+A freed slot is handed to the oldest waiter in the very call that frees it, so that between the two nobody, not even
+`try_claim` in the next line, can see it free.
+
+Not thread-safe: one pool belongs to one thread, and waiting claims to that thread's event loop. Only the last-resort
+release of a forgotten lease may come from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeVar
+
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import SHARERS_MAX, Sharing
+from moorage.worker.pool_lease import (
+    PHASES,
+    WAITERS_MAX,
+    GpuLease,
+    GpuLeaseEntry,
+    Phase,
+    PoolCorrupted,
+    PoolFull,
+    PoolLease,
+    RefusalReason,
+    SlotsRefused,
+    SlotState,
+)
+
+__all__ = [
+    "GpuLease",
+    "GpuLeaseEntry",
+    "GpuPool",
+    "PoolCorrupted",
+    "PoolFull",
+    "PoolLease",
+    "SlotState",
+    "SlotsRefused",
+]
+
+SLOTS_MAX: Final = 64  # a worker's slots are one 64-bit mask in the ledger
+REASON_CHARS_MAX: Final = 200
+
+
+@dataclass(slots=True)
+class _Slot:
+    device: Device
+    mode: Sharing | None = None
+    holders: list[int] = field(default_factory=list)  # lease numbers; `GpuPool._leases` says whose
+    quarantine: str = ""
+
+    @property
+    def free(self) -> bool:
+        return not self.holders and not self.quarantine
+
+
+@dataclass(slots=True)
+class _Record:
+    """The pool's side of a lease. It does not point at the lease, so that a forgotten one can be collected."""
+
+    slots: tuple[int, ...]
+    local: bool
+    holder: str
+    phase: Phase = "held"
+
+
+class GpuPool:
+    """The slots of one machine. See the module's text for the rules.
+
+    `devices` in slot order, at most `SLOTS_MAX`, no (vendor, uuid) twice; none is legal. `sharers_max` are hello's
+    caps, which may only lower the defaults. `lent` are the positions that placements may use, None for all; claims of
+    this process may take any. `on_change` is called after every change, with the pool consistent: it must not raise.
+    Raises ValueError for a list of devices or slots that cannot be.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        *,
+        sharers_max: Mapping[str, int] | None = None,
+        lent: Iterable[int] | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        if len(devices) > SLOTS_MAX:
+            raise ValueError(f"a pool has at most {SLOTS_MAX} slots, found {len(devices)} devices")
+        identities = {(device.vendor, device.uuid or device.index) for device in devices}
+        if len(identities) != len(devices):
+            raise ValueError("two devices of a pool have the same vendor and uuid")
+        self._slots = [_Slot(device) for device in devices]
+        self._leases: dict[int, _Record] = {}
+        self._waiters: dict[asyncio.Future[GpuLease], int] = {}  # in order of arrival, with a ticket each
+        self._abandoned: deque[int] = deque()  # leases the collector found; any thread may append
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._next_lease = 1
+        self._next_ticket = 1
+        self._last_ticket_granted = 0
+        self._free = len(self._slots)  # the second account, checked against the slots at every take and release
+        self._sharers_max: dict[Sharing, int] = {"exclusive": 1}
+        for mode in _SHARED:
+            cap = SHARERS_MAX[mode]
+            self._sharers_max[mode] = max(0, min(cap, (sharers_max or {}).get(mode, cap)))
+        self._lent = self._checked_lent(lent)
+        self.generation = 0  # grows with every change
+        self.on_change = on_change
+
+    # ------------------------------------------------------------------------------------- claims of this process
+
+    def capacity(self) -> int:
+        """The number of slots, whatever holds them."""
+        return len(self._slots)
+
+    def pending_claimers(self) -> int:
+        """Claims that wait now: one less as soon as one is granted or cancelled, even before it runs again."""
+        self._reap()
+        return sum(not _is_dead(waiter) for waiter in self._waiters)
+
+    def try_claim(self) -> GpuLease | None:
+        """The first free slot in slot order; None at once where there is none. Never overtakes a waiter."""
+        self._reap()
+        # No look at the waiters is needed: while one waits, no slot is free even for a moment (see `_came_free`).
+        slot = self._first_free()
+        return None if slot is None else self._take_local(slot)
+
+    async def claim(self) -> GpuLease | None:
+        """A slot, waiting first come, first served; None at once on a pool without slots.
+
+        A cancelled claim leaves nothing behind: one that was granted in the meantime hands its slot on. For a time
+        limit use `asyncio.timeout`; before Python 3.12 `asyncio.wait_for` may drop a lease granted at the last moment.
+        Raises PoolFull where `WAITERS_MAX` claims wait.
+        """
+        if not self._slots:
+            return None
+        lease = self.try_claim()
+        if lease is not None:
+            return lease
+        if len(self._waiters) >= WAITERS_MAX:
+            raise PoolFull
+        self._loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[GpuLease] = self._loop.create_future()
+        self._waiters[waiter] = self._next_ticket
+        self._next_ticket += 1
+        self._changed()
+        try:
+            return await waiter
+        except BaseException:  # CancelledError, or GeneratorExit where a loop is torn down around us
+            if self._waiters.pop(waiter, None) is not None:
+                self._changed()
+            if waiter.done() and not waiter.cancelled():
+                waiter.result().release()
+            raise
+
+    # ------------------------------------------------------------------------------------------------ placements
+
+    def try_claim_slots(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
+        """All of `slots` for a placement, or SlotsRefused with the reason and nothing taken. Never waits.
+
+        `holder` names the member in `slot_states`. No slots at all (a job without a GPU) is always granted.
+        """
+        self._reap()
+        wanted = tuple(slots)
+        if wanted:
+            self._check_wanted(wanted, mode)
+        number = self._new_lease(_Record(wanted, local=False, holder=holder))
+        for position in wanted:
+            self._occupy(position, number, mode)
+        if wanted:
+            self._changed()
+        return PoolLease(self, number, wanted, mode, holder)
+
+    def _check_wanted(self, wanted: tuple[int, ...], mode: Sharing) -> None:
+        if unknown := tuple(position for position in wanted if not 0 <= position < len(self._slots)):
+            raise SlotsRefused("unknown-slot", unknown)
+        if len(set(wanted)) != len(wanted):
+            raise SlotsRefused("duplicate-slot", tuple(sorted({p for p in wanted if wanted.count(p) > 1})))
+        if self._somebody_waits():
+            raise SlotsRefused("local-claimer-waits", wanted)
+        refused: dict[RefusalReason, list[int]] = {}
+        for position in wanted:
+            if reason := self._why_not(position, mode):
+                refused.setdefault(reason, []).append(position)
+        if refused:
+            reason, positions = next(iter(refused.items()))
+            raise SlotsRefused(reason, tuple(positions))
+
+    def _why_not(self, position: int, mode: Sharing) -> RefusalReason | None:
+        slot = self._slots[position]
+        if position not in self._lent:
+            return "not-lent"
+        if slot.quarantine:
+            return "quarantined"
+        if slot.mode == "exclusive" or (slot.mode and mode == "exclusive"):
+            return "leased"
+        if slot.mode and slot.mode != mode:
+            return "mode-mixed"
+        return "sharers-full" if len(slot.holders) >= self._sharers_max[mode] else None
+
+    # ------------------------------------------------------------------------------- quarantine, and who may use what
+
+    def quarantine(self, slot: int, reason: str) -> None:
+        """Take a slot out of use: whoever holds it keeps it, nobody gets it after. A later reason replaces the first.
+
+        Raises ValueError for an empty reason, IndexError for a slot that is not there.
+        """
+        if not reason:
+            raise ValueError("a quarantine needs a reason")
+        self._reap()
+        found = self._at(slot)
+        if found.free:
+            self._free -= 1
+        found.quarantine = reason[:REASON_CHARS_MAX]
+        self._changed()
+
+    def unquarantine(self, slot: int) -> None:
+        """Give a slot back to use; a slot that nobody holds goes to the oldest waiter. Not quarantined: nothing."""
+        self._reap()
+        found = self._at(slot)
+        if not found.quarantine:
+            return
+        found.quarantine = ""
+        if found.free:
+            self._came_free(slot)
+        self._changed()
+
+    @property
+    def lent(self) -> frozenset[int]:
+        """The positions that placements may use."""
+        return self._lent
+
+    def set_lent(self, slots: Iterable[int] | None) -> None:
+        """Change which positions placements may use (None: all); what they hold already, they keep."""
+        lent = self._checked_lent(slots)
+        if lent != self._lent:
+            self._lent = lent
+            self._changed()
+
+    # ------------------------------------------------------------------------------------------------- looking at it
+
+    def snapshot_leases(self) -> list[GpuLeaseEntry]:
+        """One entry a slot in hello's order: true at this moment, and no promise for the next."""
+        self._reap()
+        return [
+            GpuLeaseEntry(slot.device.vendor, slot.device.name, slot.device.index, bool(slot.holders))
+            for slot in self._slots
+        ]
+
+    def slot_states(self) -> list[SlotState]:
+        """Every slot with its mode, sharers and quarantine, in hello's order."""
+        self._reap()
+        return [self._state(position, slot) for position, slot in enumerate(self._slots)]
+
+    def busy_slots(self) -> list[int]:
+        """The positions that no placement can have because a local claim holds them or they are in quarantine."""
+        return [state.slot for state in self.slot_states() if state.local or state.quarantine]
+
+    def validate(self) -> None:
+        """Check the pool against itself, in O(slots + leases + waiters); raises PoolCorrupted."""
+        self._reap()
+        free = sum(slot.free for slot in self._slots)
+        out_of_use = sum(bool(slot.quarantine) and not slot.holders for slot in self._slots)
+        held = sum(bool(slot.holders) for slot in self._slots)
+        _expect(free == self._free, f"{free} slots are free, the count says {self._free}")
+        _expect(free + held + out_of_use == len(self._slots), "held + free + quarantined is not the capacity")
+        for position, slot in enumerate(self._slots):
+            _expect(bool(slot.holders) == bool(slot.mode), f"slot {position} has a mode without holders, or none with")
+            _expect(len(set(slot.holders)) == len(slot.holders), f"slot {position} is held twice by one lease")
+            if slot.mode:
+                _expect(len(slot.holders) <= self._sharers_max[slot.mode], f"slot {position} has too many sharers")
+            for number in slot.holders:
+                record = self._leases.get(number)
+                _expect(record is not None and position in record.slots, f"slot {position} is held by no lease")
+                _expect(record is None or not record.local or slot.mode == "exclusive", "a local claim shares")
+        for number, record in self._leases.items():
+            for position in record.slots:
+                _expect(number in self._slots[position].holders, f"lease {number} does not hold its slot {position}")
+        tickets = list(self._waiters.values())
+        _expect(tickets == sorted(tickets), "the waiters are out of order")
+        _expect(not tickets or tickets[0] > self._last_ticket_granted, "a waiter was overtaken")
+        _expect(not (free and self._somebody_waits()), "a claim waits although a slot is free")
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _at(self, slot: int) -> _Slot:
+        if not 0 <= slot < len(self._slots):
+            raise IndexError(f"the pool has no slot {slot}")
+        return self._slots[slot]
+
+    def _checked_lent(self, slots: Iterable[int] | None) -> frozenset[int]:
+        everything = frozenset(range(len(self._slots)))
+        lent = everything if slots is None else frozenset(slots)
+        if not lent <= everything:
+            raise ValueError(f"lent slots must be 0..{len(self._slots) - 1}, found {sorted(lent - everything)}")
+        return lent
+
+    def _state(self, position: int, slot: _Slot) -> SlotState:
+        records = [self._leases[number] for number in slot.holders]
+        return SlotState(
+            position,
+            slot.mode,
+            len(records),
+            sum(record.phase == "ended" for record in records),
+            any(record.local for record in records),
+            position in self._lent,
+            slot.quarantine,
+            tuple(record.holder for record in records),
+        )
+
+    def _new_lease(self, record: _Record) -> int:
+        number = self._next_lease
+        self._next_lease += 1
+        self._leases[number] = record
+        return number
+
+    def _first_free(self) -> int | None:
+        if not self._free:
+            return None
+        for position, slot in enumerate(self._slots):
+            if slot.free:
+                return position
+        raise PoolCorrupted(f"the count says {self._free} slots are free, and none is")
+
+    def _take_local(self, position: int, ticket: int = 0) -> GpuLease:
+        number = self._new_lease(_Record((position,), local=True, holder="local"))
+        self._occupy(position, number, "exclusive")
+        lease = GpuLease(self, number, position, self._slots[position].device)
+        if ticket:
+            _expect(ticket > self._last_ticket_granted, f"ticket {ticket} was overtaken")
+            self._last_ticket_granted = ticket
+        else:
+            self._changed()  # a grant to a waiter is part of the change that freed the slot
+        return lease
+
+    def _occupy(self, position: int, number: int, mode: Sharing) -> None:
+        slot = self._slots[position]
+        if slot.free:
+            self._free -= 1
+        _expect(self._free >= 0, "more slots are taken than there are")
+        _expect(slot.mode is None or (slot.mode == mode != "exclusive"), f"slot {position} is held in {slot.mode}")
+        slot.mode = mode
+        slot.holders.append(number)
+
+    def _phase(self, number: int) -> Phase:
+        record = self._leases.get(number)
+        return record.phase if record else "released"
+
+    def _step(self, number: int, phase: Phase) -> _Record:
+        now = self._phase(number)
+        if phase not in PHASES[now]:
+            raise PoolCorrupted(f"a lease that is {now} cannot become {phase}")
+        record = self._leases[number]
+        record.phase = phase
+        return record
+
+    def _end(self, number: int) -> None:
+        if self._step(number, "ended").slots:
+            self._changed()
+
+    def _release(self, number: int) -> None:
+        self._reap()
+        record = self._step(number, "released")
+        del self._leases[number]
+        for position in record.slots:
+            slot = self._slots[position]
+            _expect(number in slot.holders, f"lease {number} does not hold its slot {position}")
+            slot.holders.remove(number)
+            if not slot.holders:
+                slot.mode = None
+                if slot.free:
+                    self._came_free(position)
+        if record.slots:
+            self._changed()
+
+    def _came_free(self, position: int) -> None:
+        """Count the slot free, then hand it to the oldest claim that still waits."""
+        self._free += 1
+        _expect(self._free <= len(self._slots), "more slots are free than there are")
+        while self._waiters:
+            waiter, ticket = next(iter(self._waiters.items()))
+            del self._waiters[waiter]
+            if not _is_dead(waiter):
+                waiter.set_result(self._take_local(position, ticket))
+                return
+
+    def _somebody_waits(self) -> bool:
+        return any(not _is_dead(waiter) for waiter in self._waiters)
+
+    def _changed(self) -> None:
+        self.generation += 1
+        if self.on_change is not None:
+            self.on_change()
+
+    def _abandon(self, number: int) -> None:
+        # The collector may run in any thread and in the middle of any method of ours: only leave a note.
+        self._abandoned.append(number)
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._reap)
+
+    def _reap(self) -> None:
+        while self._abandoned:
+            self._release(self._abandoned.popleft())
+
+
+_SHARED: Final[tuple[Literal["mps", "time-slice"], ...]] = ("mps", "time-slice")
+_T = TypeVar("_T")
+
+
+def _is_dead(waiter: asyncio.Future[_T]) -> bool:
+    """Cancelled, or of a loop that is gone: nobody will ever take what it is given."""
+    return waiter.done() or waiter.get_loop().is_closed()
+
+
+def _expect(true: bool, otherwise: str) -> None:
+    if not true:
+        raise PoolCorrupted(otherwise)

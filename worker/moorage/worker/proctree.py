@@ -1,0 +1,224 @@
+"""Processes as /proc shows them: who descends from whom, who carries which marks, what is still alive.
+
+A process is named by (pid, start time), since a pid alone is used again. Sources: proc(5), prctl(2), pidfd_open(2).
+"""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+ENVIRON_BYTES_MAX: Final = 4 * 1024 * 1024
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+MARK_NAMES: Final = ("MOORAGE_TENANT", "MOORAGE_JOB", "MOORAGE_REPLICA", "MOORAGE_ATTEMPT", "MOORAGE_FENCE")
+"""The variables that together name a member in the environment of all its processes."""
+
+_PF_KTHREAD: Final = 0x00200000
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The fields of /proc/PID/stat that are needed here; `start_ticks` counts from boot in 1/`TICKS_PER_S` s."""
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    start_ticks: int
+    kernel_thread: bool
+
+    @property
+    def dead(self) -> bool:
+        """Whether it only waits to be reaped: it runs no more and holds nothing."""
+        return self.state in "ZX"
+
+
+def become_subreaper() -> None:
+    """Descendants whose parent dies become this process's children. Raises `OSError`."""
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def boot_id() -> str:
+    """The machine's boot id: a new one after every boot."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def boottime_s() -> float:
+    """CLOCK_BOOTTIME: seconds since boot, suspend included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def read_process(pid: int) -> Process | None:
+    """One process, None when there is none of that pid."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the program's name in parentheses, and may itself hold spaces and parentheses.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        state=fields[0].decode("ascii"),
+        start_ticks=int(fields[19]),
+        kernel_thread=bool(int(fields[6]) & _PF_KTHREAD),
+    )
+
+
+def all_processes() -> list[Process]:
+    """Every process that /proc shows now."""
+    found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdecimal())
+    return [process for process in found if process is not None]
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of one process, zombies included, of all its threads.
+
+    The kernel may skip a child when another is reaped during the read (proc(5)); for the calling process's own
+    children that cannot happen, since only it can reap them, so for it the list is whole.
+    """
+    found: list[int] = []
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    for task in tasks:
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", "rb", buffering=0) as file:
+                found.extend(int(child) for child in _read_all(file.fileno()).split())
+        except (FileNotFoundError, ProcessLookupError):
+            if os.path.exists(f"/proc/{pid}/task/{task}"):
+                # A kernel without CONFIG_PROC_CHILDREN.
+                return [process.pid for process in all_processes() if process.parent == pid]
+    return found
+
+
+def descendants(roots: Iterable[int]) -> list[int]:
+    """The roots and all that descends from them, parents before children."""
+    found: list[int] = []
+    seen: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid in seen:
+            continue
+        seen.add(pid)
+        found.append(pid)
+        waiting.extend(children(pid))
+    return found
+
+
+def marks_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
+    """The `NAME=value` entries by which processes of a member with this environment are known; may be empty."""
+    return tuple(os.fsencode(f"{name}={environ[name]}") for name in MARK_NAMES if name in environ)
+
+
+def read_environ(pid: int) -> frozenset[bytes] | None:
+    """The entries of a process's environment as it was at exec. None when it is gone.
+
+    Raises `PermissionError` for a process of another user. Empty for kernel threads and zombies, and for a process
+    that overwrote its environment.
+    """
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            return frozenset(entry for entry in _read_all(file.fileno()).split(b"\0") if entry)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def kill_process(process: Process) -> bool:
+    """SIGKILL to exactly this process, never to a later one of its pid. False when it was gone."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        now = read_process(process.pid)
+        if now is None or now.start_ticks != process.start_ticks:
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def kill_trees(roots: Iterable[int]) -> int:
+    """SIGKILL to the roots and all their descendants, children first so that none is orphaned on the way.
+
+    Returns how many were signalled. A process forked meanwhile is missed: repeat until nothing is left.
+    """
+    killed = 0
+    for pid in reversed(descendants(roots)):
+        process = read_process(pid)
+        if process is not None and not process.dead and kill_process(process):
+            killed += 1
+    return killed
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a look through every environment found."""
+
+    marked: dict[int, list[Process]]
+    """By the index of the marks that they carry."""
+    others: list[Process]
+    """All live user processes of users that matter, for a look at their sessions."""
+    unreadable: list[Process]
+    """Live processes whose environment cannot be judged: not readable, or empty in a user process."""
+
+
+def scan_marks(marks: list[tuple[bytes, ...]], own_uid: int) -> Scan:
+    """Look for each set of marks in every /proc/PID/environ. A set matches where all of it is present.
+
+    Where this process is not root, processes of other users are left out: its children could not become them,
+    set-user-ID programs aside.
+    """
+    wanted = [(index, frozenset(entries)) for index, entries in enumerate(marks) if entries]
+    found = Scan(marked={}, others=[], unreadable=[])
+    for process in all_processes():
+        if process.dead or process.kernel_thread or process.pid == os.getpid():
+            continue
+        if own_uid != 0 and _uid(process.pid) != own_uid:
+            continue
+        try:
+            environ = read_environ(process.pid)
+        except PermissionError:
+            environ = frozenset()
+        if environ is None:
+            continue
+        found.others.append(process)
+        if not environ:
+            found.unreadable.append(process)
+        for index, entries in wanted:
+            if entries <= environ:
+                found.marked.setdefault(index, []).append(process)
+    return found
+
+
+def _uid(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def _read_all(descriptor: int) -> bytes:
+    pieces: list[bytes] = []
+    length = 0
+    while length < ENVIRON_BYTES_MAX and (piece := os.read(descriptor, 1 << 16)):
+        pieces.append(piece)
+        length += len(piece)
+    return b"".join(pieces)

@@ -1,0 +1,175 @@
+"""Put a worker together from its settings and run it: one agent on a real host, many for a simulated fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.bus.connection import Connection, State, connect
+from moorage.bus.contexts import Context
+from moorage.schemas.errors import refuse
+from moorage.worker.agent import Agent
+from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.drivers.process import ProcessDriver
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.fleet_host import FleetHost
+from moorage.worker.inventory.base import Inventory
+from moorage.worker.inventory.host import HostFacts, host_facts
+from moorage.worker.inventory.nvml import open_nvml
+from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
+from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
+from moorage.worker.settings import WorkerSettings
+
+SUPERVISOR_FOLDER: Final = "supervisor"
+WORKERS_FOLDER: Final = "workers"
+#: how long workers that leave nothing behind try to end what they hold and say goodbye
+LEAVE_S_MAX: Final = 5.0
+DRIVERS: Final = ("process", "noop")
+
+log = logging.getLogger("moorage.worker")
+
+
+class Worker:
+    """Agents of one process, put together by `start`; `host` may be watched, `agents` asked."""
+
+    def __init__(self, host: FleetHost, connection: Connection, agents: list[Agent]) -> None:
+        self.host = host
+        self.connection = connection
+        self.agents = agents
+
+    async def stop(self) -> None:
+        """Close. Jobs go on where a supervisor runs them; simulated ones are ended, and their workers say goodbye."""
+        leaving = [agent for agent in self.agents if not _can_outlive(agent)]
+        for agent in leaving:
+            agent.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S_MAX):
+                for agent in leaving:
+                    await agent.left.wait()
+        for agent in self.agents:
+            agent.inventory.close()
+        await self.host.close()
+        await self.connection.close()
+
+
+async def start(settings: WorkerSettings, target: Context | str | None) -> Worker:
+    """Connect and open everything.
+
+    `target` is a NATS context as `bus.contexts.resolve` takes it. Raises MoorageError: what the connection, the
+    journal and the supervisor raise, and failed-precondition for settings that do not go together.
+    """
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = host_facts(settings.state_dir)
+    hosts = simulated_of(settings)
+    _check(settings, hosts)
+
+    def on_state(state: State) -> None:
+        if state is State.CONNECTED and host is not None:
+            host.reconnected()
+
+    host: FleetHost | None = None
+    name = settings.worker or facts.worker
+    connection = await connect(target, f"moorage worker {name}", on_state=on_state)
+    host = FleetHost(connection, settings.prefix)
+    await host.open()
+    worker = Worker(host, connection, [])
+    link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER)
+    try:
+        if hosts is None:
+            agent = _agent(host, name, settings, facts, await open_nvml(), link)
+            worker.agents.append(agent)
+            await host.add(agent)
+        for simulated in hosts or ():
+            name = settings.worker if settings.worker and len(hosts or ()) == 1 else simulated.name
+            of_host = HostFacts(
+                name, name, f"{facts.machine}-{name}", facts.boot, simulated.cpu_milli, simulated.memory_mib
+            )
+            agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated), link)
+            worker.agents.append(agent)
+            await host.add(agent)
+    except BaseException:
+        await host.close()
+        await connection.close()
+        raise
+    return worker
+
+
+async def run(settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event) -> None:
+    """`start`, then serve until `stop` is set. Raises what an agent that broke raised."""
+    worker = await start(settings, target)
+    stopped = asyncio.get_running_loop().create_task(stop.wait())
+    try:
+        await asyncio.wait((stopped, worker.host.failed), return_when=asyncio.FIRST_COMPLETED)
+        if worker.host.failed.done():
+            worker.host.failed.result()
+    finally:
+        stopped.cancel()
+        await worker.stop()
+
+
+def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
+    """The simulated hosts that the settings name, by word or by file; None for a real one. Raises Refused."""
+    word = settings.simulate
+    if word is None:
+        return None
+    try:
+        if word.endswith((".toml", ".json")):
+            return load_hosts(Path(word))
+        return simulated_hosts(word, name=settings.worker or "sim")
+    except (ValueError, OSError, msgspec.MsgspecError) as error:
+        raise refuse("failed-precondition", f"no simulated fleet: {error}", field="$.simulate", found=word) from error
+
+
+def _check(settings: WorkerSettings, hosts: list[SimulatedHost] | None) -> None:
+    for name in settings.drivers:
+        if name not in DRIVERS:
+            raise refuse("failed-precondition", f"no driver {name}", field="$.drivers", allowed=", ".join(DRIVERS))
+    if "noop" in settings.drivers and hosts is None:
+        raise refuse(
+            "failed-precondition",
+            "the driver noop runs nothing: only simulated workers offer it",
+            field="$.drivers",
+            next="add simulate, or take noop out",
+        )
+
+
+def _agent(
+    host: FleetHost, name: str, settings: WorkerSettings, facts: HostFacts, inventory: Inventory, link: SupervisorLink
+) -> Agent:
+    drivers: list[Driver] = []
+    if "process" in settings.drivers:
+        drivers.append(
+            ProcessDriver(
+                link,
+                name,
+                secrets_dir=settings.secrets_dir,
+                interface=settings.interface,
+                simulated=inventory.simulated,
+                stream_output=settings.stream_output,
+                output_cap_bytes=settings.output_cap_bytes,
+            )
+        )
+    if "noop" in settings.drivers:
+        drivers.append(NoopDriver())
+    journal: MemoryJournal
+    if not any(driver.traits.remembers for driver in drivers):
+        # nothing to take up again; wall seconds grow over every restart, faster than joins are asked
+        journal = MemoryJournal(join_n=int(time.time()))
+    elif inventory.simulated:
+        journal = Journal(settings.state_dir / WORKERS_FOLDER / f"{name}.journal")
+    else:
+        journal = Journal(settings.state_dir / JOURNAL_NAME)
+    if journal.torn_bytes:
+        log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
+    return Agent(host, name, settings, facts, inventory, drivers, journal)
+
+
+def _can_outlive(agent: Agent) -> bool:
+    return any(driver.traits.remembers for driver in agent.drivers.values())

@@ -1,0 +1,263 @@
+"""The supervisor's side of starting a child: judge the request, then hand it to the launcher process.
+
+Why a launcher: a `preexec_fn` costs `subprocess` its vfork, and forking the supervisor itself copies its page tables.
+`spawn_launcher.py` is a bare interpreter that is cheap to clone; its clones are the supervisor's own children.
+"""
+
+import array
+import errno
+import marshal
+import os
+import pwd
+import resource
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from . import spawn_launcher
+from .supervisor_protocol import KEY_CHARS_MAX, StartMember
+
+SEARCH_PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
+PACKET_BODY_BYTES_MAX: Final = 64 * 1024
+SECONDS_MAX: Final = 10 * 365 * 86400.0
+OUTPUT_CAP_BYTES_MAX: Final = 1 << 40
+CONFIRMATION_BYTES: Final = 12
+STAGES: Final = {
+    spawn_launcher.STAGE_CGROUP: "cgroup",
+    spawn_launcher.STAGE_LIMITS: "limits",
+    spawn_launcher.STAGE_USER: "user",
+    spawn_launcher.STAGE_CWD: "cwd",
+    spawn_launcher.STAGE_EXEC: "exec",
+}
+_LIMITS: Final = {
+    name.removeprefix("RLIMIT_"): value for name, value in vars(resource).items() if name.startswith("RLIMIT_")
+}
+
+Ids: TypeAlias = tuple[int, int, list[int]]
+Request: TypeAlias = tuple[
+    int,
+    list[bytes],
+    list[bytes],
+    dict[bytes, bytes],
+    bytes,
+    Ids | None,
+    list[tuple[int, tuple[int, int]]],
+    int,
+    int,
+    int,
+]
+
+
+class StartRefused(Exception):
+    """A child cannot be started: `errno`, the `stage` that failed, and a message for people."""
+
+    def __init__(self, number: int, stage: str, message: str) -> None:
+        super().__init__(message)
+        self.errno = number
+        self.stage = stage
+        self.message = message
+
+
+class LauncherGone(Exception):
+    """The launcher process has ended; what it was asked last may or may not have happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A judged request, in the types that exec wants."""
+
+    paths: list[bytes]
+    argv: list[bytes]
+    environ: dict[bytes, bytes]
+    cwd: bytes
+    ids: Ids | None
+    limits: list[tuple[int, tuple[int, int]]]
+
+    def request(self, slot: int, stdout: int, stderr: int, cgroup: int) -> Request:
+        """What the launcher reads; the last three are places in the packet's list of descriptors, -1 for none."""
+        return (
+            slot,
+            self.paths,
+            self.argv,
+            self.environ,
+            self.cwd,
+            self.ids,
+            self.limits,
+            stdout,
+            stderr,
+            cgroup,
+        )
+
+
+def judge(member: StartMember) -> Child:
+    """Check one request and look up what it names. Raises `StartRefused`; the file system is not touched."""
+    _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", f"key must have 1..{KEY_CHARS_MAX} characters")
+    _check(bool(member.argv) and bool(member.argv[0]), "exec", "argv must begin with the name of a program")
+    _check(_is_duration(member.grace_s), "request", "grace_s must be a duration in seconds")
+    _check(member.timeout_s is None or _is_duration(member.timeout_s), "request", "timeout_s must be a duration")
+    _check(0 <= member.output_cap_bytes <= OUTPUT_CAP_BYTES_MAX, "request", "output_cap_bytes out of bounds")
+    _check(member.cpu_milli is None or member.cpu_milli > 0, "request", "cpu_milli must be above 0")
+    _check(member.memory_bytes is None or member.memory_bytes > 0, "request", "memory_bytes must be above 0")
+    if member.checkpoint_signal is not None:
+        signal_number(member.checkpoint_signal)
+        before_s = member.checkpoint_before_s
+        _check(
+            before_s is not None and _is_duration(before_s) and member.timeout_s is not None,
+            "request",
+            "checkpoint_signal needs timeout_s and checkpoint_before_s",
+        )
+    for name in member.env:
+        _check(bool(name) and "=" not in name, "request", f"not a name of a variable: {name!r}")
+    try:
+        argv = [_bytes(argument) for argument in member.argv]
+        environ = {_bytes(name): _bytes(value) for name, value in member.env.items()}
+        cwd = _bytes(member.cwd) if member.cwd is not None else b"/"
+    except ValueError as error:
+        raise StartRefused(errno.EINVAL, "request", str(error)) from None
+    return Child(
+        paths=_paths(argv[0], member.env.get("PATH", SEARCH_PATH_DEFAULT)),
+        argv=argv,
+        environ=environ,
+        cwd=cwd,
+        ids=None if member.user is None else _resolve_user(member.user),
+        limits=[_limit(name, pair) for name, pair in member.limits.items()],
+    )
+
+
+def signal_number(name: str) -> signal.Signals:
+    """The signal called `SIGUSR1` or the like. Raises `StartRefused`."""
+    try:
+        return signal.Signals[name]
+    except KeyError:
+        raise StartRefused(errno.EINVAL, "request", f"no such signal: {name}") from None
+
+
+def _check(fine: bool, stage: str, message: str) -> None:
+    if not fine:
+        raise StartRefused(errno.EINVAL, stage, message)
+
+
+def _is_duration(seconds: float) -> bool:
+    return 0 <= seconds <= SECONDS_MAX
+
+
+def _bytes(text: str) -> bytes:
+    raw = os.fsencode(text)
+    if b"\0" in raw:
+        raise ValueError("argv, env and cwd may not hold a null character")
+    return raw
+
+
+def _paths(program: bytes, search: str) -> list[bytes]:
+    if b"/" in program:
+        return [program]
+    return [os.path.join(folder or b".", program) for folder in os.fsencode(search).split(b":")]
+
+
+def _limit(name: str, pair: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+    number = _LIMITS.get(name.upper())
+    if number is None:
+        raise StartRefused(errno.EINVAL, "limits", f"no such limit: {name} (known: {', '.join(sorted(_LIMITS))})")
+    _check(all(-1 <= value < 1 << 63 for value in pair), "limits", f"limit {name} out of bounds")
+    return number, pair
+
+
+def _resolve_user(user: str | int) -> Ids | None:
+    try:
+        entry = pwd.getpwnam(user) if isinstance(user, str) and not user.isdecimal() else pwd.getpwuid(int(user))
+    except KeyError:
+        if isinstance(user, str) and not user.isdecimal():
+            raise StartRefused(errno.EINVAL, "user", f"no such user: {user}") from None
+        uid = int(user)
+        # A uid without an entry gets the group of its own number and no other, never group 0.
+        ids = (uid, uid, [uid])
+    except (OverflowError, ValueError):
+        raise StartRefused(errno.EINVAL, "user", f"not a uid: {user}") from None
+    else:
+        ids = (entry.pw_uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid))
+    # An unprivileged supervisor may start jobs of its own user, but may not call setgroups.
+    return None if os.geteuid() != 0 and ids[0] == os.geteuid() else ids
+
+
+class Launcher:
+    """The launcher process and the socket to it."""
+
+    __slots__ = ("_channel", "pid")
+
+    def __init__(self, channel: socket.socket, pid: int) -> None:
+        self._channel = channel
+        self.pid = pid
+
+    @classmethod
+    def start(cls, descriptors_soft: int, descriptors_hard: int) -> "Launcher":
+        """Start it as a child of the calling (main) thread; children get these limits on open files."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            place = 3
+            arguments = [
+                sys.executable,
+                "-I",
+                "-S",
+                str(Path(spawn_launcher.__file__)),
+                str(place),
+                str(descriptors_soft),
+                str(descriptors_hard),
+            ]
+            pid = os.posix_spawn(
+                sys.executable,
+                arguments,
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), place),
+                ],
+            )
+        ours.setblocking(False)
+        return cls(ours, pid)
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def send(self, requests: list[Request], descriptors: list[int]) -> None:
+        """Ask for these children. The first descriptor is the confirm pipe's. Raises `LauncherGone`, `OSError`."""
+        body = marshal.dumps(requests)
+        memory = -1
+        try:
+            if len(body) > PACKET_BODY_BYTES_MAX:
+                memory = os.memfd_create("moorage-start", os.MFD_CLOEXEC)
+                with open(memory, "wb", closefd=False) as file:
+                    file.write(body)
+                os.lseek(memory, 0, os.SEEK_SET)
+                body = marshal.dumps(None)
+            # The second place is always the memory file's, so that the requests' places hold either way.
+            passed = [descriptors[0], memory if memory >= 0 else descriptors[0], *descriptors[1:]]
+            rights = array.array("i", passed)
+            self._channel.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except (BrokenPipeError, ConnectionResetError):
+            raise LauncherGone from None
+        finally:
+            if memory >= 0:
+                os.close(memory)
+
+    def receive(self) -> list[int] | None:
+        """The answer to the oldest packet: pids, or negative error numbers. None when there is none yet.
+
+        Raises `LauncherGone`.
+        """
+        try:
+            data = self._channel.recv(spawn_launcher.PACKET_BYTES_MAX)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise LauncherGone
+        answer = marshal.loads(data)
+        assert isinstance(answer, list)
+        return answer
+
+    def close(self) -> None:
+        self._channel.close()

@@ -1,0 +1,196 @@
+"""The launcher: a very small process that clones the supervisor's children, so that cloning is cheap.
+
+The cost of a clone grows with the memory of the process that is cloned (some 60 microseconds a MiB of private
+memory), so this file is run by path, with `python -I -S`, and imports nothing but what it needs. Its clones are made
+with CLONE_PARENT: they are the supervisor's children, who reaps them and whose death kills them.
+
+It reads packets from a SEQPACKET socket on the descriptor given, which is the lowest after standard error. A packet
+is a marshalled list of requests together with their descriptors; the answer is the list of pids (or negative error
+numbers). A child that cannot exec writes (slot, stage, error number), 4 bytes each, little-endian, to the confirm
+pipe, which else closes as it execs.
+"""
+
+import _socket
+import ctypes
+import errno
+import marshal
+import os
+import resource
+import signal
+import sys
+
+PACKET_BYTES_MAX = 128 * 1024
+DESCRIPTORS_MAX = 64
+STAGE_CGROUP, STAGE_LIMITS, STAGE_USER, STAGE_CWD, STAGE_EXEC = 1, 2, 3, 4, 5
+
+_MSG_CMSG_CLOEXEC = 0x40000000
+_CLONE_PARENT = 0x00008000
+_CLONE_INTO_CGROUP = 0x200000000
+_SYS_CLONE3 = 435
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220, "loongarch64": 220, "ppc64le": 120}
+_PR_SET_PDEATHSIG = 1
+
+# PyDLL keeps the interpreter's lock, so that the child returns as its holder; nothing else runs in this process.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+_prctl = _libc.prctl
+
+
+class _CloneArguments(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "flags",
+            "pidfd",
+            "child_tid",
+            "parent_tid",
+            "exit_signal",
+            "stack",
+            "stack_size",
+            "tls",
+            "set_tid",
+            "set_tid_size",
+            "cgroup",
+        )
+    ]
+
+
+_arguments = _CloneArguments()
+_reference = ctypes.byref(_arguments)
+_size = ctypes.sizeof(_arguments)
+
+
+def clone3(cgroup: int) -> int:
+    """A child of this process's parent, in the cgroup of that descriptor unless it is -1. Raises `OSError`."""
+    _arguments.flags = _CLONE_PARENT if cgroup < 0 else _CLONE_PARENT | _CLONE_INTO_CGROUP
+    _arguments.cgroup = max(cgroup, 0)
+    return _checked(_syscall(_SYS_CLONE3, _reference, _size))
+
+
+def clone(number: int) -> int:
+    """The same by the older call, always in this process's own cgroup. Raises `OSError`."""
+    zero = ctypes.c_long(0)
+    return _checked(_syscall(number, ctypes.c_long(_CLONE_PARENT), zero, zero, zero, zero))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def become(request: tuple, descriptors: list, confirm: int, parent: int, moved: bool) -> None:  # type: ignore[type-arg]
+    """In the child: put everything in place and exec. Never returns."""
+    slot, paths, argv, environ, cwd, ids, limits, out, err, cgroup = request
+    stage = STAGE_CGROUP
+    try:
+        os.setsid()
+        if cgroup >= 0 and not moved:
+            procs = os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=descriptors[cgroup])
+            os.write(procs, b"0")
+        os.dup2(descriptors[out], 1)
+        os.dup2(descriptors[err], 2)
+        stage = STAGE_LIMITS
+        for name, value in limits:
+            resource.setrlimit(name, value)
+        stage = STAGE_USER
+        if ids is not None:
+            os.setgroups(ids[2])
+            os.setgid(ids[1])
+            os.setuid(ids[0])
+        stage = STAGE_CWD
+        os.chdir(cwd)
+        stage = STAGE_EXEC
+        # After setuid, which clears it. It follows the death of the parent's spawning thread; the supervisor has one.
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(127)
+        refused = None
+        for path in paths:
+            try:
+                os.execve(path, argv, environ)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+                    raise
+                # As execvp(3): look on, but a file that may not be executed is told before one that is not there.
+                if refused is None or error.errno == errno.EACCES:
+                    refused = error
+        raise refused or FileNotFoundError(errno.ENOENT, "")
+    except OSError as error:
+        number = error.errno or errno.EIO
+    except BaseException:
+        number = errno.EINVAL
+    try:
+        os.write(confirm, b"".join(value.to_bytes(4, "little") for value in (slot, stage, number)))
+    finally:
+        os._exit(127)
+
+
+def main() -> None:
+    channel_descriptor, soft, hard = (int(argument) for argument in sys.argv[1:4])
+    os.set_inheritable(channel_descriptor, False)
+    # Whatever the supervisor itself was given, by a shell or a service manager, is not the children's.
+    os.closerange(channel_descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+    channel = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, channel_descriptor)
+    parent = os.getppid()
+    # What the children inherit: dispositions and mask as a fresh process has them, the usual umask, no input.
+    for number in range(1, signal.NSIG):
+        try:
+            signal.signal(number, signal.SIG_DFL)
+        except (OSError, ValueError):
+            continue
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.umask(0o022)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    space = _socket.CMSG_SPACE(4 * DESCRIPTORS_MAX)
+    older = 0
+    while True:
+        data, ancillary, _, _ = channel.recvmsg(PACKET_BYTES_MAX, space, _MSG_CMSG_CLOEXEC)
+        if not data:
+            os._exit(0)
+        descriptors = [
+            int.from_bytes(raw[at : at + 4], sys.byteorder)
+            for _, _, raw in ancillary
+            for at in range(0, len(raw) - len(raw) % 4, 4)
+        ]
+        confirm = descriptors[0]
+        requests = marshal.loads(data)
+        if requests is None:
+            # Too large for a packet: the second descriptor is a file in memory that holds it.
+            with open(descriptors[1], "rb", closefd=False) as file:
+                requests = marshal.loads(file.read())
+        answers = []
+        for request in requests:
+            cgroup = request[9]
+            moved = not older
+            try:
+                if older:
+                    pid = clone(older)
+                else:
+                    try:
+                        pid = clone3(descriptors[cgroup] if cgroup >= 0 else -1)
+                    except OSError as error:
+                        # Not known to this kernel, or hidden by a container's seccomp filter.
+                        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
+                            raise
+                        older = _SYS_CLONE.get(os.uname().machine, 0)
+                        if not older:
+                            raise
+                        moved = False
+                        pid = clone(older)
+            except OSError as error:
+                answers.append(-(error.errno or errno.EAGAIN))
+                continue
+            if pid == 0:
+                become(request, descriptors, confirm, parent, moved)
+            answers.append(pid)
+        channel.send(marshal.dumps(answers))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,407 @@
+"""The agent's side of the supervisor: connect to it (or start it), ask, and hear what happens.
+
+`Supervised` survives nothing: when the socket closes or the supervisor falls silent it is done, says why, and a new
+one is made with `connect`. What the supervisor holds is then read with `list`.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import moorage
+
+from .supervisor_protocol import (
+    PROTOCOL,
+    SOCKET_NAME,
+    Done,
+    End,
+    EndMember,
+    Event,
+    Fence,
+    Forget,
+    FrameReader,
+    Hello,
+    List,
+    Listed,
+    Output,
+    Ping,
+    Refused,
+    Request,
+    Shutdown,
+    Start,
+    StartMember,
+    decode_messages,
+    encode_request,
+)
+from .supervisor_server import open_folder
+
+CONNECT_S: Final = 10.0
+"""For a supervisor to start and say hello; a bare one takes some 0.2 s."""
+CONNECT_RETRY_S: Final = 0.02
+PING_INTERVAL_S: Final = 1.0
+SILENCE_S: Final = 3.0
+EVENTS_MAX: Final = 65536
+EVENTS_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Events not yet taken, and the output in them, past which the socket is read no further until they are taken; the
+supervisor then drops output first. Answers wait as well: take events while you ask."""
+START_MEMBERS_MAX: Final = 512
+"""Members in one frame of a longer list."""
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class SupervisorError(Exception):
+    """Base of what can go wrong with the supervisor."""
+
+
+class SupervisorUnavailable(SupervisorError):
+    """None answers on the state folder, and none could be started."""
+
+
+class SupervisorGone(SupervisorError):
+    """The connection is over. `silent` tells a supervisor that stopped answering from one that closed."""
+
+    def __init__(self, message: str, *, silent: bool = False) -> None:
+        super().__init__(message)
+        self.silent = silent
+
+
+class SupervisorRefused(SupervisorError):
+    """It will not do what was asked; `code` is for programs."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorIdentity:
+    """Which supervisor of which boot: two of the same identity are one process."""
+
+    boot_id: str
+    start_ticks: int
+    pid: int
+
+    @property
+    def boot(self) -> str:
+        """The worker's `boot`: the machine's boot id and the supervisor's start."""
+        return f"{self.boot_id}.{self.start_ticks}.{self.pid}"
+
+
+class Supervised(asyncio.Protocol):
+    """A live connection to a supervisor. Make it with `connect`."""
+
+    def __init__(self) -> None:
+        self.cgroup: str | None = None
+        """The path of its cgroup, None where it proves ends by walking the process tree."""
+        self.controllers: tuple[str, ...] = ()
+        self._loop = asyncio.get_running_loop()
+        self._identity: asyncio.Future[SupervisorIdentity] = self._loop.create_future()
+        self._gone: asyncio.Future[SupervisorGone] = self._loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._n = 0
+        self._waiting: dict[int, asyncio.Future[Done | Listed]] = {}
+        self._events: list[Event] = []
+        self._events_bytes = 0
+        self._some = asyncio.Event()
+        self._pidfd = -1
+        self._heard_s = self._loop.time()
+        self._watch: asyncio.TimerHandle | None = None
+        self._ping_interval_s = PING_INTERVAL_S
+        self._silence_s = SILENCE_S
+
+    @classmethod
+    async def connect(
+        cls,
+        state: Path,
+        spawn_if_absent: bool = True,
+        *,
+        arguments: Sequence[str] = (),
+        ping_interval_s: float = PING_INTERVAL_S,
+        silence_s: float = SILENCE_S,
+    ) -> "Supervised":
+        """Connect to the supervisor of this state folder; start a detached one with `arguments` if there is none.
+
+        `silence_s` without a byte from it, while it is pinged every `ping_interval_s`, ends the connection.
+        Raises `SupervisorUnavailable`, `SupervisorRefused`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + CONNECT_S
+        spawned = False
+        while True:
+            try:
+                return await cls._try_connect(state, ping_interval_s, silence_s, deadline_s - loop.time())
+            except (OSError, SupervisorGone) as error:
+                if loop.time() >= deadline_s or (isinstance(error, OSError) and not spawn_if_absent):
+                    raise SupervisorUnavailable(f"no supervisor answers on {state}: {error}") from error
+            if spawn_if_absent and not spawned:
+                spawned = True
+                await _spawn(state, arguments)
+            else:
+                await asyncio.sleep(CONNECT_RETRY_S)
+
+    @classmethod
+    async def _try_connect(
+        cls, state: Path, ping_interval_s: float, silence_s: float, timeout_s: float
+    ) -> "Supervised":
+        raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        supervised = cls()
+        try:
+            with open_folder(state) as folder:
+                raw.connect(f"{folder}/{SOCKET_NAME}")
+            raw.setblocking(False)
+            await supervised._loop.create_unix_connection(lambda: supervised, sock=raw)
+        except OSError:
+            raw.close()
+            raise
+        supervised._ping_interval_s, supervised._silence_s = ping_interval_s, silence_s
+        try:
+            await asyncio.wait_for(asyncio.shield(supervised._identity), timeout_s)
+        except (TimeoutError, SupervisorError) as error:
+            supervised.close()
+            if isinstance(error, TimeoutError):
+                raise SupervisorGone("it said no hello", silent=True) from None
+            raise
+        supervised._beat()
+        return supervised
+
+    # -- asking
+
+    @property
+    def identity(self) -> SupervisorIdentity:
+        """Which supervisor this is."""
+        return self._identity.result()
+
+    async def start(self, members: Sequence[StartMember]) -> None:
+        """Start these. Returns once they are accepted; `Started` or `Ended` follow as events, for each.
+
+        Starting the same key again is harmless: what is known of it is told again.
+        Raises `SupervisorRefused`, `SupervisorGone`, `FrameTooLarge`.
+        """
+        for first in range(0, len(members), START_MEMBERS_MAX):
+            part = tuple(members[first : first + START_MEMBERS_MAX])
+            await self._ask(Start(n=self._next(), members=part))
+
+    async def end(self, members: Iterable[EndMember]) -> None:
+        """Ask these to end; `Ended` follows as an event. Unknown keys are ignored. Raises as `start`."""
+        await self._ask(End(n=self._next(), members=tuple(members)))
+
+    async def fence(self, deadline_boottime_s: float | None, grace_s: float) -> None:
+        """Replace the deadline (seconds of CLOCK_BOOTTIME) at which the supervisor ends all members by itself.
+
+        None lifts it. Members whose `on_partition` is `keep` are spared. Once it has passed nothing is started until
+        a later deadline is set. Raises as `start`.
+        """
+        await self._ask(Fence(n=self._next(), deadline_boottime_s=deadline_boottime_s, grace_s=grace_s))
+
+    async def list(self) -> Listed:
+        """All that it holds. Raises as `start`."""
+        answer = await self._ask(List(n=self._next()))
+        assert isinstance(answer, Listed)
+        return answer
+
+    async def forget(self, keys: Iterable[str], *, keep_output: bool = False, unproven: bool = False) -> None:
+        """Drop ends that are dealt with, and their output files unless kept. Raises as `start`.
+
+        `unproven` drops also what a former supervisor left and nobody can prove over: an operator's decision.
+        """
+        request = Forget(n=self._next(), keys=tuple(keys), keep_output=keep_output, unproven=unproven)
+        await self._ask(request)
+
+    async def ping(self) -> None:
+        """Returns when it has answered. Raises as `start`."""
+        await self._ask(Ping(n=self._next()))
+
+    async def shutdown(self, grace_s: float) -> None:
+        """End every member, then the supervisor. Returns when it is done. Raises as `start`."""
+        await self._ask(Shutdown(n=self._next(), grace_s=grace_s))
+        await asyncio.shield(self._gone)
+
+    def _next(self) -> int:
+        self._n += 1
+        return self._n
+
+    async def _ask(self, request: Request) -> Done | Listed:
+        if self._gone.done() or self._transport is None:
+            raise self._gone_error()
+        frame = encode_request(request)
+        future: asyncio.Future[Done | Listed] = self._loop.create_future()
+        self._waiting[request.n] = future
+        self._transport.write(frame)
+        try:
+            return await future
+        finally:
+            self._waiting.pop(request.n, None)
+
+    # -- hearing
+
+    async def next_events(self) -> Sequence[Event]:
+        """All events not yet taken, at least one, in order. Raises `SupervisorGone` once there are no more."""
+        while not self._events:
+            if self._gone.done():
+                raise self._gone_error()
+            self._some.clear()
+            await self._some.wait()
+        events, self._events = self._events, []
+        self._events_bytes = 0
+        if self._transport is not None and not self._transport.is_reading():
+            self._transport.resume_reading()
+        return events
+
+    async def wait_gone(self) -> SupervisorGone:
+        """Why the connection ended, once it has."""
+        return await asyncio.shield(self._gone)
+
+    def _gone_error(self) -> SupervisorGone:
+        # A fresh one for each that asks, so that no traceback is shared.
+        reason = self._gone.result() if self._gone.done() else SupervisorGone("not connected")
+        return SupervisorGone(str(reason), silent=reason.silent)
+
+    def kill(self) -> None:
+        """SIGKILL to the supervisor, and so to all its jobs: for one that is silent. Never hits another process.
+
+        Does nothing after `close`, or once the supervisor has closed the connection itself.
+        """
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the connection; the supervisor and its members live on."""
+        self._end(SupervisorGone("closed here"))
+        self._close_pidfd()
+
+    def _close_pidfd(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    # -- the protocol's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer: socket.socket = transport.get_extra_info("socket")
+        pid, _, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        with contextlib.suppress(OSError):
+            self._pidfd = os.pidfd_open(pid)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
+        for body in self._reader.feed(data):
+            for message in decode_messages(body):
+                match message:
+                    case Hello():
+                        self._greeted(message)
+                    case Done() | Listed():
+                        self._answered(message)
+                    case Refused():
+                        self._refused(message)
+                    case _:
+                        self._events.append(message)
+                        if isinstance(message, Output):
+                            self._events_bytes += len(message.data)
+        if self._events:
+            self._some.set()
+            full = len(self._events) > EVENTS_MAX or self._events_bytes > EVENTS_BYTES_MAX
+            if full and self._transport is not None:
+                self._transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(SupervisorGone(f"the supervisor closed the connection{f': {exc}' if exc else ''}"))
+
+    def _greeted(self, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            message = f"the supervisor speaks protocol {hello.protocol}, this agent {PROTOCOL}"
+            self._identity.set_exception(SupervisorRefused("protocol", message))
+            return
+        self.cgroup, self.controllers = hello.cgroup, hello.controllers
+        self._identity.set_result(SupervisorIdentity(hello.boot_id, hello.start_ticks, hello.pid))
+
+    def _answered(self, answer: Done | Listed) -> None:
+        future = self._waiting.get(answer.n)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def _refused(self, refused: Refused) -> None:
+        error = SupervisorRefused(refused.code, refused.message)
+        future = self._waiting.get(refused.n)
+        if refused.n == 0 and not self._identity.done():
+            self._identity.set_exception(error)
+        elif future is not None and not future.done():
+            future.set_exception(error)
+
+    def _beat(self) -> None:
+        """Ping, and end a connection on which nothing was heard for too long."""
+        if self._transport is None:
+            return
+        quiet_s = self._loop.time() - self._heard_s
+        if not self._transport.is_reading():
+            # It is this side that does not listen.
+            self._heard_s = self._loop.time()
+        elif quiet_s > self._silence_s:
+            self._end(SupervisorGone(f"silent for {quiet_s:.1f} s", silent=True))
+            return
+        self._transport.write(encode_request(Ping(n=self._next())))
+        self._watch = self._loop.call_later(self._ping_interval_s, self._beat)
+
+    def _end(self, reason: SupervisorGone) -> None:
+        if self._gone.done():
+            return
+        self._gone.set_result(reason)
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        if not self._identity.done():
+            self._identity.set_exception(self._gone_error())
+            self._identity.exception()  # asked for only while connecting: not to be reported as never retrieved
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(self._gone_error())
+        self._some.set()
+        if not reason.silent:
+            self._close_pidfd()
+
+
+async def _spawn(state: Path, arguments: Sequence[str]) -> None:
+    """Start a supervisor in a session of its own with a clean environment. Raises `SupervisorUnavailable`.
+
+    That another one came first is no error: the caller connects to that one.
+    """
+    from .supervisor import EXIT_HELD
+
+    # It finds what this process found, whatever led here: a virtual environment, PYTHONPATH, an editable install.
+    roots = dict.fromkeys(
+        str(Path(path).parent) for path in (*moorage.__path__, os.path.dirname(str(msgspec.__file__)))
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        "moorage.worker.supervisor",
+        "--state",
+        str(state),
+        "--detach",
+        *arguments,
+        env={"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(roots), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    _, output = await process.communicate()
+    if process.returncode not in (0, EXIT_HELD):
+        raise SupervisorUnavailable(output.decode(errors="replace").strip()[-2000:])

@@ -1,0 +1,381 @@
+"""The supervisor: the worker's second process, which owns the jobs' processes.
+
+    python -m moorage.worker.supervisor --state DIR [--detach] [--no-cgroup]
+
+It starts jobs, is their subreaper, pumps their output, keeps their timeouts and the fence deadline, and lives on when
+the agent dies; the agent connects to it again. One supervisor per state folder, by a lock on a file there.
+
+What it cannot promise. A job that runs as the supervisor's own user can signal it, as can root. A set-user-ID program
+loses the parent-death signal (prctl(2)), and root can leave its cgroup. A process stuck in the kernel cannot be ended
+by anybody: such a member is told as unproven. A virtual machine that was paused has no clock to notice by.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+from .cgroup import CgroupBase
+from .proctree import become_subreaper, boot_id, boottime_s, read_process
+from .supervisor_fence import BoottimeTimer
+from .supervisor_former import FormerMembers
+from .supervisor_jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
+from .supervisor_journal import Forgotten, Journal, Over, Record, read_journal, records_of
+from .supervisor_output import output_path
+from .supervisor_protocol import (
+    JOURNAL_NAME,
+    LOCK_NAME,
+    LOG_NAME,
+    OUTPUT_FOLDER,
+    PROTOCOL,
+    Done,
+    End,
+    Event,
+    Fence,
+    Forget,
+    Hello,
+    List,
+    Listed,
+    Message,
+    Ping,
+    Refused,
+    Request,
+    Shutdown,
+    Start,
+)
+from .supervisor_server import Connection, listen
+
+EXIT_HELD: Final = 73
+"""The exit status of a supervisor that finds another on its state folder (EX_CANTCREAT of sysexits.h)."""
+TERM_GRACE_S: Final = 10.0
+DESCRIPTORS_WANTED: Final = 65536
+CONNECTIONS_MAX: Final = 8
+
+
+class Supervisor:
+    """Everything of one state folder. Made inside the running loop."""
+
+    def __init__(self, state: Path, cgroups: CgroupBase | None, descriptors: tuple[int, int]) -> None:
+        """Raises `OSError`."""
+        self.finished = asyncio.Event()
+        self._state = state
+        self._loop = asyncio.get_running_loop()
+        self._cgroups = cgroups
+        self._connections: list[Connection] = []
+        self._records: list[Record] = []
+        self._flushing = False
+        self._shutdowns: list[tuple[Connection, int]] = []
+        self._shutting_down = False
+        machine_boot = boot_id()
+        left = read_journal(state / JOURNAL_NAME)
+        self._former = FormerMembers(machine_boot, {key: entry for key, entry in left.items() if entry.ended is None})
+        self._former_since_s = self._loop.time()
+        self._former_told = False
+        self._journal = Journal(state / JOURNAL_NAME, records_of(left))
+        self.jobs = Jobs(
+            state=state,
+            boot_id=machine_boot,
+            cgroups=cgroups,
+            descriptors=descriptors,
+            emit=self._emit,
+            record=self._records.append,
+            write_ahead=self._write_ahead,
+        )
+        self.jobs.ended.update((key, entry.ended) for key, entry in left.items() if entry.ended is not None)
+        me = read_process(os.getpid())
+        assert me is not None
+        self._hello = Hello(
+            protocol=PROTOCOL,
+            pid=me.pid,
+            boot_id=machine_boot,
+            start_ticks=me.start_ticks,
+            cgroup=cgroups.path if cgroups is not None else None,
+            controllers=cgroups.controllers if cgroups is not None else (),
+        )
+        if cgroups is not None:
+            cgroups.kill_former()
+        self._fence_grace_s = 0.0
+        self._fence_timer = BoottimeTimer(self._loop, self._fence_passed)
+        self._clear_former(CLEAR_DELAY_S_MIN)
+
+    # -- what is said, and what is kept of it
+
+    def _emit(self, event: Event) -> None:
+        for connection in self._connections:
+            connection.say(event)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Once a turn: the journal first, so that nothing told is lost with this process."""
+        self._flushing = False
+        if self.finished.is_set():
+            return
+        self._journal_records()
+        for connection in list(self._connections):
+            connection.flush()
+        if self._shutting_down and not self.jobs.members:
+            self._finish()
+
+    def _journal_records(self) -> None:
+        if not self._records:
+            return
+        records = list(self._records)
+        self._records.clear()
+        try:
+            self._journal.append(records)
+            if self._journal.wants_compaction:
+                self._journal.compact(records_of(read_journal(self._state / JOURNAL_NAME)))
+        except OSError as error:
+            # An end that is not kept is told by the next supervisor as `supervisor-died`.
+            log(f"journal: {error}")
+
+    def _write_ahead(self, records: list[Record]) -> None:
+        self._journal_records()
+        self._journal.append(records)
+
+    # -- the former supervisor's members
+
+    def _clear_former(self, delay_s: float) -> None:
+        for ended in self._former.clear(boottime_s()):
+            self.jobs.ended[ended.key] = ended
+            self._records.append(Over(ended=ended))
+            self._emit(ended)
+        if not self._former.waiting or self.finished.is_set():
+            return
+        if not self._former_told and self._loop.time() - self._former_since_s >= UNPROVEN_AFTER_S:
+            self._former_told = True
+            for unproven in self._former.found.values():
+                self._emit(unproven)
+        later_s = min(2 * delay_s, 10 * CLEAR_DELAY_S_MAX)
+        self._loop.call_later(delay_s, self._clear_former, later_s)
+
+    # -- connections
+
+    def opened(self, connection: Connection) -> bool:
+        """A new connection; False when there are too many."""
+        if len(self._connections) >= CONNECTIONS_MAX:
+            return False
+        self._connections.append(connection)
+        connection.say(self._hello)
+        self._flush_soon()
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        """The connection has ended; members and deadlines stay as they are."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+
+    def asked(self, connection: Connection, request: Request) -> None:
+        """Carry out one request. Its answer follows the events it causes at once."""
+        answer: Message = Done(n=request.n)
+        match request:
+            case Start():
+                answer = self._start(request)
+            case End():
+                for member in request.members:
+                    self.jobs.end(member.key, "end", max(0.0, member.grace_s), member.why)
+            case Fence():
+                answer = self._fence(request)
+            case List():
+                answer = self._listed(request.n)
+            case Forget():
+                self._forget(request)
+            case Ping():
+                pass
+            case Shutdown():
+                self._shutdowns.append((connection, request.n))
+                self.shut_down(max(0.0, request.grace_s))
+                return
+        connection.say(answer)
+        self._flush_soon()
+
+    def _start(self, request: Start) -> Message:
+        if self._shutting_down:
+            return Refused(n=request.n, code="shutting-down", message="the supervisor is shutting down")
+        former = [member.key for member in request.members if member.key in self._former.waiting]
+        if former:
+            return Refused(n=request.n, code="unproven", message=f"not proven over yet: {former[0]}")
+        self.jobs.start(request.members)
+        return Done(n=request.n)
+
+    def _fence(self, request: Fence) -> Message:
+        deadline_s = request.deadline_boottime_s
+        if not (request.grace_s >= 0 and (deadline_s is None or 0 <= deadline_s < 1e9)):
+            return Refused(n=request.n, code="invalid-argument", message="deadline or grace out of bounds")
+        self._fence_grace_s = request.grace_s
+        if deadline_s is None or deadline_s > boottime_s():
+            self.jobs.fenced = False
+            self._fence_timer.arm(deadline_s)
+        else:
+            self._fence_timer.arm(None)
+            self._fence_passed()
+        return Done(n=request.n)
+
+    def _fence_passed(self) -> None:
+        log("the fence deadline passed")
+        self.jobs.fence(self._fence_grace_s)
+
+    def _listed(self, n: int) -> Listed:
+        members = self.jobs.members.values()
+        return Listed(
+            n=n,
+            waiting=tuple(member.key for member in members if not member.confirmed),
+            running=tuple(self.jobs.started(member) for member in members if member.confirmed),
+            ended=tuple(self.jobs.ended.values()),
+            unproven=(*self.jobs.unproven.values(), *self._former.found.values()),
+        )
+
+    def _forget(self, request: Forget) -> None:
+        keys = [key for key in request.keys if self.jobs.ended.pop(key, None) is not None]
+        if request.unproven:
+            keys += [key for key in request.keys if self._former.drop(key)]
+        if not keys:
+            return
+        self._records.append(Forgotten(keys=tuple(keys)))
+        if not request.keep_output:
+            for key in keys:
+                for stream in ("stdout", "stderr"):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(output_path(self._state, key, stream))
+
+    # -- the end
+
+    def shut_down(self, grace_s: float) -> None:
+        """End every member with at most this grace, then finish."""
+        if not self._shutting_down:
+            self._shutting_down = True
+            self._loop.call_later(grace_s + UNPROVEN_AFTER_S, self._finish)
+        for member in list(self.jobs.members.values()):
+            self.jobs.end(member.key, "end", min(grace_s, member.start.grace_s), "the supervisor shuts down")
+        self._flush_soon()
+
+    def _finish(self) -> None:
+        if self.finished.is_set():
+            return
+        self.finished.set()
+        self._journal_records()
+        for connection, n in self._shutdowns:
+            connection.say(Done(n=n))
+        for connection in list(self._connections):
+            connection.flush()
+            connection.close()
+        self._fence_timer.close()
+        self.jobs.launches.close()
+        self._journal.close()
+        if self._cgroups is not None:
+            with contextlib.suppress(OSError):
+                self._cgroups.remove()
+
+
+def log(line: str) -> None:
+    """To standard error: the terminal's, or the log file's once detached."""
+    print(f"{boottime_s():.3f} {line}", file=sys.stderr, flush=True)
+
+
+class Held(Exception):
+    """Another supervisor holds the state folder."""
+
+    def __init__(self, state: Path, holder: str) -> None:
+        super().__init__(f"another supervisor (pid {holder or 'unknown'}) holds {state}")
+
+
+def take_lock(state: Path) -> int:
+    """The descriptor of the locked file; the lock lives as long as it. Raises `Held`, `OSError`."""
+    descriptor = os.open(state / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise Held(state, holder) from None
+    return descriptor
+
+
+def raise_descriptor_limit() -> tuple[int, int]:
+    """Make room for the pipes; returns the limits as they were, which are the children's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft, hard
+
+
+def detach(state: Path) -> None:
+    """Go on in a child with a session of its own; the caller's process exits with 0, since the socket listens."""
+    if os.fork() != 0:
+        os._exit(0)
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    output = os.open(state / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(null)
+    os.close(output)
+
+
+async def serve(state: Path, listener: socket.socket, cgroups: CgroupBase | None, limits: tuple[int, int]) -> None:
+    """Run until told to stop. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    supervisor = Supervisor(state, cgroups, limits)
+    loop.add_signal_handler(signal.SIGCHLD, supervisor.jobs.reap)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
+    supervisor.jobs.launches.start_launcher()
+    server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener)
+    try:
+        await supervisor.finished.wait()
+    finally:
+        server.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command. Returns its exit status."""
+    parser = argparse.ArgumentParser(prog="moorage-supervisor", description="Owns the processes of a worker's jobs.")
+    parser.add_argument("--state", type=Path, required=True, help="folder of the socket, the journal and the output")
+    parser.add_argument("--detach", action="store_true", help="return once the socket listens, and run on")
+    parser.add_argument("--no-cgroup", action="store_true", help="prove by walking the tree even where cgroups work")
+    options = parser.parse_args(arguments)
+    os.umask(0o077)
+    state: Path = options.state.absolute()
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        os.chmod(state, 0o700)
+        (state / OUTPUT_FOLDER).mkdir(exist_ok=True)
+        lock = take_lock(state)
+        listener = listen(state)
+    except Held as held:
+        print(f"moorage-supervisor: {held}", file=sys.stderr)
+        return EXIT_HELD
+    except OSError as error:
+        print(f"moorage-supervisor: {error}", file=sys.stderr)
+        return 1
+    os.chdir("/")
+    if options.detach:
+        detach(state)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    become_subreaper()
+    limits = raise_descriptor_limit()
+    name = "moorage-" + hashlib.blake2b(os.fsencode(state), digest_size=6).hexdigest()
+    cgroups = None if options.no_cgroup else CgroupBase.open(name)
+    asyncio.run(serve(state, listener, cgroups, limits))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Members that a former supervisor left: end what is left of them, and prove that it is gone.
+
+The main processes died with that supervisor (parent-death signal); what they had started may live on.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Final
+
+from .cgroup import CgroupFolder
+from .proctree import TICKS_PER_S, Process, Scan, kill_process, scan_marks
+from .supervisor_journal import Left, Starting
+from .supervisor_protocol import Ended, Proof, Unproven
+
+START_SLACK_S: Final = 1.0
+"""A process of a member started no earlier than its record less this."""
+_NO_SCAN: Final = Scan(marked={}, others=[], unreadable=[])
+
+
+@dataclass(slots=True)
+class FormerMembers:
+    """Those not yet proven over, by key. Call `clear` again and again until `waiting` is empty."""
+
+    boot_id: str
+    waiting: dict[str, Left]
+    found: dict[str, Unproven] = field(default_factory=dict)
+    """Why each of those waiting is not proven, as of the last pass."""
+
+    def clear(self, now_boottime_s: float) -> list[Ended]:
+        """One pass: kill what is left, and return the ends that are proven now. Does not block."""
+        ended: list[Ended] = []
+        scanned = [left for left in self.waiting.values() if _needs_scan(left, self.boot_id)]
+        scan = _NO_SCAN
+        if scanned:
+            scan = scan_marks([left.starting.marks for left in scanned if left.starting is not None], os.geteuid())
+        places = {id(left): index for index, left in enumerate(scanned)}
+        for key, left in list(self.waiting.items()):
+            starting = left.starting
+            if starting is None or starting.boot_id != self.boot_id:
+                proof: Proof | None = "reboot" if starting is not None else None
+            elif starting.cgroup:
+                proof = self._clear_cgroup(key, starting.cgroup)
+            else:
+                proof = self._clear_marked(key, left, starting, scan, scan.marked.get(places[id(left)], []))
+            if proof is None:
+                if starting is None:
+                    self._not_proven(key, (), "the journal has no start of it")
+                continue
+            del self.waiting[key]
+            self.found.pop(key, None)
+            ended.append(
+                Ended(
+                    key=key,
+                    reason="supervisor-died",
+                    proof=proof,
+                    pid=left.pid,
+                    started_boottime_s=starting.boottime_s if starting is not None else None,
+                    ended_boottime_s=now_boottime_s,
+                )
+            )
+        return ended
+
+    def drop(self, key: str) -> bool:
+        """Give one up on an operator's word. False for a key that does not wait."""
+        self.found.pop(key, None)
+        return self.waiting.pop(key, None) is not None
+
+    def _not_proven(self, key: str, pids: tuple[int, ...], message: str) -> None:
+        self.found[key] = Unproven(key=key, pids=pids, message=message)
+
+    def _clear_cgroup(self, key: str, path: str) -> Proof | None:
+        folder = CgroupFolder(path)
+        try:
+            folder.kill()
+            if folder.remove():
+                return "cgroup"
+            self._not_proven(key, tuple(sorted(folder.pids())), "its cgroup is not empty yet")
+        except OSError as error:
+            self._not_proven(key, (), f"its cgroup cannot be cleared: {error}")
+        return None
+
+    def _clear_marked(
+        self, key: str, left: Left, starting: Starting, scan: Scan, marked: list[Process]
+    ) -> Proof | None:
+        found = {process.pid: process for process in marked}
+        if left.pid is not None:
+            for process in scan.others:
+                if process.session == left.pid and not _is_older(process, starting):
+                    found[process.pid] = process
+        for process in found.values():
+            kill_process(process)
+        if found:
+            self._not_proven(key, tuple(sorted(found)), "processes of it are still there")
+            return None
+        if not starting.marks:
+            self._not_proven(key, (), "its environment held no mark to look for")
+            return None
+        doubtful = tuple(
+            sorted(
+                process.pid
+                for process in scan.unreadable
+                if process.parent != os.getpid() and not _is_older(process, starting)
+            )
+        )
+        if doubtful:
+            self._not_proven(key, doubtful, "the environment of these processes cannot be read")
+            return None
+        return "scan"
+
+
+def _needs_scan(left: Left, boot_id: str) -> bool:
+    return left.starting is not None and left.starting.boot_id == boot_id and not left.starting.cgroup
+
+
+def _is_older(process: Process, starting: Starting) -> bool:
+    return process.start_ticks / TICKS_PER_S < starting.boottime_s - START_SLACK_S

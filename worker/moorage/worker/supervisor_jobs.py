@@ -1,0 +1,387 @@
+"""The supervisor's members: start them through the launcher, reap, end, and prove their trees gone.
+
+All of it runs in one loop on one thread, the main one: the parent-death signal follows the thread.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from .cgroup import CgroupBase
+from .proctree import TICKS_PER_S, boottime_s, children, descendants, kill_trees, marks_of, read_environ, read_process
+from .spawn import StartRefused, judge, signal_number
+from .supervisor_journal import Over, Record, Running
+from .supervisor_launch import Launches
+from .supervisor_member import Member, State
+from .supervisor_output import DRAIN_BYTES_MAX, OutputPump
+from .supervisor_protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
+
+RUNNING_MAX: Final = 4096
+HELD_MAX: Final = 16384
+"""Members running, waiting and over but not forgotten."""
+UNPROVEN_AFTER_S: Final = 10.0
+CLEAR_DELAY_S_MIN: Final = 0.002
+CLEAR_DELAY_S_MAX: Final = 0.1
+
+
+class Jobs:
+    """`emit` gets events in order; `record` gets what the journal must hold before those events are told."""
+
+    def __init__(
+        self,
+        *,
+        state: Path,
+        boot_id: str,
+        cgroups: CgroupBase | None,
+        descriptors: tuple[int, int],
+        emit: Callable[[Event], None],
+        record: Callable[[Record], None],
+        write_ahead: Callable[[list[Record]], None],
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        self.ended: dict[str, Ended] = {}
+        self.unproven: dict[str, Unproven] = {}
+        self.fenced = False
+        self.launches = Launches(
+            self, state=state, boot_id=boot_id, cgroups=cgroups, descriptors=descriptors, write_ahead=write_ahead
+        )
+        self._cgroups = cgroups
+        self._emit = emit
+        self._record = record
+        self._loop = asyncio.get_running_loop()
+        self._by_pid: dict[int, Member] = {}
+        self._clearing: dict[str, Member] = {}
+        self._clear_delay_s = CLEAR_DELAY_S_MIN
+        self._clear_timer: asyncio.TimerHandle | None = None
+
+    # -- starting
+
+    def start(self, starts: tuple[StartMember, ...]) -> None:
+        """Accept members. One that is known already is told again, not started again."""
+        for start in starts:
+            if start.key in self.ended:
+                self._emit(self.ended[start.key])
+            elif start.key in self.members:
+                if self.members[start.key].confirmed:
+                    self._emit(self.started(self.members[start.key]))
+            else:
+                self._accept(start)
+        self.launches.go()
+
+    def _accept(self, start: StartMember) -> None:
+        member = Member(start=start, child=None, marks=marks_of(start.env))
+        self.members[start.key] = member
+        try:
+            if len(self.members) > RUNNING_MAX or len(self.members) + len(self.ended) > HELD_MAX:
+                raise StartRefused(errno.EAGAIN, "request", f"the supervisor holds {RUNNING_MAX} members")
+            if self.fenced:
+                member.cause = "fence"
+                self._finish(member, "never-ran")
+                return
+            member.child = judge(start)
+        except StartRefused as refused:
+            self.refused(member, refused.errno, refused.stage, refused.message)
+            return
+        # Its arguments and environment are in `child` until the launch, and needed no longer.
+        member.start = msgspec.structs.replace(start, argv=(), env={})
+        self.launches.add(member)
+
+    def refused(self, member: Member, number: int, stage: str, message: str) -> None:
+        """A start that failed before any process of it existed."""
+        member.failure = (number, stage, message)
+        if member.cgroup is not None:
+            with contextlib.suppress(OSError):
+                member.cgroup.remove()
+        self._finish(member, "never-ran")
+
+    def known(self, member: Member, pid: int) -> None:
+        """The launcher has made its process."""
+        member.go(State.RUNNING)
+        self._record(Running(key=member.key, pid=pid))
+        if member.wait_status is not None:
+            return
+        self._by_pid[pid] = member
+        start = member.start
+        if start.timeout_s is not None:
+            member.timers.append(self._loop.call_later(start.timeout_s, self._timed_out, member))
+            if start.checkpoint_signal is not None and start.checkpoint_before_s is not None:
+                delay_s = max(0.0, start.timeout_s - start.checkpoint_before_s)
+                member.timers.append(self._loop.call_later(delay_s, self._checkpoint, member))
+        if member.end_grace_s is not None:
+            self._ask_to_end(member, member.end_grace_s)
+
+    def resolved(self, member: Member) -> None:
+        """It runs its program, or has failed to."""
+        if member.failure is None:
+            member.confirmed = True
+            self._emit(self.started(member))
+        if member.wait_status is not None:
+            self._clear(member)
+            return
+        for pump in member.pumps:
+            self._loop.add_reader(pump.descriptor, self._pump, member, pump)
+
+    def lost(self, member: Member) -> None:
+        """The launcher died with it: treat it as having left a tree."""
+        self._clear(member)
+
+    def settled(self) -> None:
+        """Every child is known just now, which is when the orphans can be told from them."""
+        if self._clearing:
+            self._check_clearing()
+
+    def started(self, member: Member) -> Started:
+        """The event that says a member runs."""
+        assert member.pid is not None
+        assert member.started_boottime_s is not None
+        return Started(
+            key=member.key, pid=member.pid, started_boottime_s=member.started_boottime_s, ignored=member.ignored
+        )
+
+    # -- output
+
+    def _pump(self, member: Member, pump: OutputPump) -> bytes | None:
+        data = pump.pump()
+        if data == b"":
+            self._loop.remove_reader(pump.descriptor)
+        elif data and member.start.stream_output:
+            self._emit(Output(key=member.key, stream=pump.stream, offset=pump.seen_bytes - len(data), data=data))
+        return data
+
+    # -- ending
+
+    def end(self, key: str, reason: Reason, grace_s: float, why: str) -> None:
+        """SIGTERM now, SIGKILL after the grace; a later call can only shorten the grace. Unknown keys are ignored."""
+        self.reap()
+        member = self.members.get(key)
+        if member is None or member.wait_status is not None:
+            return
+        if member.cause is None:
+            member.cause, member.why = reason, why
+        if member.state is State.WAITING:
+            self.launches.withdraw(member)
+            self._finish(member, "never-ran")
+        elif member.state is State.LAUNCHING:
+            member.end_grace_s = grace_s if member.end_grace_s is None else min(grace_s, member.end_grace_s)
+        elif member.state in (State.RUNNING, State.ENDING):
+            self._ask_to_end(member, grace_s)
+
+    def _ask_to_end(self, member: Member, grace_s: float) -> None:
+        deadline_s = self._loop.time() + grace_s
+        if member.state is State.RUNNING and grace_s > 0:
+            member.go(State.ENDING)
+            self._signal(member, signal.SIGTERM)
+            # A stopped process takes the signal only once it continues.
+            self._signal(member, signal.SIGCONT)
+        if member.kill_timer is not None:
+            if member.kill_timer.when() <= deadline_s:
+                return
+            member.kill_timer.cancel()
+        if grace_s > 0:
+            member.kill_timer = self._loop.call_at(deadline_s, self._kill, member)
+        else:
+            self._kill(member)
+
+    def _signal(self, member: Member, number: signal.Signals) -> None:
+        """To the main process's group; it is not reaped, so that the number is surely its own."""
+        assert member.pid is not None
+        try:
+            os.killpg(member.pid, number)
+        except ProcessLookupError:
+            # Before its setsid.
+            os.kill(member.pid, number)
+        except PermissionError as error:
+            print(f"{member.key}: cannot signal: {error}", file=sys.stderr, flush=True)
+
+    def _kill(self, member: Member) -> None:
+        if member.state not in (State.RUNNING, State.ENDING) or member.pid is None or member.wait_status is not None:
+            return
+        member.go(State.KILLING)
+        self._watch(member)
+        self._kill_tree(member, [member.pid])
+
+    def _kill_tree(self, member: Member, roots: list[int]) -> None:
+        try:
+            if member.cgroup is not None:
+                member.cgroup.kill()
+        except OSError as error:
+            print(f"{member.key}: cannot kill its cgroup: {error}", file=sys.stderr, flush=True)
+        # In a cgroup too: a privileged child can have left it.
+        try:
+            kill_trees(roots)
+        except PermissionError as error:
+            print(f"{member.key}: cannot kill: {error}", file=sys.stderr, flush=True)
+
+    def _timed_out(self, member: Member) -> None:
+        self.end(member.key, "timeout", member.start.grace_s, f"ran for its {member.start.timeout_s} s")
+
+    def _checkpoint(self, member: Member) -> None:
+        self.reap()
+        if member.state is State.RUNNING and member.wait_status is None:
+            assert member.pid is not None
+            assert member.start.checkpoint_signal is not None
+            os.kill(member.pid, signal_number(member.start.checkpoint_signal))
+
+    def fence(self, grace_s: float) -> None:
+        """End every member that may not live through a partition, and start none until the fence is lifted."""
+        self.fenced = True
+        for member in list(self.members.values()):
+            if member.start.on_partition == "kill":
+                self.end(member.key, "fence", min(member.start.grace_s, grace_s), "the fence deadline passed")
+
+    # -- reaping and proving
+
+    def reap(self) -> None:
+        """Take the status of every child that is over, adopted orphans included. Called on SIGCHLD."""
+        while True:
+            try:
+                pid, status, usage = os.wait3(os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            member = self._by_pid.pop(pid, None)
+            if member is None:
+                self.launches.exited(pid, status, usage)
+                continue
+            member.wait_status, member.usage = status, usage
+            self.launches.read_late()
+            if member.resolved:
+                self._clear(member)
+        if self._clearing:
+            self._check_soon()
+
+    def _clear(self, member: Member) -> None:
+        """The main process is over: end what it left, and tell once nothing is left."""
+        member.go(State.CLEARING)
+        if member.kill_timer is not None:
+            member.kill_timer.cancel()
+        if member.cgroup is not None:
+            try:
+                if member.cgroup.remove():
+                    self._finish(member, "cgroup")
+                    return
+            except OSError as error:
+                print(f"{member.key}: {error}", file=sys.stderr, flush=True)
+        self._clearing[member.key] = member
+        self._watch(member)
+        self._clear_delay_s = CLEAR_DELAY_S_MIN
+        self._check_soon()
+
+    def _check_soon(self) -> None:
+        if self._clear_timer is not None:
+            self._clear_timer.cancel()
+        self._clear_timer = self._loop.call_later(0, self._check_clearing)
+
+    def _check_clearing(self) -> None:
+        """One look at everything that is being cleared; looks again, ever later, while something is left."""
+        if self._clear_timer is not None:
+            self._clear_timer.cancel()
+            self._clear_timer = None
+        if self._cgroups is None:
+            if self.launches.busy:
+                # New children whose pids are not told yet would look like orphans. `settled` calls this again.
+                return
+            self._check_orphans()
+        else:
+            for member in list(self._clearing.values()):
+                assert member.cgroup is not None
+                try:
+                    member.cgroup.kill()
+                    if member.cgroup.remove():
+                        self._finish(member, "cgroup")
+                except OSError as error:
+                    print(f"{member.key}: {error}", file=sys.stderr, flush=True)
+        if self._clearing:
+            self._clear_timer = self._loop.call_later(self._clear_delay_s, self._check_clearing)
+            self._clear_delay_s = min(CLEAR_DELAY_S_MAX, 2 * self._clear_delay_s)
+
+    def _check_orphans(self) -> None:
+        """Without cgroups: whatever is left of a dead main process descends from an orphan that came to us."""
+        own = {*self._by_pid, self.launches.pid}
+        sessions = {member.pid: member for member in self.members.values() if member.pid is not None}
+        left: dict[str, list[int]] = {}
+        for orphan in children(os.getpid()):
+            if orphan in own:
+                continue
+            for member in self._owners(orphan, sessions):
+                left.setdefault(member.key, []).append(orphan)
+        for member in list(self._clearing.values()):
+            if member.key not in left:
+                self._finish(member, "walk")
+            else:
+                self._kill_tree(member, left[member.key])
+
+    def _owners(self, orphan: int, sessions: dict[int, Member]) -> list[Member]:
+        """Which of the members being cleared an orphan may belong to.
+
+        It is told by the session, else the environment, of any process under it. One that hides both (a new session
+        and a scrubbed environment) may be anybody's that started before it. It is then killed with the first of
+        those that ends: a GPU is not given away on a doubt, and who hides is not protected.
+        """
+        process = read_process(orphan)
+        if process is None:
+            return []
+        for pid in descendants([orphan]):
+            below = read_process(pid)
+            owner = sessions.get(below.session) if below is not None else None
+            if owner is None:
+                owner = self._marked(pid)
+            if owner is not None:
+                return [owner] if owner.key in self._clearing else []
+        age_limit_s = process.start_ticks / TICKS_PER_S + 1 / TICKS_PER_S
+        return [member for member in self._clearing.values() if (member.started_boottime_s or 0.0) <= age_limit_s]
+
+    def _marked(self, pid: int) -> Member | None:
+        try:
+            environ = read_environ(pid)
+        except PermissionError:
+            return None
+        if environ:
+            for member in self.members.values():
+                if member.marks and environ.issuperset(member.marks):
+                    return member
+        return None
+
+    def _watch(self, member: Member) -> None:
+        member.timers.append(self._loop.call_later(UNPROVEN_AFTER_S, self._tell_unproven, member))
+
+    def _tell_unproven(self, member: Member) -> None:
+        if member.state is State.OVER or member.unproven:
+            return
+        member.unproven = True
+        pids = member.cgroup.pids() if member.cgroup is not None else descendants([member.pid] if member.pid else [])
+        event = Unproven(
+            key=member.key,
+            pids=tuple(sorted(pids)),
+            message=f"not gone {UNPROVEN_AFTER_S:.0f} s after SIGKILL (a process in the kernel cannot be ended)",
+        )
+        self.unproven[member.key] = event
+        self._emit(event)
+
+    def _finish(self, member: Member, proof: Proof) -> None:
+        member.go(State.OVER)
+        for pump in member.pumps:
+            if pump.descriptor >= 0:
+                self._loop.remove_reader(pump.descriptor)
+                # What had arrived before the last writer died; bounded, should the pipe have been handed to another.
+                limit_bytes = pump.seen_bytes + DRAIN_BYTES_MAX
+                while self._pump(member, pump) and pump.seen_bytes < limit_bytes:
+                    continue
+        ended = member.ended(proof, boottime_s())
+        member.release()
+        del self.members[member.key]
+        self._clearing.pop(member.key, None)
+        self.unproven.pop(member.key, None)
+        self.ended[member.key] = ended
+        if proof != "never-ran" or member.started_boottime_s is not None:
+            self._record(Over(ended=ended))
+        self._emit(ended)

@@ -1,0 +1,162 @@
+"""What one supervisor leaves for the next: a file of the members it started, and how they ended.
+
+A member's start is written before any process of it exists. Nothing is synced to the disk: the file has to outlive
+the supervisor, not the machine, since a boot ends every member anyway.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from .supervisor_protocol import Ended
+
+COMPACT_BYTES: Final = 4 * 1024 * 1024
+_HEADER_BYTES: Final = 4
+
+
+class Starting(msgspec.Struct, frozen=True, kw_only=True, tag="s"):
+    """Written before the member's first process. `cgroup` is its group's path, empty for none."""
+
+    key: str
+    boot_id: str
+    boottime_s: float
+    cgroup: str
+    marks: tuple[bytes, ...]
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True, tag="p"):
+    """The main process has this pid, which is its session's number too."""
+
+    key: str
+    pid: int
+
+
+class Over(msgspec.Struct, frozen=True, kw_only=True, tag="e"):
+    ended: Ended
+
+
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True, tag="f"):
+    keys: tuple[str, ...]
+
+
+Record: TypeAlias = Starting | Running | Over | Forgotten
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Record).decode
+
+
+class Left(msgspec.Struct):
+    """What the journal knows of one member that is not forgotten."""
+
+    starting: Starting | None = None
+    pid: int | None = None
+    ended: Ended | None = None
+
+
+def read_journal(path: Path) -> dict[str, Left]:
+    """The members in the file, in order of their start; a torn last record is left out."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    left: dict[str, Left] = {}
+    at = 0
+    while at + _HEADER_BYTES <= len(data):
+        length_bytes = int.from_bytes(data[at : at + _HEADER_BYTES], "big")
+        body = data[at + _HEADER_BYTES : at + _HEADER_BYTES + length_bytes]
+        if len(body) < length_bytes:
+            break
+        try:
+            record = _decode(body)
+        except msgspec.MsgspecError:
+            break
+        at += _HEADER_BYTES + length_bytes
+        match record:
+            case Starting():
+                left[record.key] = Left(starting=record)
+            case Running():
+                left.setdefault(record.key, Left()).pid = record.pid
+            case Over():
+                left.setdefault(record.ended.key, Left()).ended = record.ended
+            case Forgotten():
+                for key in record.keys:
+                    left.pop(key, None)
+    return left
+
+
+class Journal:
+    """The file, open for appending. Its methods raise `OSError`."""
+
+    __slots__ = ("_compact_bytes", "_descriptor", "_path", "bytes_written")
+
+    def __init__(self, path: Path, records: Iterable[Record]) -> None:
+        """Replace the file by these records, at once or not at all."""
+        self._path = path
+        self._descriptor = -1
+        self.bytes_written = 0
+        self._compact_bytes = COMPACT_BYTES
+        self.compact(records)
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Add the records with one write; on failure none of them counts."""
+        data = _framed(records)
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+        except OSError:
+            # Cut back what a full disk let through, so that later records stay readable.
+            os.ftruncate(self._descriptor, self.bytes_written)
+            raise
+        self.bytes_written += len(data)
+
+    def compact(self, records: Iterable[Record]) -> None:
+        """Replace the file by these records, at once or not at all."""
+        fresh = self._path.with_name(self._path.name + ".new")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(fresh, flags, 0o600)
+        try:
+            data = _framed(records)
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(data)
+            os.rename(fresh, self._path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self.close()
+        self._descriptor = descriptor
+        self.bytes_written = len(data)
+        self._compact_bytes = max(COMPACT_BYTES, 2 * len(data))
+
+    @property
+    def wants_compaction(self) -> bool:
+        return self.bytes_written > self._compact_bytes
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _framed(records: Iterable[Record]) -> bytes:
+    pieces: list[bytes] = []
+    for record in records:
+        body = _encode(record)
+        pieces += (len(body).to_bytes(_HEADER_BYTES, "big"), body)
+    return b"".join(pieces)
+
+
+def records_of(left: dict[str, Left]) -> list[Record]:
+    """The fewest records that say the same."""
+    records: list[Record] = []
+    for key, entry in left.items():
+        if entry.ended is not None:
+            records.append(Over(ended=entry.ended))
+        elif entry.starting is not None:
+            records.append(entry.starting)
+            if entry.pid is not None:
+                records.append(Running(key=key, pid=entry.pid))
+    return records

@@ -1,0 +1,303 @@
+"""Members on their way into a process: pipes, cgroup and record first, then the launcher, then exec's confirmation.
+
+Members go to the launcher in slices, one slice at a time, so that the loop does its other work between two. A slice
+shares one confirm pipe, which every child holds until exec: its end of file says that all have exec'd or failed.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from .cgroup import CgroupBase
+from .proctree import boottime_s
+from .spawn import CONFIRMATION_BYTES, STAGES, Launcher, LauncherGone, Request
+from .supervisor_journal import Record, Starting
+from .supervisor_member import Member, State
+from .supervisor_output import OutputPump, member_digest, output_path
+
+SLICE_MEMBERS_MAX: Final = 16
+CONFIRM_S: Final = 1.0
+"""A child still before its exec after so long (a dead network file system under its cwd) is told as started."""
+LAUNCHER_SILENT_MAX: Final = 10
+"""So many times `CONFIRM_S` the launcher may take for its answer; it is then killed and replaced."""
+RETRY_S: Final = 0.1
+
+Usage = resource.struct_rusage
+
+
+class Owner(Protocol):
+    """Who is told what becomes of a member."""
+
+    def refused(self, member: Member, number: int, stage: str, message: str) -> None:
+        """No process of it was created."""
+
+    def known(self, member: Member, pid: int) -> None:
+        """Its process exists."""
+
+    def resolved(self, member: Member) -> None:
+        """It has run exec, or `member.failure` says why not."""
+
+    def lost(self, member: Member) -> None:
+        """It may have a process or not, whose pid is not known and will not be."""
+
+    def settled(self) -> None:
+        """For a moment every child of this process is known."""
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """The members of one packet to the launcher, until each has either run exec or failed."""
+
+    members: list[Member]
+    confirm: int
+    answered: bool = False
+    resolved: bool = False
+    late: int = 0
+    timer: asyncio.TimerHandle | None = None
+
+
+class Launches:
+    """The queue of members to start, and the launcher."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        *,
+        state: Path,
+        boot_id: str,
+        cgroups: CgroupBase | None,
+        descriptors: tuple[int, int],
+        write_ahead: Callable[[list[Record]], None],
+    ) -> None:
+        self._owner = owner
+        self._state = state
+        self._boot_id = boot_id
+        self._cgroups = cgroups
+        self._descriptors = descriptors
+        self._write_ahead = write_ahead
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Member] = deque()
+        self._early: dict[int, tuple[int, Usage]] = {}
+        self._launcher: Launcher | None = None
+        self._outstanding: Slice | None = None
+        self._late: set[Slice] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether this process may have children whose pids are not known yet."""
+        return self._outstanding is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The launcher's."""
+        return self._launcher.pid if self._launcher is not None else None
+
+    def add(self, member: Member) -> None:
+        """Queue a member that is `WAITING`; `go` starts the queue."""
+        self._waiting.append(member)
+
+    def withdraw(self, member: Member) -> None:
+        """Take a member that is `WAITING` out of the queue."""
+        self._waiting.remove(member)
+
+    def exited(self, pid: int, status: int, usage: Usage) -> None:
+        """A child of unknown pid was reaped: perhaps one whose pid is about to be told."""
+        if self._outstanding is not None:
+            self._early[pid] = status, usage
+
+    def read_late(self) -> None:
+        """Hear of starts that failed late; they said so before they exited."""
+        for launched in list(self._late):
+            self._confirm(launched)
+
+    def go(self) -> None:
+        """Send the next slice to the launcher, unless one is out."""
+        while self._waiting and self._outstanding is None:
+            members = [self._waiting.popleft() for _ in range(min(len(self._waiting), SLICE_MEMBERS_MAX))]
+            try:
+                confirm, write_end = os.pipe2(os.O_CLOEXEC)
+            except OSError as error:
+                self._refuse(members, error, "request")
+                continue
+            passed = [write_end]
+            try:
+                ready = self._prepare(members, passed)
+                if not ready:
+                    os.close(confirm)
+                    continue
+                os.set_blocking(confirm, False)
+                launched = self._outstanding = Slice([member for member, _ in ready], confirm)
+                self._loop.add_reader(confirm, self._confirm, launched)
+                launched.timer = self._loop.call_later(CONFIRM_S, self._too_late, launched)
+                self._send([request for _, request in ready], passed)
+            finally:
+                for descriptor in passed:
+                    os.close(descriptor)
+
+    def _refuse(self, members: list[Member], error: OSError, stage: str) -> None:
+        for member in members:
+            self._owner.refused(member, error.errno or errno.EIO, stage, str(error))
+
+    def _prepare(self, members: list[Member], passed: list[int]) -> list[tuple[Member, Request]]:
+        """Pipes, cgroup and record of each. `passed` grows by the descriptors that go to the launcher."""
+        ready: list[tuple[Member, Request]] = []
+        for member in members:
+            # One more than here: the launcher's list has the memory file in its second place.
+            first = len(passed) + 1
+            try:
+                self._open(member, passed)
+            except OSError as error:
+                self._refuse([member], error, "cgroup")
+                continue
+            assert member.child is not None
+            cgroup = first + 2 if member.cgroup is not None else -1
+            ready.append((member, member.child.request(len(ready), first, first + 1, cgroup)))
+        now_s = boottime_s()
+        try:
+            self._write_ahead([self._starting(member, now_s) for member, _ in ready])
+        except OSError as error:
+            self._refuse([member for member, _ in ready], error, "journal")
+            return []
+        for member, _ in ready:
+            member.child = None
+            member.started_boottime_s = now_s
+            member.go(State.LAUNCHING)
+        return ready
+
+    def _starting(self, member: Member, now_s: float) -> Starting:
+        return Starting(
+            key=member.key,
+            boot_id=self._boot_id,
+            boottime_s=now_s,
+            cgroup=member.cgroup.path if member.cgroup is not None else "",
+            marks=member.marks,
+        )
+
+    def _open(self, member: Member, passed: list[int]) -> None:
+        start = member.start
+        if self._cgroups is None:
+            member.ignored = tuple(name for name in ("cpu_milli", "memory_bytes") if getattr(start, name) is not None)
+        else:
+            name = f"m-{member_digest(start.key)}"
+            member.cgroup, ignored = self._cgroups.create(name, start.cpu_milli, start.memory_bytes)
+            member.ignored = tuple(ignored)
+        for stream in ("stdout", "stderr"):
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            passed.append(write_end)
+            os.set_blocking(read_end, False)
+            path = output_path(self._state, start.key, stream)
+            member.pumps.append(OutputPump(read_end, path, start.output_cap_bytes, stream))
+        if member.cgroup is not None:
+            passed.append(os.open(member.cgroup.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    # -- the launcher
+
+    def start_launcher(self) -> Launcher:
+        """The launcher, started if there is none. Raises `OSError`."""
+        if self._launcher is None:
+            self._launcher = Launcher.start(*self._descriptors)
+            self._loop.add_reader(self._launcher.fileno(), self._answered)
+        return self._launcher
+
+    def close(self) -> None:
+        """Let the launcher go."""
+        if self._launcher is not None:
+            self._loop.remove_reader(self._launcher.fileno())
+            self._launcher.close()
+            self._launcher = None
+
+    def _send(self, requests: list[Request], passed: list[int]) -> None:
+        try:
+            self.start_launcher().send(requests, passed)
+        except (LauncherGone, OSError) as error:
+            print(f"launcher: {error!r}", file=sys.stderr, flush=True)
+            self._gone()
+
+    def _answered(self) -> None:
+        assert self._launcher is not None
+        try:
+            pids = self._launcher.receive()
+        except LauncherGone:
+            self._gone()
+            return
+        launched = self._outstanding
+        if pids is None or launched is None:
+            return
+        self._outstanding = None
+        launched.answered = True
+        for member, pid in zip(launched.members, pids, strict=True):
+            if pid < 0:
+                self._owner.refused(member, -pid, "clone", os.strerror(-pid))
+                continue
+            if pid in self._early:
+                member.wait_status, member.usage = self._early.pop(pid)
+            member.pid = pid
+            self._owner.known(member, pid)
+        self._early.clear()
+        self._owner.settled()
+        self.go()
+
+    def _gone(self) -> None:
+        """The launcher has ended. What it was asked last may have happened."""
+        self.close()
+        launched, self._outstanding = self._outstanding, None
+        self._early.clear()
+        if launched is not None:
+            launched.answered = True
+            for member in launched.members:
+                member.failure = (errno.ECHILD, "launcher", "the launcher process ended")
+                self._owner.lost(member)
+        # Not at once: a launcher that cannot live must not make the loop spin.
+        self._loop.call_later(RETRY_S, self.go)
+
+    # -- confirmation
+
+    def _confirm(self, launched: Slice) -> None:
+        """Read the confirm pipe: a message from each child that failed, and at last the end of file."""
+        while True:
+            try:
+                data = os.read(launched.confirm, CONFIRMATION_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                break
+            slot, stage, number = (int.from_bytes(data[at : at + 4], "little") for at in (0, 4, 8))
+            launched.members[slot].failure = (number, STAGES[stage], os.strerror(number))
+        self._loop.remove_reader(launched.confirm)
+        os.close(launched.confirm)
+        self._late.discard(launched)
+        if not launched.answered and self._launcher is not None:
+            # The launcher answers before it closes its own end of the pipe.
+            self._answered()
+        self._resolve(launched)
+
+    def _too_late(self, launched: Slice) -> None:
+        if launched.answered:
+            self._late.add(launched)
+            self._resolve(launched)
+            return
+        launched.late += 1
+        if launched.late >= LAUNCHER_SILENT_MAX and self._launcher is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._launcher.pid, signal.SIGKILL)
+        launched.timer = self._loop.call_later(CONFIRM_S, self._too_late, launched)
+
+    def _resolve(self, launched: Slice) -> None:
+        if launched.resolved:
+            return
+        launched.resolved = True
+        if launched.timer is not None:
+            launched.timer.cancel()
+        for member in launched.members:
+            if member.pid is not None:
+                member.resolved = True
+                self._owner.resolved(member)

@@ -1,0 +1,127 @@
+"""One member inside the supervisor: its state, and the table of what may follow what."""
+
+import asyncio
+import enum
+import os
+import resource
+from dataclasses import dataclass, field
+from typing import Final
+
+from .cgroup import CgroupFolder
+from .spawn import Child
+from .supervisor_output import OutputPump
+from .supervisor_protocol import Ended, Proof, Reason, StartMember
+
+
+class State(enum.Enum):
+    WAITING = "waiting"
+    """Accepted; no process exists."""
+    LAUNCHING = "launching"
+    """With the launcher; a process may exist, its pid is not known yet."""
+    RUNNING = "running"
+    ENDING = "ending"
+    """Told by SIGTERM; the grace runs."""
+    KILLING = "killing"
+    """SIGKILL sent to the tree; the main process is not reaped yet."""
+    CLEARING = "clearing"
+    """The main process is over; what it left behind is being ended."""
+    OVER = "over"
+
+
+LEGAL: Final[dict[State, frozenset[State]]] = {
+    State.WAITING: frozenset({State.LAUNCHING, State.OVER}),
+    State.LAUNCHING: frozenset({State.RUNNING, State.CLEARING, State.OVER}),
+    State.RUNNING: frozenset({State.ENDING, State.KILLING, State.CLEARING}),
+    State.ENDING: frozenset({State.KILLING, State.CLEARING}),
+    State.KILLING: frozenset({State.CLEARING}),
+    State.CLEARING: frozenset({State.OVER}),
+    State.OVER: frozenset(),
+}
+
+
+class IllegalTransition(Exception):
+    """A fault of the supervisor itself."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """What the supervisor keeps of one member until its end is told; argv and environment only until its launch."""
+
+    start: StartMember
+    child: Child | None
+    marks: tuple[bytes, ...]
+    state: State = State.WAITING
+    pid: int | None = None
+    started_boottime_s: float | None = None
+    cgroup: CgroupFolder | None = None
+    ignored: tuple[str, ...] = ()
+    confirmed: bool = False
+    """Whether `Started` has been said: exec has succeeded, or has not failed for a while."""
+    resolved: bool = False
+    """Whether the answer to its start has been given, either way; its end is told only after that."""
+    failure: tuple[int, str, str] | None = None
+    """(error number, stage, message) of a start that failed."""
+    cause: Reason | None = None
+    """What first asked it to end; null when it ended by itself."""
+    why: str = ""
+    end_grace_s: float | None = None
+    """A grace that waits until the pid is known."""
+    wait_status: int | None = None
+    usage: resource.struct_rusage | None = None
+    pumps: list[OutputPump] = field(default_factory=list)
+    kill_timer: asyncio.TimerHandle | None = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    unproven: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.start.key
+
+    def go(self, state: State) -> None:
+        """Change the state. Raises `IllegalTransition`."""
+        if state not in LEGAL[self.state]:
+            raise IllegalTransition(f"{self.key}: {self.state.value} to {state.value}")
+        self.state = state
+
+    def release(self) -> None:
+        """Cancel timers and close pipes."""
+        if self.kill_timer is not None:
+            self.kill_timer.cancel()
+        for timer in self.timers:
+            timer.cancel()
+        for pump in self.pumps:
+            pump.close()
+
+    def ended(self, proof: Proof, now_boottime_s: float) -> Ended:
+        """The end as it is told, once the tree is proven gone."""
+        exit_code, signal_number, number, stage, message = None, None, None, "", ""
+        reason: Reason = self.cause or "exit"
+        if self.failure is not None:
+            reason = "start-failed"
+            number, stage, message = self.failure
+        elif self.wait_status is not None:
+            if os.WIFSIGNALED(self.wait_status):
+                signal_number = os.WTERMSIG(self.wait_status)
+            else:
+                exit_code = os.waitstatus_to_exitcode(self.wait_status)
+        seen = {pump.stream: pump.seen_bytes for pump in self.pumps}
+        return Ended(
+            key=self.key,
+            reason=reason,
+            proof=proof,
+            exit_code=exit_code,
+            signal=signal_number,
+            errno=number,
+            stage=stage,
+            message=message,
+            why=self.why,
+            pid=self.pid,
+            started_boottime_s=self.started_boottime_s,
+            ended_boottime_s=now_boottime_s,
+            user_cpu_s=self.usage.ru_utime if self.usage else 0.0,
+            system_cpu_s=self.usage.ru_stime if self.usage else 0.0,
+            memory_kib_max=self.usage.ru_maxrss if self.usage else 0,
+            stdout_bytes=seen.get("stdout", 0),
+            stderr_bytes=seen.get("stderr", 0),
+            dropped_bytes=sum(pump.dropped_bytes for pump in self.pumps),
+        )

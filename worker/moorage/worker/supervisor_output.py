@@ -1,0 +1,89 @@
+"""A member's output: two pipes pumped into two files, each with a cap.
+
+A pipe is always read on, past the cap too, since a full pipe would stop the job; what does not fit is counted,
+and the file says so once. A file is made with its first byte, so that a silent job costs none.
+"""
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+from .supervisor_protocol import OUTPUT_CHUNK_BYTES_MAX, OUTPUT_FOLDER, Stream
+
+DRAIN_BYTES_MAX: Final = 4 * 1024 * 1024
+"""After the tree is gone: more than any pipe holds by default (1 MiB at most), so that its rest is surely read."""
+
+
+def member_digest(key: str) -> str:
+    """A name for files and cgroups that stands for an opaque key."""
+    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+
+def output_path(state: Path, key: str, stream: Stream) -> Path:
+    """Where the supervisor of this state folder writes a member's output; absent when it has written nothing."""
+    return state / OUTPUT_FOLDER / f"{member_digest(key)}.{stream}"
+
+
+class OutputPump:
+    """One pipe's read end and the file behind it."""
+
+    __slots__ = ("_cap_bytes", "_file", "_path", "descriptor", "dropped_bytes", "seen_bytes", "stream", "written_bytes")
+
+    def __init__(self, descriptor: int, path: Path, cap_bytes: int, stream: Stream) -> None:
+        self.descriptor = descriptor
+        self.stream = stream
+        self.seen_bytes = 0
+        self.written_bytes = 0
+        self.dropped_bytes = 0
+        self._cap_bytes = cap_bytes
+        self._path = path
+        self._file = -1
+
+    def pump(self) -> bytes | None:
+        """Move one chunk from pipe to file and return it: empty at the end of the pipe, None when it is dry now."""
+        try:
+            data = os.read(self.descriptor, OUTPUT_CHUNK_BYTES_MAX)
+        except BlockingIOError:
+            return None
+        if data:
+            self.seen_bytes += len(data)
+            self._keep(data)
+        return data
+
+    def _keep(self, data: bytes) -> None:
+        room_bytes = self._cap_bytes - self.written_bytes
+        if self.dropped_bytes or room_bytes <= 0:
+            kept = 0
+        else:
+            kept = self._write(data[:room_bytes])
+            self.written_bytes += kept
+        if kept == len(data):
+            return
+        if not self.dropped_bytes:
+            self._write(
+                f"\n[moorage: {self.stream} passed its {self._cap_bytes} bytes; the rest is dropped]\n".encode()
+            )
+        self.dropped_bytes += len(data) - kept
+
+    def _write(self, data: bytes) -> int:
+        """How much of it reached the file: less than all only when the file system refuses."""
+        written = 0
+        try:
+            if self._file < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._file = os.open(self._path, flags, 0o600)
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+        except OSError:
+            return written
+        return written
+
+    def close(self) -> None:
+        """Close pipe and file."""
+        for descriptor in (self.descriptor, self._file):
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self.descriptor = self._file = -1

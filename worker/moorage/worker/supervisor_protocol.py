@@ -1,0 +1,266 @@
+"""Frames between the agent and the supervisor, on the supervisor's UNIX stream socket.
+
+A frame is a 4-byte big-endian length and so many bytes of msgpack. The agent sends one request a frame; the
+supervisor sends an array of messages a frame: everything that one turn of its loop had to say. Every request
+carries a number `n`, which its answer (`Done`, `Listed` or `Refused`) repeats; events carry none.
+
+Both ends come from one installation, so the frames have no version field: `Hello.protocol` is compared instead.
+Times named `*_boottime_s` are seconds of CLOCK_BOOTTIME, which also counts while the machine is suspended.
+"""
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+PROTOCOL: Final = 1
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+HEADER_BYTES: Final = 4
+KEY_CHARS_MAX: Final = 512
+OUTPUT_CHUNK_BYTES_MAX: Final = 64 * 1024
+SOCKET_NAME: Final = "supervisor.sock"
+LOCK_NAME: Final = "supervisor.lock"
+JOURNAL_NAME: Final = "members.journal"
+LOG_NAME: Final = "supervisor.log"
+OUTPUT_FOLDER: Final = "output"
+
+OnPartition: TypeAlias = Literal["kill", "keep"]
+Stream: TypeAlias = Literal["stdout", "stderr"]
+Reason: TypeAlias = Literal["exit", "timeout", "end", "fence", "start-failed", "supervisor-died"]
+Proof: TypeAlias = Literal["cgroup", "walk", "scan", "reboot", "never-ran"]
+"""What shows that no process of a member is left.
+
+`cgroup`: its cgroup v2 is empty. `walk`: the supervisor, its subreaper, has no descendant of it. `scan`: the former
+supervisor is dead and no process carries the member's marks in its environment. `reboot`: the machine has booted
+since. `never-ran`: no process of it was ever created.
+"""
+
+
+class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One child to start.
+
+    `key` is opaque: 1..512 characters, one child per key until it is forgotten. `env` is the whole environment.
+    `cwd` null is `/`. `user` is a name or uid, null is the supervisor's own. `limits` maps a name such as `NOFILE` to
+    (soft, hard), -1 for unlimited. Without `timeout_s` it may run for ever. `checkpoint_signal` goes to the main
+    process alone, `checkpoint_before_s` ahead of the timeout. `output_cap_bytes` holds for each of stdout and stderr.
+    """
+
+    key: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str | None = None
+    user: str | int | None = None
+    limits: dict[str, tuple[int, int]] = {}
+    timeout_s: float | None = None
+    grace_s: float = 10.0
+    checkpoint_signal: str | None = None
+    checkpoint_before_s: float | None = None
+    on_partition: OnPartition = "kill"
+    output_cap_bytes: int = 64 * 1024 * 1024
+    stream_output: bool = False
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+
+
+class EndMember(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask one member to end: SIGTERM to its process group, after `grace_s` SIGKILL to the whole tree."""
+
+    key: str
+    grace_s: float
+    why: str = ""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    n: int
+    members: tuple[StartMember, ...]
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+    n: int
+    members: tuple[EndMember, ...]
+
+
+class Fence(msgspec.Struct, frozen=True, kw_only=True, tag="fence"):
+    """Replace the fence deadline; null lifts it. `grace_s` bounds the grace of each member that it ends."""
+
+    n: int
+    deadline_boottime_s: float | None
+    grace_s: float
+
+
+class List(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
+    n: int
+
+
+class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
+    """Drop the ends of these members. With `keep_output` their output files stay, and are the agent's to remove.
+
+    With `unproven`, which takes an operator's word, members of a former supervisor that could not be proven over are
+    dropped as well. Keys of members that run are ignored.
+    """
+
+    n: int
+    keys: tuple[str, ...]
+    keep_output: bool = False
+    unproven: bool = False
+
+
+class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
+    n: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """End every member with at most this grace, then exit. The ends stay in the journal for the next supervisor."""
+
+    n: int
+    grace_s: float
+
+
+Request: TypeAlias = Start | End | Fence | List | Forget | Ping | Shutdown
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """The supervisor's first message. `boot_id` and `start_ticks` (of /proc/PID/stat) together are its identity."""
+
+    protocol: int
+    pid: int
+    boot_id: str
+    start_ticks: int
+    cgroup: str | None
+    controllers: tuple[str, ...] = ()
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    n: int
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    n: int
+    code: str
+    message: str
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="started"):
+    """The child runs its own program. `ignored` names the limits that this machine could not set."""
+
+    key: str
+    pid: int
+    started_boottime_s: float
+    ignored: tuple[str, ...] = ()
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ended"):
+    """The whole tree of a member is gone.
+
+    `exit_code` or `signal` is the main process's own end, whatever `reason` first asked for it: a member that was
+    told to end may still have exited with 0. Both are null when it never ran or its status was lost with a former
+    supervisor. `errno`, `stage` and `message` tell why a start failed.
+    """
+
+    key: str
+    reason: Reason
+    proof: Proof
+    exit_code: int | None = None
+    signal: int | None = None
+    errno: int | None = None
+    stage: str = ""
+    message: str = ""
+    why: str = ""
+    pid: int | None = None
+    started_boottime_s: float | None = None
+    ended_boottime_s: float = 0.0
+    user_cpu_s: float = 0.0
+    system_cpu_s: float = 0.0
+    memory_kib_max: int = 0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    dropped_bytes: int = 0
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
+    """A piece of a member's output. A gap in `offset` is what was dropped here because the agent read too slowly."""
+
+    key: str
+    stream: Stream
+    offset: int
+    data: bytes
+
+
+class Unproven(msgspec.Struct, frozen=True, kw_only=True, tag="unproven"):
+    """A member that cannot be shown to be over; an `Ended` follows if that changes."""
+
+    key: str
+    pids: tuple[int, ...]
+    message: str
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
+    """Everything that the supervisor holds. `waiting` are accepted and not yet started."""
+
+    n: int
+    waiting: tuple[str, ...]
+    running: tuple[Started, ...]
+    ended: tuple[Ended, ...]
+    unproven: tuple[Unproven, ...]
+
+
+Event: TypeAlias = Started | Ended | Output | Unproven
+Message: TypeAlias = Hello | Done | Refused | Listed | Event
+
+_encoder: Final = msgspec.msgpack.Encoder()
+decode_request: Final = msgspec.msgpack.Decoder(Request).decode
+decode_messages: Final = msgspec.msgpack.Decoder(list[Message]).decode
+
+
+class FrameTooLarge(Exception):
+    """A frame passes `FRAME_BYTES_MAX`; the connection cannot be read on."""
+
+    def __init__(self, length_bytes: int) -> None:
+        super().__init__(f"frame of {length_bytes} bytes, at most {FRAME_BYTES_MAX} are allowed")
+        self.length_bytes = length_bytes
+
+
+def _frame(body: bytes) -> bytes:
+    if len(body) > FRAME_BYTES_MAX:
+        raise FrameTooLarge(len(body))
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def encode_request(request: Request) -> bytes:
+    """One request as a frame. Raises `FrameTooLarge`."""
+    return _frame(_encoder.encode(request))
+
+
+def encode_messages(messages: list[Message]) -> bytes:
+    """The messages as frames, in order: one, unless they would pass the bound together."""
+    body = _encoder.encode(messages)
+    if len(body) <= FRAME_BYTES_MAX or len(messages) == 1:
+        return _frame(body)
+    half = len(messages) // 2
+    return encode_messages(messages[:half]) + encode_messages(messages[half:])
+
+
+class FrameReader:
+    """Cuts a byte stream into frame bodies."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies completed by `data`. Raises `FrameTooLarge`."""
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= HEADER_BYTES:
+            length_bytes = int.from_bytes(buffer[start : start + HEADER_BYTES], "big")
+            if length_bytes > FRAME_BYTES_MAX:
+                raise FrameTooLarge(length_bytes)
+            end = start + HEADER_BYTES + length_bytes
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + HEADER_BYTES : end]))
+            start = end
+        del buffer[:start]
+        return bodies

@@ -1,0 +1,161 @@
+"""The supervisor's socket: who may connect, and the bytes of each connection.
+
+The socket has mode 0600 in a folder of mode 0700, and the peer's uid must be the supervisor's own (SO_PEERCRED of
+unix(7)). A process that descends from the supervisor is a job's and is refused, even where it has the same uid.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from .proctree import read_process
+from .supervisor_protocol import (
+    SOCKET_NAME,
+    FrameReader,
+    FrameTooLarge,
+    Message,
+    Output,
+    Refused,
+    Request,
+    decode_request,
+    encode_messages,
+)
+
+STREAM_BUFFER_BYTES_MAX: Final = 1024 * 1024
+"""Past so much unsent, pieces of output are dropped; the agent sees the gap by their offsets."""
+BUFFER_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Past so much unsent the connection is closed; the agent connects again and lists."""
+BACKLOG_MAX: Final = 16
+ANCESTORS_MAX: Final = 1000
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class Handler(Protocol):
+    def opened(self, connection: "Connection") -> bool: ...
+
+    def closed(self, connection: "Connection") -> None: ...
+
+    def asked(self, connection: "Connection", request: Request) -> None: ...
+
+
+def listen(state: Path) -> socket.socket:
+    """A listening socket in the state folder, in place of a stale one. The caller holds the folder's lock.
+
+    Raises `OSError`.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with open_folder(state) as folder:
+            path = f"{folder}/{SOCKET_NAME}"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            listener.bind(path)
+            os.chmod(path, 0o600)
+        listener.listen(BACKLOG_MAX)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+@contextlib.contextmanager
+def open_folder(state: Path) -> Iterator[str]:
+    """A short path of the folder, good while open: a UNIX socket's own path has at most 107 bytes."""
+    descriptor = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def refusal(peer: socket.socket) -> str | None:
+    """Why this peer may not speak to the supervisor, None if it may."""
+    pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid != os.geteuid():
+        return f"uid {uid} is not the supervisor's"
+    me = os.getpid()
+    for _ in range(ANCESTORS_MAX):
+        process = read_process(pid)
+        if process is None or process.parent in (0, 1):
+            return None
+        if process.parent == me:
+            return f"pid {pid} is a job's"
+        pid = process.parent
+    return None
+
+
+class Connection(asyncio.Protocol):
+    """One peer. `say` gathers, `flush` sends what one turn of the loop gathered as one frame."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._pending: list[Message] = []
+        self._pending_output_bytes = 0
+        self._welcome = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        reason = refusal(transport.get_extra_info("socket"))
+        if reason is None and not self._handler.opened(self):
+            reason = "too many connections"
+        if reason is None:
+            self._welcome = True
+        else:
+            self._refuse("not-permitted", reason)
+
+    def _refuse(self, code: str, message: str) -> None:
+        self.say(Refused(n=0, code=code, message=message))
+        self.flush()
+        self.close()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._welcome:
+            return
+        try:
+            for body in self._reader.feed(data):
+                self._handler.asked(self, decode_request(body))
+        except (FrameTooLarge, msgspec.MsgspecError) as error:
+            self._welcome = False
+            self._refuse("invalid-frame", str(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._handler.closed(self)
+
+    def say(self, message: Message) -> None:
+        """Add a message to the next frame."""
+        transport = self._transport
+        if transport is None:
+            return
+        if isinstance(message, Output):
+            unsent_bytes = transport.get_write_buffer_size() + self._pending_output_bytes
+            if unsent_bytes > STREAM_BUFFER_BYTES_MAX:
+                return
+            self._pending_output_bytes += len(message.data)
+        self._pending.append(message)
+
+    def flush(self) -> None:
+        """Send the frame."""
+        pending, self._pending = self._pending, []
+        self._pending_output_bytes = 0
+        if self._transport is None or not pending:
+            return
+        self._transport.write(encode_messages(pending))
+        if self._transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close once what was said has been sent."""
+        if self._transport is not None:
+            self._transport.close()
