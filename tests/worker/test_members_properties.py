@@ -70,7 +70,7 @@ BODIES = {
 }
 #: What may be said of one member, in the ledger's order, each letter a fact. An agent that was killed may have taken
 #: `claimed` and `started` with it: `exited` implies them. A stale frame of what is over may be answered `withdrawn`.
-CHAIN = re.compile(r"(r|n|c?s?(e(q?f)?)?)?w?")
+CHAIN = re.compile(r"(r|n|c?s?(e(qf?|f)?)?)?w?")
 LETTER = {
     "refused": "r",
     "withdrawn": "w",

@@ -47,7 +47,16 @@ class ChildFailed(ClientError):
 class Child:
     """One process and its log file. `pid` is 0 while it does not run."""
 
-    def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str], say: Say) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        env: Mapping[str, str],
+        say: Say,
+        *,
+        again_s: float = AGAIN_S_MIN,
+    ) -> None:
         self.name = name
         self.pid = 0
         self.starts = 0
@@ -55,6 +64,7 @@ class Child:
         self._log = log
         self._env = {**os.environ, **env}
         self._say = say
+        self._again_s = again_s
         self._process: asyncio.subprocess.Process | None = None
         self._recent: deque[float] = deque()
         self._stopping = False
@@ -99,7 +109,7 @@ class Child:
             self._recent.popleft()
         if len(self._recent) >= STARTS_MAX:
             raise ChildFailed(self.name, self._log, code)
-        return float(min(AGAIN_S_MIN * 2 ** (len(self._recent) - 1), AGAIN_S_MAX))
+        return float(min(self._again_s * 2 ** (len(self._recent) - 1), AGAIN_S_MAX))
 
     async def stop(self, within_s: float = STOP_S) -> None:
         """SIGTERM, wait, and SIGKILL after `within_s`."""

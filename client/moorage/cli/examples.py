@@ -11,7 +11,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage run --gpu 3x2xA100 --gang -- ./rank.sh",
     ),
     "logs": ("moorage logs train-42",),
-    "_pairs": (
+    "submit": (
         "moorage submit --gpu 2xH100:80G -- python train.py",
         "moorage submit --gpu 8xA100 --replicas 4 --gang --job train-42 -- ./rank.sh",
         "moorage submit -f request.json",
@@ -21,7 +21,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage show train-42",
         "moorage show train-42 --watch --json",
     ),
-    "_show": (
+    "ls": (
         "moorage ls --state RUNNING --state QUEUED",
         "moorage ls --json | jq -r .data.jobs[].job",
     ),
@@ -35,7 +35,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage fleet --watch",
         "moorage fleet --json | jq '.data.fits_now'",
     ),
-    "_fleet": ("moorage drain n07",),
+    "drain": ("moorage drain n07",),
     "cordon": ("moorage cordon n07",),
     "uncordon": ("moorage uncordon n07",),
     "audit": (

@@ -361,7 +361,7 @@ async def _until_gone(pid: int) -> None:
 
 
 async def _end_jobs(state: Path, hard: asyncio.Event) -> None:
-    """End the worker's supervisor, and the jobs with it; it outlives its agent by design. At once when `hard` is set."""
+    """End the worker's supervisor, which outlives its agent by design, and its jobs; at once when `hard` is set."""
     from moorage.worker.run import SUPERVISOR_FOLDER
     from moorage.worker.supervised import Supervised, SupervisorError
 

@@ -13,7 +13,7 @@ from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import ask, decode_accepted, decode_answer, decode_batch, done
-from moorage.client.errors import BatchRejected, NotPermitted, Unreachable, rejected
+from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
 from moorage.client.job import Job
 from moorage.client.target import find_context, find_tenant
 from moorage.client.values import Duration, Fields, build_request, seconds
@@ -102,7 +102,7 @@ class AsyncClient:
             )
             self._mux = await Mux.open(self._connection)
         except CannotConnect as error:
-            raise Unreachable(error.problem) from None
+            raise no_server(error) from None
         except (NotAuthorized, PermissionRefused) as error:
             await self.close()
             raise NotPermitted(error.problem) from None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from moorage.bus.errors import (
     BusError,
     CannotConnect,
@@ -77,7 +79,7 @@ class BatchRejected(Rejected):
     def __init__(self, jobs: list[Job | None], problems: dict[int, Problem]) -> None:
         first = problems[min(problems)]
         where = f"{len(problems)} of {len(jobs)} requests were refused; the first is number {min(problems)}: "
-        super().__init__(_with(first, message=where + first.message))
+        super().__init__(msgspec.structs.replace(first, message=where + first.message))
         self.jobs = jobs
         self.problems = problems
 
@@ -161,9 +163,23 @@ def client_problem(
     return Problem(code, message, CLIENT_CODES[code][0], field=field, found=found, next=next_step, job=job)
 
 
+def no_server(error: CannotConnect) -> Unreachable:
+    """The bus's error with what helps a caller of the SDK or the command."""
+    problem = msgspec.structs.replace(error.problem, next="", found="")
+    return Unreachable(
+        problem,
+        (
+            "start one on this machine: moorage up",
+            "name another: --nats URL or a nats context, or NATS_CONTEXT, or NATS_URL",
+        ),
+    )
+
+
 def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
     """What it means that a request was not answered at last. `where` is the server, shown without secrets."""
-    if isinstance(error, CannotConnect | Disconnected):
+    if isinstance(error, CannotConnect):
+        return no_server(error)
+    if isinstance(error, Disconnected):
         return Unreachable(error.problem)
     if isinstance(error, NotAuthorized | PermissionRefused):
         return NotPermitted(error.problem)
@@ -174,17 +190,3 @@ def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
             ("start one: moorage scheduler, or all of it on this machine: moorage up",),
         )
     return error
-
-
-def _with(problem: Problem, *, message: str) -> Problem:
-    return Problem(
-        problem.code,
-        message,
-        problem.fault,
-        problem.field,
-        problem.found,
-        problem.allowed,
-        problem.next,
-        problem.job,
-        problem.retry_after_s,
-    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
@@ -18,8 +18,8 @@ from moorage.schemas.job import DURATION_S_MAX, Request, Resources, Secret
 Duration = float | str
 
 _BASE32: Final = "0123456789abcdefghjkmnpqrstvwxyz"
-_TIME_DIGITS: Final = 9
-_CHANCE_DIGITS: Final = 5
+_DIGITS: Final = 14
+_CHANCE_BITS: Final = 25
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
@@ -88,12 +88,21 @@ def seconds(duration: Duration) -> float:
 
 
 def fresh_job_id() -> str:
-    """A job id that sorts by time: `j`, 9 digits of milliseconds in base 32, 5 of chance."""
-    milliseconds, digits = int(time.time() * 1000), ""
-    for _ in range(_TIME_DIGITS):
-        milliseconds, digit = divmod(milliseconds, 32)
+    """A job id that sorts by time: `j`, 9 digits of milliseconds in base 32, 5 of chance.
+
+    Those of one process sort in the order in which they were made: within a millisecond the chance counts up.
+    """
+    global _last
+    drawn = int(time.time() * 1000) << _CHANCE_BITS | secrets.randbits(_CHANCE_BITS)
+    _last = number = drawn if drawn >> _CHANCE_BITS > _last >> _CHANCE_BITS else _last + 1
+    digits = ""
+    for _ in range(_DIGITS):
+        number, digit = divmod(number, 32)
         digits = _BASE32[digit] + digits
-    return "j" + digits + "".join(_BASE32[byte & 31] for byte in os.urandom(_CHANCE_DIGITS))
+    return "j" + digits
+
+
+_last = 0
 
 
 def build_request(

@@ -14,7 +14,7 @@ import time
 from datetime import datetime
 from typing import Any, Final
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from moorage.bus.errors import BusError, Disconnected, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
@@ -41,7 +41,7 @@ START_PATIENCE_S: Final = 30.0
 
 
 class Deposed(Exception):
-    """A newer epoch stands in the ledger: drop all memory and stand by."""
+    """Somebody else leads, by the ledger: drop all memory and stand by."""
 
 
 class LedgerBroken(Exception):
@@ -74,7 +74,7 @@ class Ledger:
         }
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type((RequestTimeout, Disconnected)),
-            wait=wait_exponential_jitter(RETRY_WAIT_S, RETRY_WAIT_S_MAX),
+            wait=wait_random_exponential(multiplier=RETRY_WAIT_S, max=RETRY_WAIT_S_MAX),
             stop=stop_after_delay(START_PATIENCE_S),
             reraise=True,
         ):
@@ -120,8 +120,12 @@ class Ledger:
 
         The newest naming record repeats the one before, and stands on a subject of its own: nothing is searched.
         """
-        message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_snapshot)
+        stream, subject = self._subjects.ledger_stream, self._subjects.ledger_snapshot
+        message = await self._js.get_last(stream, subject)
         record = self._decode(message) if message is not None else None
+        if message is not None and record is None:  # junk stands there: the last one that is ours, one by one
+            async for earlier in self._js.read_range(stream, subject):
+                record = self._decode(earlier) or record
         if record is None:
             return []
         return [(act[1], act[2], act[3]) for act in reversed(record.acts) if act[0] == Act.SNAPSHOT]
@@ -133,12 +137,18 @@ class Ledger:
     def fold_message(self, state: State, message: StoredMessage) -> None:
         """Fold one stored record; junk is a counted no-op."""
         record = self._decode(message)
-        if record is None:
-            self.junk += 1
-            log.warning("ledger record %d is not ours: skipped", message.seq)
-            state.seq = message.seq
-            return
-        fold(state, record, message.seq)
+        if record is None or record.epoch < state.epoch:
+            self._skip(state, message)
+        else:
+            fold(state, record, message.seq)
+
+    def _skip(self, state: State, message: StoredMessage) -> None:
+        """Go past junk and past what a stale leader wrote. On the epoch's subject the guard names it from now on."""
+        self.junk += 1
+        log.warning("ledger record %d is not of this reign: skipped", message.seq)
+        state.seq = message.seq
+        if message.subject == self._subjects.ledger_epoch:
+            state.epoch_seq = message.seq
 
     def _decode(self, message: StoredMessage) -> Record | None:
         try:
@@ -221,11 +231,10 @@ class Ledger:
             record = self._decode(message)
             if record is not None and record.leader == self._leader and record.rid == rid and record.epoch == epoch:
                 return message.seq
-            if record is not None and record.epoch >= epoch:
+            # Also of the epoch that a takeover is about to end: whoever wrote it leads still, and was answered.
+            if record is not None and record.epoch >= state.epoch:
                 raise Deposed(f"record {message.seq} begins or belongs to epoch {record.epoch}")
-            self.junk += 1
-            log.warning("ledger record %d is not ours: skipped", message.seq)
-            state.seq = message.seq
+            self._skip(state, message)
 
 
 def _microseconds(rfc3339: str) -> str:

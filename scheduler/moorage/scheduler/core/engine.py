@@ -432,8 +432,10 @@ class Engine:
         return out
 
     def _own_subject(self, job: Job) -> bool:
-        """Whether this job's events go to its own subject too: bodies say `"events": "tenant"` where not."""
-        return b"tenant" not in job.body or self.request_of(job).events == "job"
+        """Whether this job's events go to its own subject too: its request says `"events": "tenant"` where not."""
+        if job.own_subject is None:
+            job.own_subject = self.request_of(job).events == "job"
+        return job.own_subject
 
     def _new_jobs(self, flight: _InFlight, accepted: list[Job], out: Outputs) -> None:
         seq = self.state.seq
@@ -443,6 +445,7 @@ class Engine:
             submit = made.submit
             job.shape = submit.shape
             request = submit.request
+            job.own_subject = request.events == "job"
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]

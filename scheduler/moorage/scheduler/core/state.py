@@ -63,6 +63,7 @@ class Job:
         "name",
         "num",
         "over",
+        "own_subject",
         "replicas",
         "rev",
         "row",
@@ -97,6 +98,7 @@ class Job:
         self.row = 0
         self.shape: Any = None  # soft: the interned shape of what is asked
         self.told = 0  # soft: revision up to which events were sent
+        self.own_subject: bool | None = None  # soft: events go to the job's own subject too
         self.replicas = [Replica(self, index) for index in range(replicas)]
 
     def digest_row(self) -> int:

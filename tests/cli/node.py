@@ -1,0 +1,185 @@
+"""A `moorage up` of one's own, and the command as a user runs it: real processes, nothing in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.client.target import Up, read_up
+from tests.waiting import until
+
+COMMAND: Final = (sys.executable, "-m", "moorage.cli")
+COMMAND_S_MAX: Final = 30.0
+UP_S_MAX: Final = 40.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def frames(self) -> list[dict[str, Any]]:
+        return [msgspec.json.decode(line) for line in self.out.splitlines()]
+
+    @property
+    def frame(self) -> dict[str, Any]:
+        (frame,) = self.frames
+        return frame
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The cells of a piped table, header first."""
+        return [line.split("\t") for line in self.out.splitlines()]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Without what a developer's own shell may say of NATS and moorage."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("NATS_", "MOORAGE_"))}
+    return {**env, "XDG_CONFIG_HOME": "/nonexistent", **extra}
+
+
+async def start(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> asyncio.subprocess.Process:
+    """The command, running; its pipes are read by who started it."""
+    return await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(**(env or {})),
+        cwd=cwd,
+    )
+
+
+async def moorage(*argv: str, env: dict[str, str] | None = None, stdin: str = "", cwd: Path | None = None) -> Ran:
+    """Run the command to its end."""
+    process = await start(*argv, env=env, cwd=cwd)
+    async with asyncio.timeout(COMMAND_S_MAX):
+        out, err = await process.communicate(stdin.encode())
+    assert process.returncode is not None
+    return Ran(process.returncode, out.decode(), err.decode())
+
+
+class Lines:
+    """What a running command writes to one pipe, as it comes."""
+
+    def __init__(self, stream: asyncio.StreamReader | None) -> None:
+        assert stream is not None
+        self._stream = stream
+        self.text = ""
+
+    async def until(self, wanted: str) -> str:
+        """Read on until `wanted` was written."""
+        async with asyncio.timeout(COMMAND_S_MAX):
+            while wanted not in self.text:
+                piece = await self._stream.read(4096)
+                assert piece, f"ended without {wanted!r}: {self.text}"
+                self.text += piece.decode()
+        return self.text
+
+
+class Node:
+    """A running `moorage up`."""
+
+    def __init__(self, folder: Path, process: asyncio.subprocess.Process) -> None:
+        self.folder = folder
+        self.process = process
+
+    @property
+    def up(self) -> Up:
+        up = read_up(self.folder)
+        assert up is not None
+        return up
+
+    @property
+    def url(self) -> str:
+        return self.up.url
+
+    def env(self, tenant: str = "") -> dict[str, str]:
+        return {"MOORAGE_HOME": str(self.folder), **({"MOORAGE_TENANT": tenant} if tenant else {})}
+
+    async def run(self, *argv: str, tenant: str = "", stdin: str = "") -> Ran:
+        return await moorage(*argv, env=self.env(tenant), stdin=stdin)
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+        async with asyncio.timeout(COMMAND_S_MAX):
+            return await self.process.wait()
+
+
+async def start_node(folder: Path, *argv: str, simulate: str = "2x4xH100") -> Node:
+    """`moorage up`, ready; its talk goes to `up.err` in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    err = os.open(folder / "up.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            "up",
+            "--simulate",
+            simulate,
+            "--data",
+            str(folder),
+            "--port",
+            "0",
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=err,
+            env=environment(),
+        )
+    finally:
+        os.close(err)
+    node = Node(folder, process)
+    try:
+        await until(
+            lambda: "moorage is up" in talk(folder) or process.returncode is not None, UP_S_MAX, "moorage is up"
+        )
+        assert process.returncode is None, talk(folder)
+    except BaseException:
+        await node.stop(signal.SIGKILL)
+        raise
+    return node
+
+
+def talk(folder: Path) -> str:
+    """What the node said so far."""
+    return (folder / "up.err").read_text()
+
+
+@contextlib.asynccontextmanager
+async def node_on(folder: Path, *argv: str, simulate: str = "2x4xH100") -> AsyncIterator[Node]:
+    node = await start_node(folder, *argv, simulate=simulate)
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+def processes_of(text: str) -> list[int]:
+    """Pids of processes whose command line or environment holds `text`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in words:
+            found.append(int(entry.name))
+    return found

@@ -1,0 +1,81 @@
+"""Asking again: with the same id, until a deadline, and then a typed error that says how to go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from moorage.client import AsyncClient, ClientError, Conflict, NoScheduler, NotFound, QueueFull, Rejected, Unreachable
+from moorage.schemas.errors import problem
+from moorage.schemas.frames import Accepted
+from tests.client.scripted_scheduler import ScriptedScheduler
+from tests.waiting import until
+
+
+async def test_a_request_waits_for_a_scheduler_and_keeps_its_id(nats_url: str, unique: str) -> None:
+    waits = []
+    async with AsyncClient(nats_url, tenant=unique, on_wait=lambda: waits.append(1)) as client:
+        submitting = asyncio.create_task(client.submit(["x"]))
+        await until(lambda: waits, what="asked again")
+        async with ScriptedScheduler(nats_url, unique) as scheduler:
+            scheduler.will("submit", problem("not-leading", "not me"), None, Accepted("x", 5))
+            job = await submitting
+            assert job.accepted == Accepted("x", 5)
+            assert len({body["job"] for _, body in scheduler.asked}) == 1
+            assert len(scheduler.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("conflict", Conflict),
+        ("queue-full", QueueFull),
+        ("not-found", NotFound),
+        ("failed-precondition", Rejected),
+        ("no-match", Rejected),
+    ],
+)
+async def test_a_refusal_is_typed_and_not_repeated(
+    nats_url: str, unique: str, code: str, kind: type[ClientError]
+) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will("submit", problem(code, "because", job="x", next="do so", retry_after_s=2.5))
+        with pytest.raises(kind) as refused:
+            await client.submit(["x"])
+        error = refused.value
+        assert (error.code, error.why, error.fixes, error.job) == (code, "because", ("do so",), "x")
+        if isinstance(error, QueueFull):
+            assert error.retry_after_s == 2.5
+        assert len(scheduler.asked) == 1
+
+
+async def test_no_scheduler_is_told_after_the_deadline(nats_url: str, unique: str) -> None:
+    async with AsyncClient(nats_url, tenant=unique, timeout="300ms") as client:
+        with pytest.raises(NoScheduler) as none:
+            await client.ls()
+        assert none.value.code == "no-scheduler"
+        assert any("moorage scheduler" in fix for fix in none.value.fixes)
+
+
+async def test_a_scheduler_that_says_nothing_is_told_after_the_deadline(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler:
+        scheduler.will("ls", None)
+        async with AsyncClient(nats_url, tenant=unique, timeout="300ms") as client:
+            with pytest.raises(NoScheduler):
+                await client.ls()
+
+
+async def test_no_server_is_told_without_secrets() -> None:
+    with pytest.raises(Unreachable) as none:
+        async with AsyncClient("nats://someone:hunter2@127.0.0.1:1", connect_timeout="200ms"):
+            pass
+    assert none.value.code == "cannot-connect"
+    assert "hunter2" not in none.value.why + "".join(none.value.fixes)
+    assert none.value.fixes
+
+
+async def test_a_tenant_is_checked() -> None:
+    with pytest.raises(Rejected) as refused:
+        AsyncClient(tenant="No.Such")
+    assert refused.value.code == "invalid-argument"

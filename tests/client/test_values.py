@@ -1,0 +1,87 @@
+"""Durations, job ids, requests from their parts, and where a server is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from moorage.client import GpuSpec, Rejected, Secret
+from moorage.client.target import Up, find_context, find_tenant, read_up, started_ticks
+from moorage.client.values import build_request, fresh_job_id, seconds
+from moorage.schemas.codec import encode
+from moorage.schemas.names import is_job
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("500ms", 0.5), ("2d", 172800), ("1.5h", 5400), (3, 3)],
+)
+def test_durations(text: float | str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "10x", "1h 30m x", "nan", "400d", "1m1"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(Rejected) as refused:
+        seconds(text)
+    assert refused.value.code == "invalid-argument"
+    assert refused.value.fixes
+
+
+def test_job_ids_sort_by_time_and_are_names() -> None:
+    ids = [fresh_job_id() for _ in range(1000)]
+    assert ids == sorted(ids)
+    assert len(set(ids)) == len(ids)
+    assert all(is_job(each) and len(each) == 15 for each in ids)
+
+
+def test_a_request_from_its_parts() -> None:
+    request = build_request(["a", "b"], "3x2xA100", "k", {"env": {"T": Secret("hf")}, "timeout_s": 5.0, "retries": 1})
+    assert (request.job, request.replicas, request.retries) == ("k", 3, 1)
+    assert request.gpu == GpuSpec(count=2, model="A100")
+    assert (request.workload.argv, request.workload.timeout_s) == (["a", "b"], 5.0)
+    assert request.workload.env == {"T": Secret("hf")}
+    again = build_request(request, 1)
+    assert (again.job, again.gpu) == ("k", GpuSpec())
+
+
+@pytest.mark.parametrize(
+    ("what", "gpu", "fields", "field"),
+    [
+        (["x"], "80G", {}, "$.gpu"),
+        (["x"], "1xH100", {"replicas": 0}, "$.replicas"),
+        (["x"], "2x1xH100", {"replicas": 3}, "$.replicas"),
+        (["x"], None, {"timeout_s": -1.0}, "$.run.timeout_s"),
+        ({"run": {"argv": ["x"]}, "nonsense": 1}, None, {}, "$.nonsense"),
+        ([], None, {}, "$.run.argv"),
+        ({}, None, {}, "$.run"),
+    ],
+)
+def test_a_bad_request_names_its_field(what: object, gpu: str | None, fields: dict[str, object], field: str) -> None:
+    with pytest.raises(Rejected) as refused:
+        build_request(what, gpu, None, fields)  # type: ignore[arg-type]
+    assert refused.value.code == "invalid-argument"
+    assert refused.value.problem.field == field
+
+
+def test_where_a_server_is_found(tmp_path: Path) -> None:
+    home = {"MOORAGE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "none")}
+    assert find_context(None, home).source == "default"
+    here = Up("nats://127.0.0.1:5", os.getpid(), started_ticks(os.getpid()))
+    (tmp_path / "up.json").write_bytes(encode(here))
+    assert find_context(None, home).url == "nats://127.0.0.1:5"
+    assert find_context(None, {**home, "NATS_URL": "nats://elsewhere:1"}).url == "nats://elsewhere:1"
+    assert find_context("nats://said:2", home).url == "nats://said:2"
+    (tmp_path / "up.json").write_bytes(encode(Up("nats://127.0.0.1:5", os.getpid(), 1)))
+    assert read_up(tmp_path) is None  # the pid belongs to somebody else by now
+    assert find_context(None, home).source == "default"
+    (tmp_path / "up.json").write_text("{half")
+    assert read_up(tmp_path) is None
+
+
+def test_whose_jobs() -> None:
+    assert find_tenant("a", {"MOORAGE_TENANT": "b"}) == "a"
+    assert find_tenant(None, {"MOORAGE_TENANT": "b"}) == "b"
+    assert find_tenant(None, {}) == "default"

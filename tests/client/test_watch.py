@@ -1,0 +1,149 @@
+"""What a follower makes of events that are lost, doubled, late or broken: a real server, a scripted scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from moorage.client import AsyncClient, Event, NotFound, TimedOut
+from moorage.client.watch import Watch
+from moorage.schemas.errors import problem
+from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
+from tests.waiting import until
+
+
+class Following:
+    """A watch whose items a test takes one by one."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self._items = watch.follow(20)
+
+    async def revisions(self) -> tuple[str, list[int]]:
+        """State and new revisions of the next event."""
+        async with asyncio.timeout(10):
+            item = await anext(self._items)
+        assert isinstance(item, Event)
+        return item.state, [each.rev for each in item.changes]
+
+    async def ends(self) -> None:
+        async with asyncio.timeout(10):
+            with pytest.raises(StopAsyncIteration):
+                await anext(self._items)
+
+
+@contextlib.asynccontextmanager
+async def follow(
+    url: str, tenant: str, *answers: Any, output: bool = False
+) -> AsyncIterator[tuple[ScriptedScheduler, Following]]:
+    async with ScriptedScheduler(url, tenant) as scheduler, AsyncClient(url, tenant=tenant) as client:
+        scheduler.will_show(*answers)
+        async with client.watch("j", output=output) as watch:
+            yield scheduler, Following(watch)
+
+
+async def test_doubles_and_stragglers_are_dropped(nats_url: str, unique: str) -> None:
+    first = shown("j", "QUEUED", change(1, "ACCEPTED"))
+    async with follow(nats_url, unique, first) as (scheduler, following):
+        assert await following.revisions() == ("QUEUED", [1])
+        await scheduler.say("j", "QUEUED", change(1, "ACCEPTED"))
+        await scheduler.say("j", "PLACED", change(1, "ACCEPTED"), change(2, "PLACED"))
+        assert await following.revisions() == ("PLACED", [2])
+        await scheduler.say("j", "PLACED", change(2, "PLACED"))
+        await scheduler.say("j", "SUCCEEDED", change(3), change(4, "SUCCEEDED"))
+        assert await following.revisions() == ("SUCCEEDED", [3, 4])
+        await following.ends()
+        assert len(scheduler.asked) == 1
+
+
+async def test_a_gap_is_filled_by_asking(nats_url: str, unique: str) -> None:
+    before = shown("j", "QUEUED", change(1, "ACCEPTED"))
+    after = shown("j", "RUNNING", *(change(rev) for rev in range(1, 6)))
+    async with follow(nats_url, unique, before, after) as (scheduler, following):
+        await following.revisions()
+        await scheduler.say("j", "RUNNING", change(4), change(5))
+        assert await following.revisions() == ("RUNNING", [2, 3, 4, 5])
+        await scheduler.say("j", "FAILED", change(6, "FAILED"))
+        assert await following.revisions() == ("FAILED", [6])
+        await following.ends()
+        assert len(scheduler.asked) == 2
+
+
+async def test_a_frame_that_cannot_be_read_makes_it_ask(nats_url: str, unique: str) -> None:
+    before, after = shown("j", "QUEUED", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
+    async with follow(nats_url, unique, before, after) as (scheduler, following):
+        await following.revisions()
+        await scheduler.say_raw(scheduler.subjects.event(unique, "j"), b"{not json")
+        assert await following.revisions() == ("SUCCEEDED", [2])
+        await following.ends()
+
+
+async def test_a_last_event_that_was_lost_is_asked_for(nats_url: str, unique: str) -> None:
+    before, after = shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
+    async with follow(nats_url, unique, before, after) as (scheduler, following):
+        await following.revisions()
+        assert await following.revisions() == ("SUCCEEDED", [2])
+        await following.ends()
+
+
+async def test_transitions_that_left_the_schedulers_memory_do_not_make_it_ask_for_ever(
+    nats_url: str, unique: str
+) -> None:
+    before, after = shown("j", "RUNNING", change(1)), shown("j", "RUNNING", change(90), change(91))
+    async with follow(nats_url, unique, before, after) as (scheduler, following):
+        await following.revisions()
+        await scheduler.say("j", "RUNNING", change(91))
+        assert await following.revisions() == ("RUNNING", [90, 91])
+        await scheduler.say("j", "SUCCEEDED", change(92, "SUCCEEDED"))
+        assert await following.revisions() == ("SUCCEEDED", [92])
+        assert len(scheduler.asked) == 2
+
+
+async def test_a_row_without_a_story_ends_it(nats_url: str, unique: str) -> None:
+    row = {"job": "j", "tenant": unique, "state": "FAILED", "ended_ms": 5, "compacted": True}
+    async with follow(nats_url, unique, row) as (scheduler, following):
+        assert await following.revisions() == ("FAILED", [])
+        await following.ends()
+
+
+async def test_a_job_nobody_knows_is_told(nats_url: str, unique: str) -> None:
+    async with follow(nats_url, unique, problem("not-found", "no job j", job="j")) as (scheduler, following):
+        with pytest.raises(NotFound):
+            await following.revisions()
+
+
+async def test_events_for_the_tenant_alone_are_heard(nats_url: str, unique: str) -> None:
+    request = {"events": "tenant", "run": {"driver": "noop"}}
+    first = shown("j", "QUEUED", change(1, "ACCEPTED"), request=request)
+    async with follow(nats_url, unique, first) as (scheduler, following):
+        await following.revisions()
+        await until(lambda: len(scheduler.asked) == 2, what="looked again after it listened to the tenant")
+        await scheduler.say_to_tenant(
+            scheduler.event("other", "QUEUED", change(2)), scheduler.event("j", "SUCCEEDED", change(2, "SUCCEEDED"))
+        )
+        assert await following.revisions() == ("SUCCEEDED", [2])
+        await following.ends()
+
+
+async def test_a_wait_ends_by_its_timeout_though_the_scheduler_is_gone(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will_show(shown("j", "RUNNING", change(1)))
+        with pytest.raises(TimedOut) as late:
+            await client.job("j").result("200ms")
+        assert late.value.job == "j"
+        assert "RUNNING" in late.value.why
+
+
+async def test_output_without_an_end_does_not_hold_the_follower(nats_url: str, unique: str) -> None:
+    """The worker died: its streams never end, the job did."""
+    request = {"run": {"argv": ["x"]}}
+    before = shown("j", "RUNNING", change(1), request=request)
+    async with follow(nats_url, unique, before, output=True) as (scheduler, following):
+        await following.revisions()
+        await scheduler.say("j", "FAILED", change(2, "FAILED"))
+        assert await following.revisions() == ("FAILED", [2])
+        await following.ends()

@@ -1,0 +1,552 @@
+"""A driver for the pure core: owns an engine, models honest workers, and checks every promise after every record.
+
+`Driving.tick` builds a record, folds it (the engine) and folds its bytes again into a second state (the standby), then
+validates both, the fleet's soft view and the workers' own pools. Times are milliseconds; ledger time and the leader's
+monotonic time are one clock here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Operate, Submit
+from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.outputs import Outputs
+from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
+from moorage.scheduler.core.queue import entry
+from moorage.scheduler.core.state import Job, Member, Replica, State, validate
+from moorage.schemas.codec import Decoder, decode_request
+from moorage.schemas.frames import (
+    Device,
+    Fact,
+    FactFrame,
+    FactKind,
+    Goodbye,
+    Held,
+    Hello,
+    Join,
+    Load,
+    Place,
+    Renew,
+    SlotLoad,
+    Wanted,
+)
+from moorage.schemas.job import STATES
+from moorage.schemas.subjects import Subjects
+
+Key = tuple[str, str, int, int]  # tenant, job, replica, fence
+SUBJECTS: Final = Subjects()
+BACKOFF_TIMER: Final = 2  # the engine's own number for a pause that ends
+H100: Final = "NVIDIA H100 80GB HBM3"
+_decode_wanted: Final = Decoder[Wanted](Wanted)
+
+
+@dataclass
+class Held1:
+    """A member as its worker really holds it."""
+
+    place: Place
+    phase: str  # claimed, running, exited
+    keep: bool
+
+    @property
+    def key(self) -> Key:
+        return (self.place.tenant, self.place.job, self.place.replica, self.place.fence)
+
+
+@dataclass
+class Worker:
+    """An honest worker: its pool decides, its facts are numbered, kept until answered, and repeated at a join."""
+
+    id: str
+    hello: Hello
+    machine: str
+    auto: bool = True  # obeys wanted frames; else the test speaks for it
+    n: int = 0
+    boot: str = "boot-1"
+    session: str = ""
+    reign: int = 0
+    no: int = 0
+    renewals: int = 0
+    held: dict[Key, Held1] = field(default_factory=dict)
+    dead: dict[Key, str] = field(default_factory=dict)
+    gathered: list[Fact] = field(default_factory=list)
+    flying: FactFrame | None = None
+    local: set[int] = field(default_factory=set)  # slots that somebody in the worker's own process claimed
+    waiting: bool = False
+    told: Counter[str] = field(default_factory=Counter)
+
+    # -------------------------------------------------------------------------------------------- the pool
+
+    def blocked(self, place: Place) -> bool:
+        """Whether the pool must refuse: a slot is taken, or shared in another mode or by too many."""
+        for slot in place.slots:
+            users = [held for held in self.held.values() if slot in held.place.slots]
+            if slot in self.local:
+                return True
+            if place.mode == "exclusive" and users:
+                return True
+            if place.mode in ("mps", "time-slice") and (
+                any(held.place.mode != place.mode for held in users)
+                or len(users) >= {"mps": 8, "time-slice": 4}[place.mode]
+            ):
+                return True
+        return False
+
+    def say(self, kind: FactKind, place: Place, code: int = 0, detail: str = "") -> None:
+        self.told[kind] += 1
+        self.gathered.append(
+            Fact(kind, place.tenant, place.job, place.replica, place.attempt, place.fence, code, detail)
+        )
+
+    # --------------------------------------------------------------------------------------------- frames
+
+    def obey(self, frame: Wanted) -> None:
+        if frame.session != self.session or frame.reign < self.reign:
+            return
+        self.reign = frame.reign
+        for place in frame.place:
+            key = (place.tenant, place.job, place.replica, place.fence)
+            if key in self.held or key in self.dead:
+                continue
+            if self.blocked(place):
+                self.dead[key] = "refused"
+                self.say("refused", place, 0, "device-busy")
+                continue
+            keep = decode_request(place.body).on_partition == "keep" and not place.hold
+            self.held[key] = Held1(place, "claimed", keep)
+            self.say("claimed", place, 0, f"{self.id}.local:29500" if place.hold and place.replica == 0 else "")
+            if not place.hold:
+                self._start(self.held[key])
+        for start in frame.start:
+            key = (start.tenant, start.job, start.replica, start.fence)
+            held = self.held.get(key)
+            name = Place(start.tenant, start.job, start.replica, start.attempt, start.fence, [], "", True, b"")
+            if held is None:
+                if key not in self.dead:
+                    self.dead[key] = "not-held"
+                    self.say("not-held", name)
+            elif held.phase == "claimed":
+                assert start.master_port == 29500, start
+                self._start(held)
+        for end in frame.end:
+            key = (end.tenant, end.job, end.replica, end.fence)
+            held = self.held.get(key)
+            name = Place(end.tenant, end.job, end.replica, end.attempt, end.fence, [], "", False, b"")
+            if held is None:
+                if key not in self.dead:
+                    self.dead[key] = "withdrawn"
+                    self.say("withdrawn", name)
+            elif held.phase == "claimed":
+                del self.held[key]
+                self.dead[key] = "withdrawn"
+                self.say("withdrawn", held.place)
+            elif held.phase == "running":
+                self.finish(key, -15, "end")
+
+    def _start(self, held: Held1) -> None:
+        held.phase = "running"
+        self.say("started", held.place)
+
+    def finish(self, key: Key, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
+        held = self.held[key]
+        held.phase = "exited"
+        self.dead[key] = "exited"
+        self.say("exited", held.place, code, detail)
+        if freed:
+            self.free(key)
+
+    def free(self, key: Key) -> None:
+        self.say("freed", self.held.pop(key).place)
+
+    def fence(self) -> None:
+        """The lease ran out: everything that does not keep through a partition is ended here and now."""
+        for key, held in list(self.held.items()):
+            if held.phase == "running" and not held.keep:
+                self.finish(key, -9, "fence")
+            elif held.phase == "claimed":
+                del self.held[key]
+                self.dead[key] = "released"
+        self.session = ""
+
+    def die(self) -> None:
+        """The machine restarts: nothing runs, the journal's facts are kept."""
+        for key, held in list(self.held.items()):
+            if held.phase == "running":
+                self.finish(key, -9, "lost")
+            elif held.phase == "claimed":
+                self.dead[key] = "released"
+        self.held.clear()
+        self.boot = f"boot-{self.n + 2}"
+        self.session = ""
+
+    def join_frame(self) -> Join:
+        self.n += 1
+        if self.flying is not None:
+            self.gathered = [*self.flying.facts, *self.gathered]
+            self.flying = None
+        return Join(self.machine, self.boot, self.n, self.hello, facts=list(self.gathered), holding=self.holding())
+
+    def joined(self, session: str, facts: int) -> None:
+        self.session = session
+        self.no = 0
+        self.renewals = 0
+        self.flying = None
+        del self.gathered[:facts]
+
+    def holding(self) -> list[Held]:
+        return [
+            Held(h.place.tenant, h.place.job, h.place.replica, h.place.attempt, h.place.fence, h.phase)
+            for h in self.held.values()
+        ]
+
+    def renew_frame(self) -> Renew:
+        self.renewals += 1
+        return Renew(
+            self.session, self.renewals, self.no, held=self.holding(), busy=sorted(self.local), waiting=self.waiting
+        )
+
+    def fact_frame(self) -> FactFrame | None:
+        if self.flying is None and self.gathered:
+            self.flying = FactFrame(self.session, self.no + 1, self.gathered)
+            self.gathered = []
+        return self.flying
+
+    def fact_answered(self, no: int) -> None:
+        if self.flying is not None and no >= self.flying.no:
+            self.no, self.flying = self.flying.no, None
+
+    def load_frame(self, n: int = 1, **sick: str) -> Load:
+        """`s0="ecc"` makes slot 0 sick; `f0="pid 7"` says that somebody outside holds it."""
+        slots = [
+            SlotLoad(device.index, health=sick.get(f"s{slot}", "ok"), foreign=sick.get(f"f{slot}", ""))
+            for slot, device in enumerate(self.hello.gpu_pool)
+        ]
+        return Load(self.id, self.boot, n, n, gpu_pool=slots)
+
+
+def devices(worker: str, models: Iterable[str], vendor: str = "nvidia", memory_mib: int = 81_559) -> list[Device]:
+    return [Device(i, vendor, model, f"GPU-{worker}-{i}", memory_mib) for i, model in enumerate(models)]
+
+
+class Driving:
+    """One leader at a time over one ledger kept in memory; `records` are the ledger's bytes."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+        self.now = 1_000_000
+        self.records: list[bytes] = []
+        self.workers: dict[str, Worker] = {}
+        self.answers: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+        self.wanted: list[Wanted] = []
+        self.sizes: list[int] = []
+        self._replies = 0
+        self._sessions = 0
+        self.checks = True
+        self.state = State()
+        self.shadow = State()
+        self.engine: Engine
+        self.lead()
+
+    # ------------------------------------------------------------------------------------------- leading
+
+    def lead(self) -> None:
+        """A new reign: the state is folded from the ledger's bytes alone, nobody counts as heard."""
+        state = State()
+        for seq, payload in enumerate(self.records, 1):
+            fold(state, decode_record(payload), seq)
+        if self.records:
+            validate(state)
+            assert state.digest == self.shadow.digest
+        epoch = Record(
+            FORMAT,
+            state.epoch + 1,
+            7 + state.epoch,
+            0,
+            max(self.now, state.time_ms),
+            state.digest,
+            acts=[[Act.EPOCH, state.ledger_id or "ledger-1", "me", 0.0]],
+        )
+        self._store(encode_record(epoch))
+        fold(state, epoch, len(self.records))
+        self.state = state
+        self.engine = Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now)
+
+    def _store(self, payload: bytes) -> int:
+        assert len(payload) <= RECORD_BYTES_MAX, f"record of {len(payload)} bytes"
+        self.sizes.append(len(payload))
+        self.records.append(payload)
+        fold(self.shadow, decode_record(payload), len(self.records))
+        return len(self.records)
+
+    def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
+        """One record; then the workers do as they are told, their facts wait for the next record."""
+        self.now += ms
+        seq = self._store(self.engine.build(self.now, self.now))
+        out = self.engine.commit(seq, self.now)
+        if self.checks:
+            self.check()
+        for reply, payload in out.answers:
+            self.answers[reply] = json.loads(payload)
+        self.events += [json.loads(payload) for _, _, payload, _ in out.events]
+        self.wanted = [_decode_wanted(payload) for _, payload, _ in out.messages]
+        if obey:
+            for frame in self.wanted:
+                worker = self.workers[frame.worker]
+                if worker.auto:
+                    worker.obey(frame)
+        return out
+
+    def check(self) -> None:
+        validate(self.state)
+        validate(self.shadow)
+        assert self.state.digest == self.shadow.digest
+        self.engine.fleet.validate()
+        self.check_counters()
+        self.check_queue()
+
+    def check_queue(self) -> None:
+        """Who waits stands in the queue once, or in one backoff timer: never lost, never doubled."""
+        engine = self.engine
+        found = Counter(item for line in engine.queue.lines.values() for item in line.entries)
+        found.update(item for _, kind, item in engine._timers if kind == BACKOFF_TIMER)
+        assert engine.queue.size == sum(len(line.entries) for line in engine.queue.lines.values())
+        for job in self.state.jobs.values():
+            waiting = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
+            for replica in waiting[:1] if engine.shape_of(job).together > 1 else waiting:
+                count = found[entry(job.num, replica.index)]
+                assert count == 1, f"{job.name}/{replica.index} waits {count} times"
+
+    def check_counters(self) -> None:
+        """The soft view's sums are those of the ledger's members: CPU, memory, slots, sharers."""
+        for host in self.engine.fleet.hosts.values():
+            cpu, memory, free, users = host.cpu_milli, host.memory_mib, host.lent, Counter[int]()
+            for member in host.worker.members.values():
+                shape = self.engine.shape_of(member.replica.job)
+                cpu -= shape.cpu_milli
+                memory -= shape.memory_mib
+                free &= ~member.mask
+                if member.mode > 1:
+                    users.update(slot for slot in range(64) if member.mask >> slot & 1)
+            assert host.held == len(host.worker.members)
+            assert (host.cpu_free, host.memory_free) == (cpu, memory), host.worker.id
+            assert host.free == free, f"{host.worker.id}: {host.free:b} is not {free:b}"
+            assert {slot: device.users for slot, device in host.shared.items()} == users, host.worker.id
+
+    # -------------------------------------------------------------------------------------------- workers
+
+    def worker(
+        self,
+        name: str = "w0",
+        gpus: int = 1,
+        model: str = H100,
+        *,
+        models: list[str] | None = None,
+        auto: bool = True,
+        vendor: str = "nvidia",
+        gpu_memory_mib: int = 81_559,
+        **hello: Any,
+    ) -> Worker:
+        """A worker that has joined. `hello` fields override: labels, drivers, modes, cpu_milli, memory_mib, …"""
+        pool = devices(name, models if models is not None else [model] * gpus, vendor, gpu_memory_mib)
+        fields: dict[str, Any] = {
+            "drivers": ["noop", "process"],
+            "modes": ["exclusive", "mps", "time-slice"],
+            "gpu_pool": pool,
+            **hello,
+        }
+        worker = Worker(name, Hello(name, "boot-1", **fields), f"machine-{name}", auto)
+        self.workers[name] = worker
+        answer = self.join(worker)
+        assert answer["kind"] == "joined", answer
+        return worker
+
+    def send(self, worker: str, frame: Join | Renew | FactFrame | Goodbye) -> str:
+        self._replies += 1
+        self._sessions += 1
+        reply = f"r{self._replies}"
+        self.engine.offer(FromWorker(worker, frame, reply, True, f"{self._sessions:032x}"))
+        return reply
+
+    def join(self, worker: Worker, frame: Join | None = None) -> dict[str, Any]:
+        frame = frame or worker.join_frame()
+        reply = self.send(worker.id, frame)
+        self.tick()
+        answer: dict[str, Any] = self.answers[reply]
+        if answer["kind"] == "joined":
+            worker.joined(answer["session"], len(frame.facts))
+        return answer
+
+    def renew(self, *names: str) -> list[dict[str, Any]]:
+        replies = [self.send(name, self.workers[name].renew_frame()) for name in names or self.workers]
+        self.tick()
+        return [self.answers[reply] for reply in replies]
+
+    def report(self, *names: str) -> None:
+        """Every worker's gathered facts, in one record; answered."""
+        sent = []
+        for name in names or self.workers:
+            frame = self.workers[name].fact_frame() if self.workers[name].session else None
+            if frame is not None:
+                sent.append((self.workers[name], self.send(name, frame)))
+        self.tick()
+        for worker, reply in sent:
+            assert self.answers[reply]["kind"] == "recorded", self.answers[reply]
+            worker.fact_answered(self.answers[reply]["no"])
+
+    def settle(self, records: int = 20) -> None:
+        """Facts and orders go to and fro until nothing is left to say."""
+        for _ in range(records):
+            self.report()
+            if not any(worker.gathered or worker.flying for worker in self.workers.values()):
+                return
+
+    def fact(self, kind: FactKind, job: str, replica: int = 0, *, code: int = 0, detail: str = "", tenant: str = "t") -> None:
+        """Speak for a worker that is not `auto`: one fact of the member in question, in a frame of its own."""
+        self.facts([(kind, job, replica, code, detail)], tenant=tenant)
+
+    def facts(self, many: list[tuple[FactKind, str, int, int, str]], *, tenant: str = "t") -> None:
+        """Facts of several members, one frame a worker, all in one record."""
+        frames: dict[str, list[Fact]] = {}
+        for kind, job, replica, code, detail in many:
+            member = self.member(job, replica, tenant)
+            name = (tenant, job, replica, member.attempt, member.fence)
+            frames.setdefault(member.worker.id, []).append(Fact(kind, *name, code, detail))
+        for worker_id, facts in frames.items():
+            worker = self.workers[worker_id]
+            worker.gathered += facts
+            frame = worker.fact_frame()
+            assert frame is not None
+            self.send(worker_id, frame)
+            worker.fact_answered(frame.no)
+        self.tick()
+
+    def run_out(self, name: str, code: int = 0) -> None:
+        """All that runs on a worker exits, its devices are seen free."""
+        worker = self.workers[name]
+        for key in [key for key, held in worker.held.items() if held.phase == "running"]:
+            worker.finish(key, code)
+        self.settle()
+
+    def load(self, name: str, n: int = 1, **sick: str) -> None:
+        self.engine.offer_load(name, self.workers[name].load_frame(n, **sick), self.now)
+
+    # --------------------------------------------------------------------------------------------- callers
+
+    def offer_submit(
+        self,
+        job: str,
+        *,
+        tenant: str = "t",
+        sequence: int = 0,
+        body: bytes | None = None,
+        batch: Batch | None = None,
+        position: int = 0,
+        trace: str = "",
+        reply: str | None = None,
+        **fields: Any,
+    ) -> str:
+        fields.setdefault("run", {"driver": "noop"})
+        data = body if body is not None else json.dumps({"job": job, **fields}).encode()
+        request = decode_request(data)
+        self._replies += 1
+        name = reply if reply is not None else f"r{self._replies}"
+        if sequence or batch is not None:
+            name = ""
+        self.engine.offer(
+            Submit(
+                tenant,
+                request.job or job,
+                data,
+                request,
+                self.engine.shapes.of(request),
+                reply=name,
+                sequence=sequence,
+                batch=batch,
+                position=position,
+                trace=trace,
+            )
+        )
+        return name
+
+    def submit(self, job: str, **fields: Any) -> dict[str, Any]:
+        """Submit and tick once; returns the answer (or {} for one of the durable queue)."""
+        reply = self.offer_submit(job, **fields)
+        self.tick()
+        answer: dict[str, Any] = self.answers.get(reply, {})
+        return answer
+
+    def cancel(self, job: str, *, tenant: str = "t", sequence: int = 0, why: str = "cancelled") -> dict[str, Any]:
+        reply = self.offer_cancel(job, tenant=tenant, sequence=sequence, why=why)
+        self.tick()
+        answer: dict[str, Any] = self.answers.get(reply, {})
+        return answer
+
+    def offer_cancel(self, job: str, *, tenant: str = "t", sequence: int = 0, why: str = "cancelled") -> str:
+        self._replies += 1
+        reply = "" if sequence else f"r{self._replies}"
+        self.engine.offer(Cancel(tenant, job, why, reply=reply, sequence=sequence))
+        return reply
+
+    def operate(self, verb: str, worker: str) -> dict[str, Any]:
+        self._replies += 1
+        self.engine.offer(Operate(verb, worker, "me", f"r{self._replies}", True))
+        self.tick()
+        answer: dict[str, Any] = self.answers[f"r{self._replies}"]
+        return answer
+
+    # ---------------------------------------------------------------------------------------------- looking
+
+    def job(self, name: str, tenant: str = "t") -> Job:
+        job = self.state.job(tenant, name)
+        assert job is not None, f"no job {name}"
+        return job
+
+    def replica(self, name: str, index: int = 0, tenant: str = "t") -> Replica:
+        return self.job(name, tenant).replicas[index]
+
+    def member(self, name: str, index: int = 0, tenant: str = "t") -> Member:
+        """The replica's member, or the one that lingers after its exit."""
+        replica = self.replica(name, index, tenant)
+        if replica.member is not None:
+            return replica.member
+        lingering = [m for m in self.state.members() if m.replica is replica]
+        assert lingering, f"{name}/{index} holds nothing"
+        return lingering[-1]
+
+    def states(self, name: str, tenant: str = "t") -> list[str]:
+        return [STATES[replica.state] for replica in self.job(name, tenant).replicas]
+
+    def placed_on(self, name: str, tenant: str = "t") -> list[str]:
+        """The worker of each replica, `-` where it holds nothing."""
+        return [r.member.worker.id if r.member is not None else "-" for r in self.job(name, tenant).replicas]
+
+    def slots(self, name: str, index: int = 0, tenant: str = "t") -> list[int]:
+        mask = self.member(name, index, tenant).mask
+        return [slot for slot in range(64) if mask >> slot & 1]
+
+    def free_gpus(self) -> int:
+        return sum(host.open.bit_count() for host in self.engine.fleet.hosts.values())
+
+    def pass_time(self, ms: int, *, step: int = 1000, renew: bool = True) -> None:
+        """Time goes by in steps; workers with a session renew unless told not to."""
+        end = self.now + ms
+        while self.now < end:
+            if renew:
+                for name, worker in self.workers.items():
+                    if worker.session:
+                        self.send(name, worker.renew_frame())
+            self.tick(min(step, end - self.now))
+
+
+def as_data(frame: object) -> Any:
+    return msgspec.to_builtins(frame)
