@@ -123,9 +123,8 @@ class Node:
 
 
 async def start_node(folder: Path, *argv: str, simulate: str = "2x4xH100") -> Node:
-    """`moorage up`, ready; its talk goes to `up.err` in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    err = os.open(folder / "up.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    """`moorage up`, ready; what it says is in `talk(folder)`."""
+    err = os.open(_talk_file(folder), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
@@ -158,7 +157,11 @@ async def start_node(folder: Path, *argv: str, simulate: str = "2x4xH100") -> No
 
 def talk(folder: Path) -> str:
     """What the node said so far."""
-    return (folder / "up.err").read_text()
+    return _talk_file(folder).read_text()
+
+
+def _talk_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.talk")
 
 
 @contextlib.asynccontextmanager

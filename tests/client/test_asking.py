@@ -19,9 +19,9 @@ async def test_a_request_waits_for_a_scheduler_and_keeps_its_id(nats_url: str, u
         submitting = asyncio.create_task(client.submit(["x"]))
         await until(lambda: waits, what="asked again")
         async with ScriptedScheduler(nats_url, unique) as scheduler:
-            scheduler.will("submit", problem("not-leading", "not me"), None, Accepted("x", 5))
+            scheduler.will("submit", problem("not-leading", "not me"), None, Accepted("x", 5, "QUEUED"))
             job = await submitting
-            assert job.accepted == Accepted("x", 5)
+            assert job.accepted == Accepted("x", 5, "QUEUED")
             assert len({body["job"] for _, body in scheduler.asked}) == 1
             assert len(scheduler.asked) == 3
 

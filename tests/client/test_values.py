@@ -55,8 +55,8 @@ def test_a_request_from_its_parts() -> None:
         (["x"], "2x1xH100", {"replicas": 3}, "$.replicas"),
         (["x"], None, {"timeout_s": -1.0}, "$.run.timeout_s"),
         ({"run": {"argv": ["x"]}, "nonsense": 1}, None, {}, "$.nonsense"),
-        ([], None, {}, "$.run.argv"),
-        ({}, None, {}, "$.run"),
+        ([], None, {}, "$.run"),
+        ({}, None, {}, "$"),
     ],
 )
 def test_a_bad_request_names_its_field(what: object, gpu: str | None, fields: dict[str, object], field: str) -> None:

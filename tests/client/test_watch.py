@@ -84,7 +84,7 @@ async def test_a_frame_that_cannot_be_read_makes_it_ask(nats_url: str, unique: s
 
 async def test_a_last_event_that_was_lost_is_asked_for(nats_url: str, unique: str) -> None:
     before, after = shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
-    async with follow(nats_url, unique, before, after) as (scheduler, following):
+    async with follow(nats_url, unique, before, after) as (_, following):
         await following.revisions()
         assert await following.revisions() == ("SUCCEEDED", [2])
         await following.ends()
@@ -105,13 +105,13 @@ async def test_transitions_that_left_the_schedulers_memory_do_not_make_it_ask_fo
 
 async def test_a_row_without_a_story_ends_it(nats_url: str, unique: str) -> None:
     row = {"job": "j", "tenant": unique, "state": "FAILED", "ended_ms": 5, "compacted": True}
-    async with follow(nats_url, unique, row) as (scheduler, following):
+    async with follow(nats_url, unique, row) as (_, following):
         assert await following.revisions() == ("FAILED", [])
         await following.ends()
 
 
 async def test_a_job_nobody_knows_is_told(nats_url: str, unique: str) -> None:
-    async with follow(nats_url, unique, problem("not-found", "no job j", job="j")) as (scheduler, following):
+    async with follow(nats_url, unique, problem("not-found", "no job j", job="j")) as (_, following):
         with pytest.raises(NotFound):
             await following.revisions()
 
@@ -121,11 +121,12 @@ async def test_events_for_the_tenant_alone_are_heard(nats_url: str, unique: str)
     first = shown("j", "QUEUED", change(1, "ACCEPTED"), request=request)
     async with follow(nats_url, unique, first) as (scheduler, following):
         await following.revisions()
+        news = asyncio.create_task(following.revisions())
         await until(lambda: len(scheduler.asked) == 2, what="looked again after it listened to the tenant")
         await scheduler.say_to_tenant(
             scheduler.event("other", "QUEUED", change(2)), scheduler.event("j", "SUCCEEDED", change(2, "SUCCEEDED"))
         )
-        assert await following.revisions() == ("SUCCEEDED", [2])
+        assert await news == ("SUCCEEDED", [2])
         await following.ends()
 
 

@@ -76,6 +76,7 @@ class ScriptedWorker:
         self.answers: list[dict[str, Any]] = []
         self._renew_n = itertools.count(1)
         self._renewing: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     async def open(self) -> None:
         await self.nc.subscribe(self.subjects.worker(self.worker, "wanted"), cb=self._on_wanted)
@@ -84,10 +85,9 @@ class ScriptedWorker:
         self._renewing = asyncio.create_task(self._renew())
 
     async def close(self) -> None:
+        self._closing.set()
         if self._renewing is not None:
-            self._renewing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._renewing
+            await self._renewing
 
     async def ask(self, verb: str, frame: object, deadline_s: float = ANSWER_S) -> dict[str, Any]:
         """Ask until it is answered; the answer as plain data."""
@@ -128,13 +128,15 @@ class ScriptedWorker:
         ]
 
     async def _renew(self) -> None:
-        while True:
+        while not self._closing.is_set():
             frame = Renew(self.session, next(self._renew_n), self.no, held=self._holding())
             with contextlib.suppress(nats.errors.Error):
                 subject = self.subjects.worker(self.worker, "renew")
                 answer = await self.nc.request(subject, encode(frame), timeout=TRY_S)
                 self.answers.append(msgspec.json.decode(answer.data))
-            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._closing.wait()
 
     async def _on_wanted(self, msg: Msg) -> None:
         wanted = _decode_wanted(msg.data)
@@ -180,6 +182,13 @@ class ScriptedWorker:
         frame = self.next_frame(*facts)
         answer = await self.ask("fact", frame)
         assert answer == {"kind": "recorded", "no": frame.no, "reign": answer.get("reign"), "v": 1}, answer
+
+    async def tell_raw(self, fact: Fact) -> dict[str, Any]:
+        """Tell one fact, whatever it says; the answer, whatever it is."""
+        answer = await self.ask("fact", FactFrame(self.session, self.no + 1, [fact]))
+        if answer["kind"] == "recorded":
+            self.no = answer["no"]
+        return answer
 
     async def step(self, job: str, *kinds: str, replica: int = 0) -> None:
         """Tell facts about this replica's placement, a frame each."""

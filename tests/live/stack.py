@@ -40,7 +40,7 @@ TRY_S: Final = 2.0
 QUICK: Final[dict[str, float]] = {
     "renew_s": 0.3,
     "takeover_s": 1.5,
-    "heartbeat_s": 0.3,
+    "heartbeat_s": 0.1,
     "renewal_append_s": 0.05,
     "margin_s": 0.3,
     "grace_s": 0.5,

@@ -33,6 +33,7 @@ class Clock:
     renew_ms: int = 0
     fact_ms: int = 0
     join_ms: int = 0
+    joining_n: int = 0  # the join whose answer is awaited
     cut_until_ms: int = 0  # partitioned until then
 
 
@@ -121,7 +122,8 @@ class FaultyWorld:
     def _answer(self, worker: Worker, clock: Clock, frame: Any, sent_ms: int, answer: dict[str, Any]) -> None:
         kind = answer["kind"]
         if isinstance(frame, Join):
-            if kind == "joined" and frame.n == worker.n and not worker.session:
+            if kind == "joined" and frame.n == clock.joining_n and not worker.session:
+                clock.joining_n = 0
                 worker.joined(answer["session"], len(frame.facts))
                 clock.base_ms = clock.join_ms - RENEW_MS  # the first sending of this number
                 clock.renew_ms = 0
@@ -143,13 +145,15 @@ class FaultyWorld:
             if not worker.session:
                 if now >= clock.join_ms:
                     clock.join_ms = now + RENEW_MS
-                    self._post(worker.id, worker.join_frame())
+                    frame = worker.join_frame()
+                    clock.joining_n = frame.n
+                    self._post(worker.id, frame)
                 continue
             if now >= clock.renew_ms:
                 clock.renew_ms = now + RENEW_MS
-                frame = worker.renew_frame()
-                self.renew_sent[(worker.id, frame.session, frame.n)] = now
-                self._post(worker.id, frame)
+                renewal = worker.renew_frame()
+                self.renew_sent[(worker.id, renewal.session, renewal.n)] = now
+                self._post(worker.id, renewal)
             if now >= clock.fact_ms or worker.flying is None:
                 facts = worker.fact_frame()
                 if facts is not None:
@@ -179,6 +183,7 @@ class FaultyWorld:
                 clock.join_ms = drive.now + self.random.randrange(4_000)
             elif roll < 0.012:  # the agent restarts, its jobs live on
                 worker.session = ""
+                clock.joining_n = 0
             elif roll < 0.02:
                 clock.cut_until_ms = drive.now + self.random.choice((3_000, 25_000, 50_000))
             elif roll < 0.035:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,7 @@ class ScriptedLeader:
         self.mute: set[str] = set()
         self.refuse: dict[str, Problem] = {}
         self.output: list[tuple[str, dict[str, Any]]] = []
+        self.on_join: Callable[[Join], object] = lambda join: None
         self._nc: Client | None = None
 
     async def __aenter__(self) -> ScriptedLeader:
@@ -155,6 +157,7 @@ class ScriptedLeader:
         if await self._answer(msg, "join", Joined(session, join.n, self.reign, *self.numbers, self.ledger)) and (
             not seat.joins or seat.joins[-1].n != join.n
         ):
+            self.on_join(join)
             seat.joins.append(join)
             seat.facts += join.facts
             seat.session, seat.no = session, 0

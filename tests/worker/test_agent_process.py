@@ -257,7 +257,29 @@ async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
             await leader.heard("w1", "freed", lives)
             await leader.want("w1", Start(*held, "127.0.0.1", 29500, 2))
             await leader.heard("w1", "freed", held)
-            assert seat.kinds(lives) == ["claimed", "started", "exited", "freed"]
+            kinds = seat.kinds(lives)  # an adopted member's first facts are said again: they may have died unjournalled
+            assert kinds == ["claimed", "started", "claimed", "started", "exited", "freed"]
+
+
+async def test_what_runs_unknown_to_a_lost_journal_is_ended_before_the_join(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        async with agent_process(state, nats_url, unique) as agent:
+            await leader.joined("w1")
+            await leader.want("w1", place(name_of(), body(f"echo $$ > {tmp_path}/pid; exec sleep 600")))
+            pid = await pid_of(tmp_path / "pid")
+            agent.kill()
+            await agent.wait()
+        (state / "workers" / "w1.journal").unlink()
+        seat = leader.seat("w1")
+        alive_at_join: list[bool] = []
+        seat.joins.clear()
+        leader.on_join = lambda join: alive_at_join.append(is_alive(pid))
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1")
+            assert alive_at_join == [False]
+            assert seat.joins[0].holding == []
 
 
 async def test_a_stopped_agent_cannot_keep_its_jobs_beyond_the_lease(

@@ -36,6 +36,7 @@ from moorage.worker.member_messages import (
     Started,
     StartFailed,
     StartMembers,
+    StraysOver,
     Stuck,
     SupervisorReplaced,
     Tick,
@@ -555,7 +556,7 @@ def test_a_refused_join_is_logged_once_and_tried_with_patience(code: str) -> Non
     bench.do(Restored([], [], []))
     waits = []
     for _ in range(6):
-        bench.do(AnswerRefused("join", bench.members.session.join_n, problem(code, "no", found="70")))
+        bench.do(AnswerRefused("join", bench.members.session.join_n, problem(code, "no", allowed="> 70")))
         waits.append(bench.members.next_deadline_s() - bench.now)
         bench.now = bench.members.next_deadline_s()
         bench.do(Tick())
@@ -591,6 +592,15 @@ def test_a_roll_call_is_answered_with_hello_and_a_renewal(bench: Bench) -> None:
     assert bench.members.session.reign == 3
 
 
+def test_a_roll_call_hurries_the_facts_that_the_old_leader_did_not_answer(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    sent = of(SendFacts, bench.do(TurnOver()))
+    assert not of(SendFacts, bench.do(Tick())), "its answer is not overdue yet"
+    bench.do(RollCall(3))
+    again = of(SendFacts, bench.do(Tick()))
+    assert [(c.frame, c.again) for c in again] == [(c.frame, True) for c in sent]
+
+
 # -------------------------------------------------------------------------------- restarts and farewell
 
 
@@ -620,6 +630,14 @@ def test_a_restarted_agent_adopts_what_lives_and_tells_what_ended() -> None:
     bench.join()
     bench.do(Ended([(lives.name, 0, "exit")]))
     assert bench.kinds() == ["exited"]
+
+
+def test_a_stray_keeps_the_worker_out_until_it_is_gone() -> None:
+    bench = Bench()
+    assert not of(SendJoin, bench.do(Restored([], [], [], strays=True)))
+    bench.do(RollCall(1))
+    assert not of(SendJoin, bench.log)
+    assert of(SendJoin, bench.do(StraysOver()))
 
 
 def test_a_dead_supervisor_takes_its_jobs_and_the_session(bench: Bench) -> None:

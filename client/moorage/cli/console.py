@@ -28,7 +28,6 @@ EXIT_OF_CODE: Final[Mapping[str, int]] = {
     "too-large": EXIT_USAGE,
     "bad-context": EXIT_USAGE,
     "not-found": EXIT_NOT_FOUND,
-    "no-output": EXIT_NOT_FOUND,
     "permission-refused": EXIT_DENIED,
     "not-authorized": EXIT_DENIED,
     "cannot-connect": EXIT_UNREACHABLE,
@@ -36,7 +35,6 @@ EXIT_OF_CODE: Final[Mapping[str, int]] = {
     "no-scheduler": EXIT_UNREACHABLE,
     "not-leading": EXIT_UNREACHABLE,
     "timed-out": EXIT_TIMED_OUT,
-    "drift": EXIT_DRIFT,
 }
 FIXES_MAX: Final = 3
 _STYLES: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}

@@ -74,19 +74,18 @@ def worker(
     """
 
     def act() -> int:
-        from moorage.cli.submit import _pairs
+        from moorage.cli.submit import pairs
         from moorage.client.errors import rejected
         from moorage.client.target import find_context, home
         from moorage.worker.run import run
         from moorage.worker.settings import MODES_DEFAULT, WorkerSettings
 
-        _log(log_level)
         state_dir = state or home() / WORKERS_FOLDER / (id or ("simulated" if simulate else "here"))
         try:
             settings = WorkerSettings(
                 state_dir,
                 id,
-                labels=dict(_pairs("label", label or ())),
+                labels=dict(pairs("label", label or ())),
                 modes=("exclusive", "mps", "time-slice") if simulate else MODES_DEFAULT,
                 simulate=simulate,
                 drivers=tuple(drivers or (("process", "noop") if simulate else ("process",))),
@@ -103,6 +102,7 @@ def worker(
                 loop.add_signal_handler(number, stop.set)
             await run(settings, context, stop)
 
+        _log(log_level)
         asyncio.run(serve())
         return 0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from moorage.cli.console import EXIT_FAILED, EXIT_INTERRUPTED, emit, paint, say, tell_error
-from moorage.cli.options import DEFAULTS, Options, with_client
+from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warnings
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.job import Result
     from moorage.client.watch import Watch
+    from moorage.schemas.job import Request
 
 #: a job that waits longer than this is asked why, and then again so often
 WHY_AFTER_S: Final = 1.0
@@ -36,9 +37,8 @@ def run(
     Its output comes to stdout and stderr, progress to stderr. The first Ctrl-C detaches: the job goes on.
     """
 
-    async def work(client: AsyncClient) -> int | None:
-        request = request_of(client, flags, command)
-        assert request.job is not None
+    async def work(client: AsyncClient, request: Request) -> int | None:
+        job_id = request.job or ""
         submitted = False
 
         async def submit() -> None:
@@ -52,13 +52,17 @@ def run(
 
         def detach() -> None:
             if not submitted:
-                say(f"interrupted before the answer: {request.job} may have been accepted")
-            _say_detached(request.job or "")
+                say(f"interrupted before the answer: {job_id} may have been accepted")
+            _say_detached(job_id)
 
-        return await _detachable(_follow(client, request.job, options, submit), detach)
+        return await _detachable(_follow(client, job_id, options, submit), detach)
+
+    def act() -> int:
+        request = request_of(flags, command)
+        return with_client(options, lambda client: work(client, request))
 
     gc.enable()
-    return with_client(options, work)
+    return guarded(options, act)
 
 
 def logs(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from moorage.cli.console import EXIT_FAILED, emit, exit_code_of, say, tell, tell_error
-from moorage.cli.options import DEFAULTS, Options, with_client
+from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
 
@@ -59,10 +59,10 @@ class JobFlags:
 NO_FLAGS: Final = JobFlags()
 
 
-def request_of(client: AsyncClient, flags: JobFlags, command: Sequence[str]) -> Request:
-    """The checked request. Raises `Rejected` with invalid-argument."""
+def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
+    """The checked request, with its job id. Raises `Rejected` with invalid-argument."""
     from moorage.client.errors import rejected
-    from moorage.client.values import seconds
+    from moorage.client.values import build_request, seconds
 
     fields: dict[str, Any] = {
         name: value
@@ -84,14 +84,14 @@ def request_of(client: AsyncClient, flags: JobFlags, command: Sequence[str]) -> 
         resources["memory_mib"] = mebibytes(flags.memory)
     if resources:
         fields["resources"] = resources
-    env: dict[str, Any] = dict(_pairs("env", flags.env or ()))
-    env |= {name: {"secret": secret} for name, secret in _pairs("secret", flags.secret or ())}
+    env: dict[str, Any] = dict(pairs("env", flags.env or ()))
+    env |= {name: {"secret": secret} for name, secret in pairs("secret", flags.secret or ())}
     if env:
         fields["env"] = env
     if flags.label:
-        fields["labels"] = dict(_pairs("label", flags.label))
+        fields["labels"] = dict(pairs("label", flags.label))
     if flags.requires:
-        fields["requires"] = {name: text.split(",") for name, text in _pairs("requires", flags.requires)}
+        fields["requires"] = {name: text.split(",") for name, text in pairs("requires", flags.requires)}
     if not command and flags.driver != "noop":
         raise rejected(
             "invalid-argument",
@@ -99,7 +99,7 @@ def request_of(client: AsyncClient, flags: JobFlags, command: Sequence[str]) -> 
             field="$.run.argv",
             next="name it behind --, as: moorage run --gpu 1xH100 -- python train.py",
         )
-    request = client.request(list(command), flags.gpu, flags.job, fields)
+    request = build_request(list(command), flags.gpu, flags.job, fields)
     if not (flags.gang or flags.spread):
         return request
     if flags.gang and flags.spread:
@@ -109,7 +109,7 @@ def request_of(client: AsyncClient, flags: JobFlags, command: Sequence[str]) -> 
     import msgspec
 
     spec = msgspec.structs.replace(request.gpu, scheduling="gang" if flags.gang else "spread")
-    return client.request(request, spec)
+    return build_request(request, spec)
 
 
 def mebibytes(size: str) -> int:
@@ -126,25 +126,28 @@ def mebibytes(size: str) -> int:
         ) from None
 
 
-def _pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+def pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """`NAME=value` texts of an option, split. Raises `Rejected`, which shows no value: it may be meant to be secret."""
     from moorage.client.errors import rejected
 
-    pairs = []
+    found = []
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            # the value may be meant to be secret: only the name is shown
             raise rejected(
                 "invalid-argument", f"--{option} needs NAME=value", found=name[:40], next=f"--{option} NAME=value"
             )
-        pairs.append((name, value))
-    return pairs
+        found.append((name, value))
+    return found
 
 
 def submit(
     *command: Annotated[str, Parameter(help="What to run, behind --.")],
     file: Annotated[
-        str | None, Parameter(name=["--file", "-f"], help="Requests as JSON, one or an array; - is stdin.")
+        str | None,
+        Parameter(
+            name=["--file", "-f"], allow_leading_hyphen=True, help="Requests as JSON, one or an array; - is stdin."
+        ),
     ] = None,
     flags: JobFlags = NO_FLAGS,
     options: Options = DEFAULTS,
@@ -154,21 +157,25 @@ def submit(
     Prints the job's id. Send the same id and content again after a failure: it is the same job.
     """
 
-    async def work(client: AsyncClient) -> int | None:
-        if file is None:
-            return await _one(client, request_of(client, flags, command), options)
-        if command or flags != NO_FLAGS:
-            from moorage.client.errors import rejected
+    def act() -> int:
+        from moorage.client.errors import rejected
+        from moorage.client.values import build_request
 
+        if file is None:
+            request = request_of(flags, command)
+            return with_client(options, lambda client: _one(client, request, options))
+        if command or flags != NO_FLAGS:
             raise rejected(
                 "invalid-argument", "a file says the whole request", next="leave out the flags, or leave out -f"
             )
         content = _read(file)
-        if isinstance(content, list):
-            return await _many(client, content, options)
-        return await _one(client, client.request(content), options)
+        if not isinstance(content, list):
+            request = build_request(content)
+            return with_client(options, lambda client: _one(client, request, options))
+        requests = [build_request(body) for body in content]
+        return with_client(options, lambda client: _many(client, requests, options))
 
-    return with_client(options, work)
+    return guarded(options, act)
 
 
 async def _one(client: AsyncClient, request: Request, options: Options) -> int | None:
@@ -196,11 +203,10 @@ def tell_warnings(accepted: Accepted) -> None:
         say(f"warning[{warning.partition(':')[0]}]:{warning.partition(':')[2] or ' see moorage explain'}")
 
 
-async def _many(client: AsyncClient, content: list[Any], options: Options) -> int | None:
+async def _many(client: AsyncClient, requests: list[Request], options: Options) -> int | None:
     """An array: each request is accepted or refused by itself, told in their order."""
     from moorage.client.errors import BatchRejected, error_of
 
-    requests = [client.request(body) for body in content]
     jobs: list[Job | None] = []
     problems = {}
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, Unpack
 
@@ -281,6 +280,8 @@ def _data(answer: Answer) -> dict[str, Any]:
 
 
 def _who() -> str:
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):

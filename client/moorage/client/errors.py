@@ -34,8 +34,6 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "job-cancelled": ("caller", "the job was cancelled"),
     "job-expired": ("fleet", "the job could not start within the time it was given"),
     "job-rejected": ("fleet", "no worker of the fleet could ever run the job"),
-    "no-output": ("caller", "the job is over, and its output was said while it ran and not kept"),
-    "drift": ("moorage", "the ledger and a worker disagree on what runs there"),
     "already-running": ("caller", "another `moorage up` runs on this data folder"),
     "child-failed": ("moorage", "a process of `moorage up` keeps dying"),
 }

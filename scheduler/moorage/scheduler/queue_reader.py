@@ -2,7 +2,8 @@
 
 No consumer, but a cursor a tenant in the ledger, read with batched direct get (ledger-rules H16): no tenant's flood
 hides another, nothing is redelivered, and the stream is purged behind the cursor. What cannot be read goes to the dead
-letters before the cursor passes it.
+letters before the cursor passes it; what is read and then refused (a conflict, say) goes there behind it, since nobody
+waits for an answer.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from moorage.bus.errors import BusError
-from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage
+from moorage.bus.errors import BusError, Disconnected, RequestTimeout
+from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError, StoredMessage
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import QueueRead, Submit
-from moorage.scheduler.intake import cancel_of
+from moorage.scheduler.intake import cancel_of, trace_of
 from moorage.schemas.codec import Decoder, decode_request, encode
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.names import is_tenant
@@ -33,7 +34,12 @@ SWEEP_EVERY_S: Final = 10.0
 MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
 BYTES_MAX: Final = 8 * 1024**3
 DEAD_LETTERS_MAX: Final = 100_000
+BURY_AGAIN_S: Final = 1.0
 
+#: marks the answers to what was read here; a subject has no blank
+_REPLY_MARK: Final = "queue "
+
+_decode_refusal: Final = Decoder[Problem](Problem)
 _decode_cancel: Final = Decoder[dict[str, Any]](dict[str, Any], 4096)
 
 
@@ -48,6 +54,8 @@ class QueueReader:
         self._dirty: dict[tuple[str, str], None] = {}  # (tenant, verb), in order of arrival
         self._read: dict[tuple[str, str], int] = {}  # read through, ahead of the folded cursor
         self._purged: dict[tuple[str, str], int] = {}
+        self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by their mark, until the core has decided
+        self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem]] = asyncio.Queue()
         self._some = asyncio.Event()
         self._room = asyncio.Event()
 
@@ -83,6 +91,15 @@ class QueueReader:
             self._dirty[(parts[-2], parts[-1])] = None
             self._some.set()
 
+    def decided(self, reply: str, answer: bytes) -> bool:
+        """Whether this answer is about a queued message; a refusal is laid with the dead letters, as nobody waits."""
+        if not reply.startswith(_REPLY_MARK):
+            return False
+        offered = self._offered.pop(reply, None)  # None: read twice, as reading had failed behind it
+        if offered is not None and b'"kind":"error"' in answer:
+            self._refused.put_nowait((*offered, _decode_refusal(answer)))
+        return True
+
     def made_room(self) -> None:
         """A record was folded: reading may go on."""
         self._room.set()
@@ -90,6 +107,7 @@ class QueueReader:
     async def run(self) -> None:
         """Read for ever: on hints, and every few seconds whatever a hint has missed."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._bury_refused())
             group.create_task(self._sweep())
             group.create_task(self._purge())
             while True:
@@ -103,6 +121,11 @@ class QueueReader:
                             self._dirty[key] = None  # more may wait; the others come first
                     except BusError as error:
                         log.warning("the queue of %s cannot be read now: %s", key[0], error)
+
+    async def _bury_refused(self) -> None:
+        while True:
+            tenant, message, problem = await self._refused.get()
+            await self._bury(tenant, message, problem)
 
     async def _sweep(self) -> None:
         """Find tenants with a backlog by the stream's own counts: hints are core messages and may be lost."""
@@ -135,12 +158,14 @@ class QueueReader:
         if not messages:
             return False
         for message in messages:
+            reply = f"{_REPLY_MARK}{message.seq}"
             try:
                 if verb == "submit":
-                    self._submit(tenant, message)
+                    self._submit(tenant, message, reply)
                 else:
                     arguments = _decode_cancel(message.data)
-                    self._engine.offer(cancel_of(tenant, arguments, sequence=message.seq))
+                    self._engine.offer(cancel_of(tenant, arguments, reply=reply, sequence=message.seq))
+                self._offered[reply] = (tenant, message)
             except Refused as refused:
                 await self._bury(tenant, message, refused.problem)
         through = messages[-1].seq
@@ -152,12 +177,13 @@ class QueueReader:
     def _full(self) -> bool:
         return self._engine.state.live >= self._engine.config.jobs_max
 
-    def _submit(self, tenant: str, message: StoredMessage) -> None:
-        request = decode_request(message.data)
+    def _submit(self, tenant: str, message: StoredMessage, reply: str) -> None:
+        request, trace = decode_request(message.data), trace_of(message.headers)
         name = request.job or f"q{message.seq}"
-        trace = (message.headers or {}).get("traceparent", "")
         shape = self._engine.shapes.of(request)
-        self._engine.offer(Submit(tenant, name, message.data, request, shape, sequence=message.seq, trace=trace))
+        self._engine.offer(
+            Submit(tenant, name, message.data, request, shape, reply=reply, sequence=message.seq, trace=trace)
+        )
 
     async def _bury(self, tenant: str, message: StoredMessage, problem: Problem) -> None:
         """Keep a message that cannot be read, with the reason, before the cursor passes it."""
@@ -165,12 +191,17 @@ class QueueReader:
         letter = encode({"kind": "dead-letter", "subject": message.subject, "sequence": message.seq,
                          "problem": problem, "body": message.data})  # fmt: skip
         while True:
-            answer = await self._js.append(self._subjects.dead_letter(tenant), letter, headers)
+            try:
+                answer: Ack | JsError | BusError = await self._js.append(
+                    self._subjects.dead_letter(tenant), letter, headers
+                )
+            except (RequestTimeout, Disconnected) as error:
+                answer = error
             if isinstance(answer, Ack):
-                log.warning("request %d of %s cannot be read: %s", message.seq, tenant, problem.message)
+                log.warning("request %d of %s is refused: %s", message.seq, tenant, problem.message)
                 return
             log.warning("the dead letters do not take request %d: %s", message.seq, answer)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(BURY_AGAIN_S)
 
     async def _purge(self) -> None:
         """Delete behind the folded cursors; a purge that is repeated or lost does no harm."""

@@ -30,6 +30,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Operate, SnapshotTaken
 from moorage.scheduler.core.outputs import Message, Outputs
 from moorage.scheduler.core.state import State
+from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import Deposed, Ledger
 from moorage.scheduler.queue_reader import QueueReader
@@ -190,6 +191,9 @@ class Reign:
             self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
+        state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
+        discovery = Discovery(self._subjects, leader, state.leader, self._answer_and_wake, self._facts)
+        self._subscriptions += await discovery.open(self._world)
 
     async def close(self) -> None:
         for subscription in self._subscriptions:
@@ -214,6 +218,23 @@ class Reign:
     def _answer_now(self, reply: str, payload: bytes) -> None:
         """An answer that needs no record: a refusal of the frame's own form."""
         self._now.append((reply, payload))
+
+    def _answer_and_wake(self, reply: str, payload: bytes) -> None:
+        self._answer_now(reply, payload)
+        self._wake()
+
+    def _facts(self) -> dict[str, Any]:
+        """What STATS of the discovery shows."""
+        engine, state = self.engine, self.engine.state
+        return {
+            "leader": state.leader,
+            "epoch": state.epoch,
+            "ledger": state.seq,
+            "queued": engine.queue.size,
+            "live_jobs": state.live,
+            "records": self.records,
+            "counters": dict(self.intake.counters),
+        }
 
     # ---------------------------------------------------------------------------------------------- loop
 
@@ -274,7 +295,8 @@ class Reign:
     def _messages(self, outputs: Outputs) -> list[Message]:
         """Everything one record lets out, in one write: wanted frames first, they are what a GPU waits for."""
         messages = outputs.messages
-        messages += _coalesced(outputs.answers)
+        decided = self.queue_reader.decided
+        messages += _coalesced([answer for answer in outputs.answers if not decided(*answer)])
         by_tenant: dict[str, list[bytes]] = {}
         for tenant, job, payload, own in outputs.events:
             if own:

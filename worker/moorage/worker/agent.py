@@ -64,6 +64,7 @@ from moorage.worker.member_messages import (
     SessionLive,
     SetFence,
     StartMembers,
+    StraysOver,
     Stuck,
     SupervisorReplaced,
     Tick,
@@ -246,9 +247,10 @@ class Agent:
                 driver.forget([name])
             else:
                 self._strays[name] = driver
+                self._log(Log("error", "stray", f"{name} runs and is in no journal: ending it before joining"))
                 driver.end(name, 0.0, "stray")
         # before whatever the drivers reported since they were opened: it is about these
-        self.queue.appendleft(Restored(held, self.journal.state.unanswered, withdrawn))
+        self.queue.appendleft(Restored(held, self.journal.state.unanswered, withdrawn, bool(self._strays)))
         if stuck:
             self.queue.append(Stuck(stuck))
 
@@ -472,6 +474,8 @@ class Agent:
             driver = self._strays.pop(name, None)
             if driver is not None:
                 driver.forget([name])
+        if not self._strays:
+            self.queue.append(StraysOver())
 
     def _set_fence(self, command: SetFence) -> None:
         for driver in self.drivers.values():

@@ -53,6 +53,12 @@ class FactOutbox:
         self.resend_at_s = now + RESEND_S_FIRST
         return self.in_flight
 
+    def hurry(self, now: float) -> None:
+        """A new leader asks: whatever the old one did not answer is due now, and patience begins anew."""
+        if self.in_flight is not None:
+            self.resend_s = RESEND_S_FIRST / 2
+            self.resend_at_s = now
+
     def resend(self, now: float) -> FactFrame | None:
         """The frame in flight, if its answer is overdue; the wait doubles up to RESEND_S_MAX."""
         if self.in_flight is None or now < self.resend_at_s:

@@ -23,6 +23,7 @@ from moorage.worker.lease_session import NEVER_S
 AGENTS_MAX: Final = 10_000
 #: messages that wait for the socket; beyond it new ones are dropped and counted: all of them are said again
 OUTGOING_MAX: Final = 262_144
+OUTGOING_BYTES_MAX: Final = 64 * 1024 * 1024
 _TIMER_S_MIN: Final = 0.001
 #: a timer of the loop stands still while the machine is suspended (CLOCK_MONOTONIC), so look at least this often
 _TIMER_S_MAX: Final = 5.0
@@ -49,6 +50,7 @@ class FleetHost:
         self._subscriptions: list[Subscribed] = []
         self._wanted: dict[str, Subscribed] = {}
         self._outgoing: list[Outgoing] = []
+        self._outgoing_bytes = 0
         self._sending: asyncio.Task[None] | None = None
         self._dirty: dict[Agent, None] = {}
         self._turn_due = False
@@ -108,7 +110,9 @@ class FleetHost:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def post(self, subject: str, payload: bytes, reply: str = "") -> None:
-        if len(self._outgoing) >= OUTGOING_MAX:
+        self._outgoing_bytes += len(payload)
+        if len(self._outgoing) >= OUTGOING_MAX or self._outgoing_bytes > OUTGOING_BYTES_MAX:
+            self._outgoing_bytes -= len(payload)
             self.dropped += 1
             return
         self._outgoing.append((subject, payload, reply))
@@ -153,7 +157,7 @@ class FleetHost:
     async def _send(self) -> None:
         try:
             while self._outgoing:
-                batch, self._outgoing = self._outgoing, []
+                batch, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
                 await self.transport.send(batch)
         except MoorageError:  # the connection was closed before us: nobody is left to hear it
             self._closing = True

@@ -178,12 +178,19 @@ class Restored(msgspec.Struct, frozen=True):
     """A restarted agent's first event.
 
     `held`: (member, phase, code, detail) of all that the journal and the supervisor know. Code is for "exited", detail
-    its reason, and for a member that holds for its gang the `address:port`. `facts`: the unanswered ones of the journal. `withdrawn`: journalled but never started.
+    its reason, and for a member that holds for its gang the `address:port`. `facts`: the unanswered ones of the
+    journal. `withdrawn`: journalled but never started. `strays`: something unknown runs still and was told to end; the
+    join waits for `StraysOver`, since nothing of what it does not list may live.
     """
 
     held: list[tuple[Member, str, int, str]]
     facts: list[Fact]
     withdrawn: list[MemberName]
+    strays: bool = False
+
+
+class StraysOver(msgspec.Struct, frozen=True):
+    """What ran here unknown to the journal is proven gone."""
 
 
 # ----------------------------------------------------------------------------------------------------- commands

@@ -60,6 +60,7 @@ from moorage.worker.member_messages import (
     Started,
     StartFailed,
     StartMembers,
+    StraysOver,
     Stuck,
     SupervisorReplaced,
     Tick,
@@ -143,6 +144,7 @@ class Members:
             AnswerRefused: self._on_refused,
             RollCall: self._on_roll_call,
             Restored: self._on_restored,
+            StraysOver: self._on_strays_over,
             Tick: self._on_tick,
             TurnOver: self._on_turn_over,
             Leave: self._on_leave,
@@ -256,6 +258,8 @@ class Members:
             tombstone = self._tombstones.get(name[:3])
             if tombstone is not None and start.fence <= tombstone.fence:
                 self._say_again(name, tombstone)
+            elif start.fence <= self._floor_fence:
+                self._bury(name, "withdrawn", 0, "forgotten")
             else:
                 self._bury(name, "not-held", 0, "")
         elif member.phase == "claimed":
@@ -470,8 +474,9 @@ class Members:
                 if code != self._refused_code:
                     self._log("error", code, f"this worker may not join: {event.problem.message}")
                 self._refused_code = code
-                if code == "stale-join" and event.problem.found.isdigit():
-                    session.join_n = max(session.join_n, int(event.problem.found))
+                last = event.problem.allowed.removeprefix(">").strip()
+                if code == "stale-join" and last.isdigit():  # the journal was lost: go on from the ledger's number
+                    session.join_n = max(session.join_n, int(last))
             return None
         if session.phase != "live":
             return self._drop("answer-not-awaited")
@@ -493,6 +498,7 @@ class Members:
             return None
         self._commands.append(SayHello())
         if self.session.phase == "live":
+            self.outbox.hurry(self._now)
             self._renew()
         elif self.session.phase == "joining":
             self._join()
@@ -581,8 +587,13 @@ class Members:
                 self._exited(member.name, code, detail)
         for name in event.withdrawn:
             self._bury(name, "withdrawn", 0, "never started")
-        self.session.phase = "clearing"
-        self._join_if_clear(adopt=True)
+        if not event.strays:
+            self._on_strays_over(StraysOver())
+
+    def _on_strays_over(self, event: StraysOver) -> None:
+        if self.session.phase == "restoring":
+            self.session.phase = "clearing"
+            self._join_if_clear(adopt=True)
 
     def _on_tick(self, event: Tick) -> None:
         now, session = self._now, self.session

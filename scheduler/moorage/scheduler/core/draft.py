@@ -50,6 +50,7 @@ class Draft:
         "left_queue",
         "next_num",
         "notes",
+        "started",
         "state",
         "steps",
         "time_ms",
@@ -69,6 +70,7 @@ class Draft:
         self.bytes = 0
         self.gone: set[Member] = set()
         self.left: set[int] = set()  # workers whose session ends with this record
+        self.started: set[Job] = set()  # jobs of which some replica runs first with this record
         self.left_queue = 0  # replicas that this record ends while they stand in the queue
         self.tombstones: dict[str, set[str]] = {}  # by tenant: cancels of unknown jobs that this record remembers
         self._note_numbers: dict[str, int] = {}
@@ -156,6 +158,7 @@ class Draft:
 
     def start(self, replica: Replica, member: Member) -> None:
         self.step(Op.START, replica.job.num, replica.index)
+        self.started.add(replica.job)
         self._phase[member] = AT_RUNNING
         self._state[replica] = RUNNING
 

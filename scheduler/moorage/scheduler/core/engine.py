@@ -27,7 +27,7 @@ from moorage.scheduler.core.rank import RANKERS
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.core.state import IS_TERMINAL, QUEUED, Job, Replica, State, Worker
+from moorage.scheduler.core.state import QUEUED, Job, Replica, State, Worker
 from moorage.schemas.codec import canonical, decode_request, encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
@@ -43,7 +43,6 @@ DRAFT_BYTES_MAX: Final = RECORD_BYTES_MAX - SLACK_BYTES
 #: timers of jobs that are over, and queue entries that no longer wait, before they are cleared out
 TIMERS_SPARE: Final = 10_000
 QUEUE_SPARE: Final = 1_000
-EXPIRE_AGAIN_MS: Final = 1_000
 _DEADLINE, _START_WITHIN, _BACKOFF = range(3)
 
 
@@ -97,6 +96,7 @@ class Engine:
         self._looked_ms = 0
         self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
         self._built_ms = mono_ms
+        self._replan = False  # a worker joined with the last record: somebody may start now
         self._left_queue = 0  # entries of the queue that no longer wait, at most
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self._resume(mono_ms)
@@ -164,7 +164,7 @@ class Engine:
     @property
     def urgent(self) -> bool:
         """Whether something waits that must not wait for the next heartbeat (renewals alone may, a little)."""
-        if self._submits:
+        if self._submits or (self._replan and self.queue.size):
             return True
         return any(not (isinstance(event, FromWorker) and isinstance(event.frame, Renew)) for event in self._rest)
 
@@ -222,6 +222,7 @@ class Engine:
         if self._left_queue > QUEUE_SPARE + self.queue.size // 4:
             self._left_queue = 0
             self.planner.sweep(draft)
+        self._replan = False
         self.planner.plan(draft)
         self._compact(draft)
         self._rid += 1
@@ -369,7 +370,11 @@ class Engine:
             if kind == _BACKOFF:
                 job = state.jobs.get(what >> REPLICA_BITS)
                 if job is not None and not job.over:
-                    self.queue.add(self.request_of(job).priority, self.shape_of(job), what)
+                    request = self.request_of(job)
+                    late_ms = math.inf if request.start_within_s is None else int(request.start_within_s * 1000)
+                    if draft.time_ms - job.accepted_ms >= late_ms:
+                        self.lifecycle.expire(draft, job)  # placed when its time passed, and refused since
+                    self.queue.add(request.priority, self.shape_of(job), what)
                 continue
             job = state.jobs.get(what)
             if job is None or job.over:
@@ -378,9 +383,6 @@ class Engine:
                 self.lifecycle.deadline(draft, job)
             else:
                 self.lifecycle.expire(draft, job)
-                if not job.started and any(not IS_TERMINAL[draft.state_of(replica)] for replica in job.replicas):
-                    # placed but not started: should its worker refuse it, it must not wait on
-                    heappush(timers, (draft.time_ms + EXPIRE_AGAIN_MS, kind, what))
 
     def _compact(self, draft: Draft) -> None:
         """The oldest ended jobs leave memory; their digest stays for idempotence."""
@@ -467,6 +469,7 @@ class Engine:
                     worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()], mono_ms
                 )
                 joined.discard(worker.id)
+                self._replan = True
             elif not worker.session:
                 self.fleet.leave(worker.num)
             else:

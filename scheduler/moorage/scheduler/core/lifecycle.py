@@ -280,7 +280,7 @@ class Lifecycle:
 
     def expire(self, draft: Draft, job: Job) -> None:
         """`start_within_s` passed and nothing of it ever ran: what still waits expires."""
-        if job.started:
+        if job.started or job in draft.started:
             return
         for replica in job.replicas:
             if draft.state_of(replica) == QUEUED:

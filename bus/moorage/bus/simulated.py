@@ -1,0 +1,420 @@
+"""A simulated NATS in this process: the surface of `connection.Connection` over a faulty network, for tests.
+
+    clock, bus = SimulatedClock(), SimulatedBus(FaultyNetwork(seed=7, delay_ms=(1, 30), drop=0.01))
+
+    async def scene() -> None:
+        async with bus.connect("a") as a, bus.connect("b") as b:
+            await b.subscribe("greet", lambda message: …)
+            …
+
+    clock.run(scene())
+
+The production JetStream helper, `Mux`, and whatever takes a connection run on it as they are. On a plain asyncio loop
+it works too, in real time. Every object here says `simulated` where it is shown. What a real server does is checked by
+running the same tests on both; not simulated are permissions, slow consumers, clusters and the wire itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from moorage.bus.errors import (
+    BadSubject,
+    BusError,
+    ConnectionClosed,
+    Disconnected,
+    HandlerFailed,
+    PayloadTooLarge,
+    RequestTimeout,
+)
+from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes
+from moorage.bus.health import STATE_MOVES, Counters, State
+from moorage.bus.inbox import Answers
+from moorage.bus.simulated_clock import SimulatedClock, Stalled
+from moorage.bus.simulated_network import SERVER, Faults, FaultyNetwork
+from moorage.bus.simulated_streams import Stream, Streams, matches
+from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Outgoing
+
+__all__ = ["SERVER", "Faults", "FaultyNetwork", "SimulatedBus", "SimulatedClock", "SimulatedConnection", "Stalled"]
+
+MAX_PAYLOAD_BYTES: Final = 1024 * 1024
+USERS: Final = "users"
+API: Final = "$JS.API."
+_NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
+
+
+class SimulatedSubscription:
+    """A standing subscription. `dropped` stays 0: a simulated handler is called as its message arrives."""
+
+    __slots__ = ("connection", "dropped", "handler", "open", "pattern", "queue", "subject")
+
+    def __init__(self, connection: SimulatedConnection, subject: str, handler: Handler, queue: str) -> None:
+        self.connection = connection
+        self.subject = subject
+        self.pattern = subject.split(".")
+        self.handler = handler
+        self.queue = queue
+        self.dropped = 0
+        self.open = True
+
+    async def unsubscribe(self) -> None:
+        self.connection.forget(self)
+
+
+class _Account:
+    """What one account sees: its subscriptions and its streams."""
+
+    def __init__(self) -> None:
+        self.subscriptions: dict[SimulatedSubscription, None] = {}
+        self.streams = Streams()
+
+    def hearers(self, subject: str, choose: Callable[[list[SimulatedSubscription]], SimulatedSubscription]) -> list[
+        SimulatedSubscription
+    ]:  # fmt: skip
+        """Every plain subscription that matches, and one of each queue group."""
+        tokens = subject.split(".")
+        plain: list[SimulatedSubscription] = []
+        groups: dict[tuple[str, str], list[SimulatedSubscription]] = {}
+        for each in self.subscriptions:
+            if each.connection.is_connected and matches(each.pattern, tokens):
+                if each.queue:
+                    groups.setdefault((each.queue, each.subject), []).append(each)
+                else:
+                    plain.append(each)
+        return plain + [choose(members) for members in groups.values()]
+
+
+class SimulatedBus:
+    """One simulated server. Connections of one account hear each other; each account has its own JetStream.
+
+    It needs a running loop only once something is sent. Counters of the faults: `network.counters`.
+    """
+
+    def __init__(self, network: FaultyNetwork | None = None, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+        self.network = network or FaultyNetwork()
+        self.max_payload_bytes = max_payload_bytes
+        self.connections: list[SimulatedConnection] = []
+        self._accounts: dict[str, _Account] = {}
+
+    def __repr__(self) -> str:
+        return f"<SimulatedBus simulated, {len(self.connections)} connections, seed {self.network.seed}>"
+
+    def connect(
+        self,
+        name: str,
+        *,
+        account: str = USERS,
+        inbox_prefix: str = INBOX_PREFIX_DEFAULT,
+        on_state: Callable[[State], None] | None = None,
+        on_error: Callable[[BusError], None] | None = None,
+    ) -> SimulatedConnection:
+        """A connection, at once. `name` is what faults and partitions call it; two may share one."""
+        found = SimulatedConnection(self, name, account, inbox_prefix, on_state, on_error)
+        self.connections.append(found)
+        return found
+
+    def streams(self, account: str = USERS) -> dict[str, Stream]:
+        """The streams of an account by name, for a test to look at."""
+        return self.account(account).streams.by_name
+
+    # -- the server's side --------------------------------------------------------------------------------------
+
+    def account(self, name: str) -> _Account:
+        return self._accounts.setdefault(name, _Account())
+
+    def publish(
+        self,
+        sender: str,
+        account: _Account,
+        subject: str,
+        payload: bytes,
+        reply: str,
+        headers: Mapping[str, str] | None,
+    ) -> None:
+        """Hand a message to the network, once for each who hears it; tell the sender when nobody does."""
+        own = dict(headers) if headers else None
+        heard = self._fan_out(sender, account, subject, payload, reply, own)
+        stream = account.streams.taking(subject)
+        if stream is not None:
+            self._carry(sender, SERVER, lambda: self._store(sender, account, stream, subject, payload, reply, own))
+        elif subject.startswith(API):
+            self._carry(sender, SERVER, lambda: self._ask(account, subject, payload, reply))
+        elif not heard and reply:
+            self._carry(sender, SERVER, lambda: self._answer(account, reply, b"", dict(_NO_RESPONDERS)))
+
+    def _fan_out(
+        self, sender: str, account: _Account, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
+    ) -> bool:
+        hearers = account.hearers(subject, self.network.random.choice)
+        for each in hearers:
+            receiver = each.connection
+            message = (subject, payload, reply, headers)
+            self._carry(sender, receiver.name, lambda each=each, m=message: each.connection.deliver(each, *m))  # type: ignore[misc]
+        return bool(hearers)
+
+    def _carry(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
+        self.network.carry(sender, receiver, arrive)
+
+    def _answer(self, account: _Account, reply: str, payload: bytes, headers: dict[str, str] | None) -> None:
+        self._fan_out(SERVER, account, reply, payload, "", headers)
+
+    def _store(
+        self,
+        sender: str,
+        account: _Account,
+        stream: Stream,
+        subject: str,
+        payload: bytes,
+        reply: str,
+        headers: dict[str, str] | None,
+    ) -> None:
+        answer, stored = account.streams.store(stream, subject, payload, headers)
+        if reply and not (stored and self.network.loses_ack(sender)):
+            self._answer(account, reply, answer, None)
+
+    def _ask(self, account: _Account, subject: str, payload: bytes, reply: str) -> None:
+        replies = account.streams.ask(subject.removeprefix(API), payload)
+        if not reply:
+            return
+        if not replies:
+            self._answer(account, reply, b"", dict(_NO_RESPONDERS))
+        elif len(replies) == 1:
+            self._answer(account, reply, *replies[0])
+        else:
+            self._answer_batch(account, reply, replies)
+
+    def _answer_batch(self, account: _Account, reply: str, replies: list[tuple[bytes, dict[str, str] | None]]) -> None:
+        """Whole or not at all: one TCP connection loses nothing out of the middle."""
+        for each in account.hearers(reply, self.network.random.choice):
+
+            def arrive(each: SimulatedSubscription = each) -> None:
+                for payload, headers in replies:
+                    each.connection.deliver(each, reply, payload, "", headers)
+
+            self._carry(SERVER, each.connection.name, arrive)
+
+
+class SimulatedConnection:
+    """What `connection.Connection` is, on a `SimulatedBus`; `lose` and `restore` are the faults of its own link."""
+
+    def __init__(
+        self,
+        bus: SimulatedBus,
+        name: str,
+        account: str,
+        inbox_prefix: str,
+        on_state: Callable[[State], None] | None,
+        on_error: Callable[[BusError], None] | None,
+    ) -> None:
+        self.name = name
+        self.closed = asyncio.Event()
+        self.counters = Counters()
+        self.state = State.CONNECTED
+        self.max_payload_bytes = bus.max_payload_bytes
+        self.server_version = "simulated"
+        self.inbox_prefix = inbox_prefix
+        self._bus = bus
+        self._account = bus.account(account)
+        self._on_state = on_state
+        self._on_error = on_error
+        self._connected = asyncio.Event()
+        self._connected.set()
+        self._answers = Answers(f"{inbox_prefix}.simulated{len(bus.connections)}")
+        self._tables = [self._answers]
+        self._inbox = SimulatedSubscription(self, self._answers.wildcard, self._answers.deliver, "")
+        self._account.subscriptions[self._inbox] = None
+
+    def __repr__(self) -> str:
+        return f"<SimulatedConnection simulated {self.name!r} {self.state.value}>"
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def late_answers(self) -> int:
+        return sum(table.late for table in self._tables)
+
+    # -- the transport ------------------------------------------------------------------------------------------
+
+    async def send(self, batch: Iterable[Outgoing]) -> int:
+        """As `Connection.send`: dropped and counted while disconnected, too large, or with a blank in the subject."""
+        self._check_open()
+        handed = 0
+        for subject, payload, reply in batch:
+            if not self.is_connected:
+                self.counters.sent_dropped += 1
+            elif len(payload) > self.max_payload_bytes:
+                self.counters.sent_dropped += 1
+                self._report(PayloadTooLarge(subject, len(payload), self.max_payload_bytes))
+            elif not _can_publish(subject) or (reply and not _can_publish(reply)):
+                self.counters.sent_dropped += 1
+                self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
+            else:
+                self._bus.publish(self.name, self._account, subject, payload, reply, None)
+                handed += 1
+        self.counters.sent += handed
+        return handed
+
+    async def subscribe(
+        self,
+        subject: str,
+        handler: Handler,
+        queue: str = "",
+        *,
+        pending_messages_max: int = 0,
+        pending_bytes_max: int = 0,
+    ) -> SimulatedSubscription:
+        """As `Connection.subscribe`; the bounds of a queue that is always empty are taken and mean nothing."""
+        self._check_open()
+        check_filter(subject)
+        subscription = SimulatedSubscription(self, subject, handler, queue)
+        self._account.subscriptions[subscription] = None
+        await asyncio.sleep(0)
+        return subscription
+
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Delivery:
+        return (await self.exchange(self._answers, subject, payload, timeout_s, headers, None))[0]
+
+    async def request_many(
+        self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
+    ) -> list[Delivery]:
+        return await self.exchange(self._answers, subject, payload, idle_timeout_s, None, is_last)
+
+    async def flush(self, timeout_s: float = 5.0) -> None:
+        """The simulated server knows of everything at once; waits for the connection. Raises as `Connection.flush`."""
+        self._check_open()
+        await self._await_connected("PING", timeout_s)
+
+    async def close(self) -> None:
+        if self.state is State.CLOSED:
+            return
+        self._move(State.CLOSED)
+        for table in self._tables:
+            table.fail_all(lambda _: ConnectionClosed(self.name))
+        for subscription in [each for each in self._account.subscriptions if each.connection is self]:
+            self.forget(subscription)
+        self._connected.clear()
+        self._bus.connections.remove(self)
+        self.closed.set()
+
+    async def __aenter__(self) -> SimulatedConnection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- inboxes (see inbox.py) ---------------------------------------------------------------------------------
+
+    async def open_inbox(self, answers: Answers) -> SimulatedSubscription:
+        subscription = await self.subscribe(answers.wildcard, answers.deliver)
+        self._tables.append(answers)
+        return subscription
+
+    async def close_inbox(self, answers: Answers, subscription: SimulatedSubscription) -> None:
+        answers.fail_all(lambda _: ConnectionClosed(self.name))
+        if answers in self._tables:
+            self._tables.remove(answers)
+        await subscription.unsubscribe()
+
+    async def exchange(
+        self,
+        answers: Answers,
+        subject: str,
+        payload: bytes,
+        timeout_s: float,
+        headers: Mapping[str, str] | None,
+        is_last: Callable[[Delivery], bool] | None,
+    ) -> list[Delivery]:
+        self._check_open()
+        size_bytes = len(payload) + headers_size_bytes(headers)
+        if size_bytes > self.max_payload_bytes:
+            raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
+        if not _can_publish(subject):
+            raise BadSubject(subject, "no blanks in a subject, and not empty")
+        if not self.is_connected:
+            timeout_s = await self._await_connected(subject, timeout_s)
+        token, future = answers.open(subject, timeout_s, is_last)
+        try:
+            self._bus.publish(self.name, self._account, subject, payload, answers.reply_subject(token), headers)
+            return await future
+        finally:
+            answers.abandon(token)
+
+    # -- faults of its own link ---------------------------------------------------------------------------------
+
+    def lose(self) -> None:
+        """The link breaks: what is awaited fails as `Disconnected`, what arrives meanwhile is lost."""
+        if not self.is_connected:
+            return
+        self._connected.clear()
+        for table in self._tables:
+            table.fail_all(Disconnected)
+        self._move(State.RECONNECTING)
+
+    def restore(self) -> None:
+        """The link is back, with every subscription."""
+        if self.state is State.RECONNECTING:
+            self.counters.reconnects += 1
+            self._connected.set()
+            self._move(State.CONNECTED)
+
+    # -- what the bus calls -------------------------------------------------------------------------------------
+
+    def deliver(
+        self,
+        subscription: SimulatedSubscription,
+        subject: str,
+        payload: bytes,
+        reply: str,
+        headers: dict[str, str] | None,
+    ) -> None:
+        """A message arrived; whoever left meanwhile, or is cut off, hears nothing."""
+        if not subscription.open or not self.is_connected:
+            return
+        own = dict(headers) if headers else None
+        try:
+            subscription.handler(Delivery(subject, reply, payload, own, asyncio.get_running_loop().time()))
+        except Exception as error:  # as over nats-py: told, and the subscription goes on
+            self.counters.handler_failures += 1
+            self._report(HandlerFailed("a subscription", error))
+
+    def forget(self, subscription: SimulatedSubscription) -> None:
+        subscription.open = False
+        self._account.subscriptions.pop(subscription, None)
+
+    # -- within -------------------------------------------------------------------------------------------------
+
+    async def _await_connected(self, subject: str, timeout_s: float) -> float:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connected.wait()
+        except TimeoutError:
+            raise RequestTimeout(subject, timeout_s) from None
+        return max(deadline - loop.time(), 0.001)
+
+    def _check_open(self) -> None:
+        if self.state is State.CLOSED:
+            raise ConnectionClosed(self.name)
+
+    def _report(self, error: BusError) -> None:
+        if self._on_error is not None:
+            self._on_error(error)
+
+    def _move(self, state: State) -> None:
+        if state not in STATE_MOVES[self.state]:
+            raise RuntimeError(f"connection {self.name!r}: no move from {self.state.value} to {state.value}")
+        self.state = state
+        if self._on_state is not None:
+            self._on_state(state)
+
+
+def _can_publish(subject: str) -> bool:
+    """As nats-py checks it: not empty, no blank."""
+    return bool(subject) and not any(each.isspace() for each in subject)

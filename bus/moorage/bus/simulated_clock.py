@@ -1,0 +1,137 @@
+"""Virtual time: an asyncio loop that never waits but jumps to the next timer, and a clock that the whole process reads.
+
+What runs on it takes the order that its timers and messages have, and no other: no socket, no thread, no real second.
+One thing is left to chance by asyncio itself: `asyncio.wait` and TaskGroup walk sets of tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from typing import Any, Final, TypeVar, TypeVarTuple
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+#: 2025-01-01T00:00:00Z, where every simulation begins unless told otherwise
+WALL_START_S: Final = 1_735_689_600
+#: virtual seconds after which `run` gives up: two days are more than any lease, retry or silence of moorage
+LIMIT_S: Final = 172_800.0
+
+
+class Stalled(Exception):
+    """Every task waits for something that nothing will bring, or the simulation ran past its limit."""
+
+
+class SimulatedClock:
+    """Seconds that pass only when nobody has anything left to do. `now_s` counts from 0, `wall_s` from 1970."""
+
+    def __init__(self, wall_start_s: int = WALL_START_S) -> None:
+        self._wall_start_s = wall_start_s
+        self._now_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<SimulatedClock simulated, {self._now_s:.6f} s>"
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s
+
+    @property
+    def wall_s(self) -> float:
+        return self._wall_start_s + self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass at once, as for a process that was stopped: what was due meanwhile runs next, late.
+
+        To wait as everybody else does, `await asyncio.sleep(seconds)`. Raises ValueError for a step backwards.
+        """
+        if not seconds >= 0:
+            raise ValueError(f"time does not go back: {seconds} s")
+        self._now_s += seconds
+
+    def run(self, main: Coroutine[Any, Any, T], limit_s: float = LIMIT_S) -> T:
+        """Run a coroutine to its end in virtual time; what it leaves running is cancelled, as `asyncio.run` does.
+
+        Meanwhile the functions of `time` tell this clock. Raises what `main` raises, and `Stalled` when nothing can
+        happen any more or `limit_s` virtual seconds have passed.
+        """
+        with (
+            self.installed(),
+            asyncio.Runner(loop_factory=lambda: _SimulatedLoop(self, self._now_s + limit_s)) as runner,
+        ):
+            return runner.run(main)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Make `time.time`, `time.monotonic`, `time.clock_gettime` and their `_ns` twins tell this clock.
+
+        `time.perf_counter` stays real: test runners measure with it.
+        """
+
+        def wall_ns() -> int:
+            return self._wall_start_s * 1_000_000_000 + monotonic_ns()
+
+        def monotonic_ns() -> int:
+            return round(self._now_s * 1e9)
+
+        def clock_gettime(clock: int) -> float:
+            return self.wall_s if clock == time.CLOCK_REALTIME else self._now_s
+
+        told: dict[str, Callable[..., Any]] = {
+            "time": lambda: self.wall_s,
+            "time_ns": wall_ns,
+            "monotonic": lambda: self._now_s,
+            "monotonic_ns": monotonic_ns,
+            "clock_gettime": clock_gettime,
+        }
+        real = {name: getattr(time, name) for name in told}
+        for name, function in told.items():
+            setattr(time, name, function)
+        try:
+            yield
+        finally:
+            for name, function in real.items():
+                setattr(time, name, function)
+
+
+class _SimulatedLoop(asyncio.BaseEventLoop):
+    """asyncio's own loop over a selector that waits by moving the clock. Sockets and processes raise."""
+
+    def __init__(self, clock: SimulatedClock, limit_s: float) -> None:
+        super().__init__()
+        self._simulated = clock
+        self._limit_s = limit_s
+        self._selector = self
+
+    def time(self) -> float:
+        return self._simulated.now_s
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """What the loop calls when it has nothing ready: `timeout` seconds to the next timer, None without one."""
+        if timeout is None:
+            raise Stalled(f"at {self.time():.3f} s every task waits, and no message or timer is under way")
+        if timeout > 0:
+            self._simulated.advance(timeout)
+        if self.time() > self._limit_s:
+            limit_s, self._limit_s = self._limit_s, float("inf")  # the tasks must still be able to end
+            raise Stalled(f"still running at the limit of {limit_s:g} virtual seconds")
+        return []
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """At once and in this thread: a real one would bring back chance."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There is no file to watch."""
+
+    def _write_to_self(self) -> None:
+        """There is no other thread to be woken from."""

@@ -1,0 +1,175 @@
+"""The network of the simulated bus: who reaches whom, how late, how often, and what an answer's loss does.
+
+All chance comes from one seed, drawn in the order in which messages are sent: the same seed, the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+#: the name of the simulated server, for faults and partitions between it and a connection
+SERVER: Final = "server"
+#: messages under way at once; beyond it a simulation is a runaway
+UNDER_WAY_MAX: Final = 1_000_000
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """What may befall a message, each a chance of 0..1. `delay_ms` is (least, most), drawn evenly.
+
+    Messages of one pair keep their order; with the chance `reorder` one is held back for up to `reorder_ms` more and
+    those behind it pass. `lose_ack`: an append is stored and its answer lost, so the caller cannot tell.
+    """
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    delay_ms: tuple[float, float] = (0.0, 0.0)
+    reorder_ms: float = 50.0
+    lose_ack: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "duplicate", "reorder", "lose_ack"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be 0..1, found {getattr(self, name)}")
+        if not 0 <= self.delay_ms[0] <= self.delay_ms[1] or self.reorder_ms < 0:
+            raise ValueError(f"delay_ms must be (least, most) and not negative, found {self.delay_ms}")
+
+
+class FaultyNetwork:
+    """Carries messages between parties, which are named: connections by their own name, the server as `SERVER`.
+
+    `counters`: carried, dropped, cut (by a partition), duplicated, reordered, lost_acks.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        drop: float = 0.0,
+        duplicate: float = 0.0,
+        reorder: float = 0.0,
+        delay_ms: tuple[float, float] = (0.0, 0.0),
+        lose_ack: float = 0.0,
+    ) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.counters: Counter[str] = Counter()
+        self.faults = Faults(drop=drop, duplicate=duplicate, reorder=reorder, delay_ms=delay_ms, lose_ack=lose_ack)
+        self._by_pair: dict[frozenset[str], Faults] = {}
+        self._groups: list[frozenset[str]] = []
+        self._acks_to_lose: Counter[str] = Counter()
+        self._under_way: list[tuple[float, int, str, str, Callable[[], None]]] = []
+        self._sent = 0
+        self._last_due_s: dict[tuple[str, str], float] = {}
+        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._timer_due_s = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"<FaultyNetwork simulated, seed {self.seed}, {self.faults}>"
+
+    # -- what a test sets ---------------------------------------------------------------------------------------
+
+    def between(self, one: str, other: str, faults: Faults) -> None:
+        """Faults of this pair alone, both ways, in place of the general ones."""
+        self._by_pair[frozenset((one, other))] = faults
+
+    def partition(self, *groups: Iterable[str]) -> None:
+        """Nobody of one group reaches another group, from now on and for what is under way. Others reach all."""
+        self._groups = [frozenset(group) for group in groups]
+
+    def heal(self) -> None:
+        """No partition and no faults any more; what was lost stays lost."""
+        self._groups = []
+        self.faults = Faults()
+        self._by_pair.clear()
+        self._acks_to_lose.clear()
+
+    def lose_next_ack(self, name: str, count: int = 1) -> None:
+        """Store the next appends of this connection and lose their answers."""
+        self._acks_to_lose[name] += count
+
+    # -- what the bus asks --------------------------------------------------------------------------------------
+
+    def of(self, one: str, other: str) -> Faults:
+        return self._by_pair.get(frozenset((one, other)), self.faults)
+
+    def reaches(self, one: str, other: str) -> bool:
+        sides = [next((n for n, group in enumerate(self._groups) if name in group), None) for name in (one, other)]
+        return None in sides or sides[0] == sides[1]
+
+    def loses_ack(self, name: str) -> bool:
+        """Drawn once an append of this connection is stored."""
+        lost = self._acks_to_lose[name] > 0
+        if lost:
+            self._acks_to_lose[name] -= 1
+        elif (chance := self.of(name, SERVER).lose_ack) > 0:
+            lost = self.random.random() < chance
+        self.counters["lost_acks"] += lost
+        return lost
+
+    def carry(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
+        """Call `arrive` when the message gets there: once, twice or never."""
+        if not self.reaches(sender, receiver):
+            self.counters["cut"] += 1
+            return
+        faults, chance = self.of(sender, receiver), self.random.random
+        if faults.drop and chance() < faults.drop:
+            self.counters["dropped"] += 1
+            return
+        self._send(sender, receiver, arrive, faults)
+        if faults.duplicate and chance() < faults.duplicate:
+            self.counters["duplicated"] += 1
+            self._send(sender, receiver, arrive, faults)
+
+    def _send(self, sender: str, receiver: str, arrive: Callable[[], None], faults: Faults) -> None:
+        if len(self._under_way) >= UNDER_WAY_MAX:
+            raise RuntimeError(f"{UNDER_WAY_MAX} simulated messages are under way at once")
+        loop, pair = asyncio.get_running_loop(), (sender, receiver)
+        due_s = loop.time()
+        if faults.delay_ms[1]:
+            due_s += self.random.uniform(*faults.delay_ms) / 1000
+        if faults.reorder and self.random.random() < faults.reorder:
+            self.counters["reordered"] += 1
+            due_s += self.random.uniform(0, faults.reorder_ms) / 1000
+        else:
+            due_s = self._last_due_s[pair] = max(due_s, self._last_due_s.get(pair, 0.0))
+        self._sent += 1
+        heapq.heappush(self._under_way, (due_s, self._sent, sender, receiver, arrive))
+        self._set_timer(loop)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer for the earliest arrival: asyncio's own heap would not keep the order of equal times."""
+        due_s = self._under_way[0][0]
+        if self._timer is not None and self._loop is loop:
+            if self._timer_due_s <= due_s:
+                return
+            self._timer.cancel()
+        self._loop = loop
+        self._timer_due_s = due_s
+        now_s = loop.time()
+        self._timer = loop.call_soon(self._arrive) if due_s <= now_s else loop.call_at(due_s, self._arrive)
+
+    def _arrive(self) -> None:
+        """What is due now gets there, in order; what that sends in turn goes with the next turn of the loop."""
+        self._timer = None
+        loop, last = asyncio.get_running_loop(), self._sent
+        now_s = loop.time()
+        try:
+            while self._under_way and self._under_way[0][0] <= now_s and self._under_way[0][1] <= last:
+                _, _, sender, receiver, arrive = heapq.heappop(self._under_way)
+                if not self.reaches(sender, receiver):
+                    self.counters["cut"] += 1
+                    continue
+                self.counters["carried"] += 1
+                arrive()
+        finally:
+            if self._under_way:
+                self._set_timer(loop)

@@ -1,0 +1,241 @@
+"""One machine's moorage: an embedded server, a scheduler and a worker, kept alive until somebody ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say
+from moorage.cli.local_tools import end_jobs, is_free_port, until_gone, write_private
+from moorage.cli.options import Options
+from moorage.cli.processes import LEDGER_URL_FILE, WORKERS_FOLDER
+from moorage.cli.render import many
+
+if TYPE_CHECKING:
+    from moorage.bus.embedded import EmbeddedServer
+    from moorage.cli.children import Child
+    from moorage.client.client import AsyncClient
+
+PORT_DEFAULT: Final = 4222
+READY_S_MAX: Final = 60.0
+READY_LOOK_S: Final = 0.1
+
+
+class Node:
+    """One machine's moorage: the embedded server and two children, on one folder."""
+
+    def __init__(self, folder: Path, simulate: str, port: int | None, options: Options) -> None:
+        self._folder = folder
+        self._simulate = simulate
+        self._port = port
+        self._options = options
+        self._server: EmbeddedServer | None = None
+        self._scheduler: Child | None = None
+        self._worker: Child | None = None
+        self._ready = False
+        self._ending = False
+        self._interrupts = 0
+        self._stop = asyncio.Event()
+        self._hard = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal, or until something cannot be kept alive. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        keeping: set[asyncio.Task[Any]] = set()
+        stop = loop.create_task(self._stop.wait())
+        try:
+            say(f"starting on {self._folder} …")
+            await self._start_server()
+            self._make_children()
+            assert self._scheduler is not None
+            assert self._worker is not None
+            for child in (self._scheduler, self._worker):
+                keeping.add(loop.create_task(child.keep(self._write_up)))
+            keeping |= {loop.create_task(self._keep_server()), loop.create_task(self._say_ready())}
+            while not stop.done():
+                done, _ = await asyncio.wait({*keeping, stop}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                keeping -= done
+        finally:
+            stop.cancel()
+            await self._end(keeping)
+        return EXIT_INTERRUPTED if self._interrupts > 1 else 0
+
+    # -- what runs
+
+    async def _start_server(self) -> None:
+        from moorage.bus.embedded import EmbeddedServer
+
+        port = self._port
+        if port is None:
+            port = PORT_DEFAULT if is_free_port(PORT_DEFAULT) else 0
+        self._server = await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)
+        self._port = self._server.port
+        write_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
+
+    def _make_children(self) -> None:
+        from moorage.cli.children import Child
+        from moorage.scheduler.main import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE
+
+        assert self._server is not None
+        url, folder = self._server.url, self._folder
+        self._scheduler = Child(
+            "scheduler",
+            [sys.executable, "-m", "moorage.scheduler", "--nats", url],
+            folder / "scheduler.log",
+            {LEDGER_URL_FILE_VARIABLE: str(folder / LEDGER_URL_FILE), LEDGER_URL_VARIABLE: ""},
+            say,
+        )
+        argv = [sys.executable, "-m", "moorage.cli", "worker", "--nats", url, "--state", str(self._worker_state)]
+        if self._simulate:
+            argv += ["--simulate", self._simulate]
+        self._worker = Child("worker", argv, folder / "worker.log", {}, say)
+
+    @property
+    def _worker_state(self) -> Path:
+        return self._folder / WORKERS_FOLDER / ("up-simulated" if self._simulate else "up")
+
+    async def _keep_server(self) -> None:
+        """Start the server again when it dies; its data is on disk, and everybody reconnects."""
+        from moorage.bus.embedded import EmbeddedServer
+        from moorage.cli.children import STARTS_MAX, STARTS_WINDOW_S, ChildFailed
+
+        loop = asyncio.get_running_loop()
+        deaths: list[float] = []
+        while True:
+            assert self._server is not None
+            await until_gone(self._server.pid)
+            if self._ending:
+                return
+            deaths = [*(at for at in deaths if at > loop.time() - STARTS_WINDOW_S), loop.time()]
+            if len(deaths) >= STARTS_MAX:
+                raise ChildFailed("nats-server", self._folder / "nats" / "server.log", None)
+            say(f"the nats-server (pid {self._server.pid}) ended; starting it again")
+            await self._server.stop()
+            self._server = await EmbeddedServer.start(self._folder / "nats", port=self._port or 0, sync_always=True)
+            self._write_up()
+
+    def _write_up(self) -> None:
+        """Tell the other commands of this folder; no secret in it."""
+        from moorage.client.target import UP_FILE, Up, started_ticks
+        from moorage.schemas.codec import encode
+
+        assert self._server is not None
+        pids = {child.name: child.pid for child in (self._scheduler, self._worker) if child is not None}
+        pids["nats-server"] = self._server.pid
+        found = Up(self._server.url, os.getpid(), started_ticks(os.getpid()), self._simulate, pids)
+        write_private(self._folder / UP_FILE, encode(found).decode() + "\n")
+        if self._ready and self._options.json:
+            emit(found)
+
+    # -- what is said
+
+    async def _say_ready(self) -> None:
+        from moorage.client.client import AsyncClient
+        from moorage.client.errors import ClientError, client_problem
+
+        assert self._server is not None
+        async with AsyncClient(self._server.url, timeout=READY_S_MAX, name="moorage up") as client:
+            try:
+                async with asyncio.timeout(READY_S_MAX):
+                    fleet = await self._until_heard(client)
+            except TimeoutError:
+                raise ClientError(
+                    client_problem(
+                        "timed-out",
+                        f"no worker has joined within {READY_S_MAX:g} s",
+                        next_step=f"see worker.log and scheduler.log in {self._folder}",
+                    )
+                ) from None
+        self._ready = True
+        if self._options.json:
+            self._write_up()
+        else:
+            self._say_screen(fleet)
+
+    async def _until_heard(self, client: AsyncClient) -> dict[str, Any]:
+        from moorage.worker.run import simulated_of
+        from moorage.worker.settings import WorkerSettings
+
+        hosts = simulated_of(WorkerSettings(Path("unused"), simulate=self._simulate or None))
+        expected = len(hosts) if hosts is not None else 1
+        while True:
+            fleet = await client.fleet()
+            if sum(worker["state"] not in ("lost", "not-heard") for worker in fleet["workers"]) >= expected:
+                return fleet
+            await asyncio.sleep(READY_LOOK_S)
+
+    def _say_screen(self, fleet: dict[str, Any]) -> None:
+        assert self._server is not None
+        assert self._scheduler is not None
+        assert self._worker is not None
+        live = [worker for worker in fleet["workers"] if worker["state"] != "lost"]
+        gpus = sum(worker["gpus"] for worker in live)
+        tag = f"{paint('sim', 'yellow', sys.stderr)}  " if self._simulate else ""
+        kind = f"simulated by {self._simulate}" if self._simulate else ", ".join({m for w in live for m in w["models"]})
+        lines = [
+            f"{tag}{paint('moorage is up', 'bold', sys.stderr)}",
+            f"  server     {self._server.url}  pid {self._server.pid}",
+            f"  scheduler  epoch {fleet['epoch']}  pid {self._scheduler.pid}",
+            f"  worker     {many(len(live), 'host')}, {', '.join(filter(None, (many(gpus, 'GPU'), kind)))}"
+            f"  pid {self._worker.pid}",
+            f"  data       {self._folder}",
+            "",
+            "try, in another terminal" + (f" (in {Path.cwd()}):" if self._is_default_folder else ":"),
+        ]
+        if not self._is_default_folder:
+            lines.append(f"  export MOORAGE_HOME={shlex.quote(str(self._folder))}")
+        gpu = "--gpu 2xH100 " if "H100" in self._simulate else "--gpu " if gpus else ""
+        lines += [
+            f"  moorage run {gpu}-- sh -c 'echo on $CUDA_VISIBLE_DEVICES'",
+            f"  moorage submit {gpu}-- sleep 60",
+            "  moorage ls",
+            "  moorage fleet --watch",
+            "Ctrl-C ends all of it",
+        ]
+        for line in lines:
+            say(line)
+
+    @property
+    def _is_default_folder(self) -> bool:
+        from moorage.client.target import home
+
+        return self._folder == home()
+
+    # -- the end
+
+    def _on_signal(self) -> None:
+        """The first ends in order, the second at once."""
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self._stop.set()
+            return
+        say("killed: what was not written yet is lost")
+        for child in (self._worker, self._scheduler):
+            if child is not None:
+                child.kill()
+        self._hard.set()
+
+    async def _end(self, keeping: set[asyncio.Task[Any]]) -> None:
+        """Worker, its jobs, scheduler, server: each when what needs it is gone."""
+        self._ending = True
+        say("ending …")
+        if self._worker is not None:
+            await self._worker.stop()
+            await end_jobs(self._worker_state, self._hard)
+        if self._scheduler is not None:
+            await self._scheduler.stop()
+        if self._server is not None:
+            await (self._server.kill() if self._hard.is_set() else self._server.stop())
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        say("ended")

@@ -1,0 +1,75 @@
+"""What it takes to end processes that are not one's children, and to write a file for one user alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+#: between SIGTERM and SIGKILL for jobs that run when all of it ends
+JOBS_GRACE_S: Final = 3.0
+
+
+async def until_gone(pid: int) -> None:
+    """Until the process is gone; it need not be our child (pidfd_open(2))."""
+    loop = asyncio.get_running_loop()
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    gone = asyncio.Event()
+    loop.add_reader(pidfd, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+async def end_jobs(state: Path, hard: asyncio.Event) -> None:
+    """End the worker's supervisor, which outlives its agent by design, and its jobs; at once when `hard` is set."""
+    from moorage.worker.run import SUPERVISOR_FOLDER
+    from moorage.worker.supervised import Supervised, SupervisorError
+
+    folder = state / SUPERVISOR_FOLDER
+    if not folder.exists():
+        return
+    try:
+        supervised = await Supervised.connect(folder, spawn_if_absent=False)
+    except (SupervisorError, OSError):
+        return
+    gone = asyncio.create_task(until_gone(supervised.identity.pid))  # the socket closes a little earlier
+    await asyncio.sleep(0)  # its pidfd is open before anything ends
+    asks = [asyncio.create_task(supervised.shutdown(JOBS_GRACE_S)), asyncio.create_task(hard.wait())]
+    await asyncio.wait({gone, asks[1]}, timeout=2 * JOBS_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+    if not gone.done():  # again, without grace: a supervisor that is killed itself leaves its jobs' children behind
+        asks.append(asyncio.create_task(supervised.shutdown(0.0)))
+        await asyncio.wait({gone}, timeout=JOBS_GRACE_S)
+    if not gone.done():
+        supervised.kill()
+        await asyncio.wait({gone}, timeout=JOBS_GRACE_S)
+    for task in (gone, *asks):
+        task.cancel()
+    await asyncio.gather(gone, *asks, return_exceptions=True)
+    supervised.close()
+
+
+def is_free_port(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def write_private(file: Path, text: str) -> None:
+    """Whole or not at all, for this user alone."""
+    partial = file.with_name(f"{file.name}.new")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)
+    partial.replace(file)

@@ -1,0 +1,102 @@
+"""`$SRV` discovery: who leads, what it answers and how it does, for `nats micro` and any client's service API.
+
+Spoken over plain subscriptions, as nats-py's service framework cannot leave out its queue group: the leader alone
+answers, and every api subject is a plain one. Source: NATS ADR-32 (revision 6).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from moorage.bus.errors import PermissionRefused
+from moorage.bus.transport import Delivery, Subscribed, Transport
+from moorage.schemas.codec import encode
+from moorage.schemas.subjects import API_VERBS, Subjects
+
+log = logging.getLogger("moorage.discovery")
+
+SERVICE: Final = "moorage"
+VERBS: Final = ("PING", "INFO", "STATS")
+DESCRIPTION: Final = "NATS-native GPU scheduler: a job gets its GPU, once, whatever restarts"
+_SEMVER: Final = re.compile(r"\d+\.\d+\.\d+")
+
+Answer = Callable[[str, bytes], None]
+Facts = Callable[[], dict[str, Any]]
+
+
+class Discovery:
+    """One leader as a service instance. `id` names its reign; `facts` is asked for what STATS shows as `data`.
+
+    `data` stands in every endpoint, where ADR-32 has room for it. `counters` of the facts may hold `api.<verb>`, the
+    requests by verb; errors and times are not kept by verb and are 0.
+    """
+
+    def __init__(self, subjects: Subjects, id: str, leader: str, answer: Answer, facts: Facts) -> None:
+        self._endpoints = [(verb, subjects.api("*", verb)) for verb in API_VERBS]
+        self._answer = answer
+        self._facts = facts
+        self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self.id = id
+        self._identity = {
+            "name": SERVICE,
+            "id": id,
+            "version": release(),
+            "metadata": {"leader": leader, "prefix": subjects.prefix},
+        }
+
+    async def open(self, world: Transport) -> list[Subscribed]:
+        """Subscribe to the nine subjects. A user without permission for `$SRV` leads all the same, unseen."""
+        opened: list[Subscribed] = []
+        for verb in VERBS:
+            for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{SERVICE}", f"$SRV.{verb}.{SERVICE}.{self.id}"):
+                try:
+                    opened.append(await world.subscribe(subject, self._on_delivery))
+                except PermissionRefused as refused:
+                    log.warning("not discoverable: %s", refused)
+        return opened
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        if delivery.reply:
+            self._answer(delivery.reply, encode(self.frame(delivery.subject.split(".")[1])))
+
+    def frame(self, verb: str) -> dict[str, Any]:
+        """The answer to PING, INFO or STATS."""
+        frame: dict[str, Any] = {"type": f"io.nats.micro.v1.{verb.lower()}_response", **self._identity}
+        if verb == "INFO":
+            frame["description"] = DESCRIPTION
+            frame["endpoints"] = [self._endpoint(name, subject, metadata={}) for name, subject in self._endpoints]
+        elif verb == "STATS":
+            facts = self._facts()
+            frame["started"] = self._started
+            frame["endpoints"] = [
+                self._endpoint(
+                    name,
+                    subject,
+                    num_requests=facts.get("counters", {}).get(f"api.{name}", 0),
+                    num_errors=0,
+                    last_error="",
+                    processing_time=0,
+                    average_processing_time=0,
+                    data=facts,
+                )
+                for name, subject in self._endpoints
+            ]
+        return frame
+
+    @staticmethod
+    def _endpoint(name: str, subject: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "subject": subject, "queue_group": "", **more}
+
+
+def release() -> str:
+    """The installed version as ADR-32 wants it, three numbers; 0.0.0 from a source tree."""
+    try:
+        found = _SEMVER.match(version("moorage"))
+    except PackageNotFoundError:
+        found = None
+    return found[0] if found else "0.0.0"

@@ -1,0 +1,114 @@
+"""The verbs of a job's daily life, against a real node: what they print, and how they end."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.cli.node import Node
+from tests.waiting import until
+
+
+async def test_a_submit_prints_the_id_and_the_same_again_is_the_same_job(node: Node, unique: str) -> None:
+    flags = ("submit", "--job", "one", "--gpu", "1xH100", "--driver", "noop", "--", "hang")
+    first = await node.run(*flags, tenant=unique)
+    assert (first.code, first.out) == (0, "one\n")
+    assert "moorage logs one" in first.err
+    again = await node.run("submit", "--json", *flags[1:], tenant=unique)
+    assert (again.frame["kind"], again.frame["job"], again.frame["duplicate"]) == ("accepted", "one", True)
+    other = await node.run(*flags[:-1], "exit", "1", tenant=unique)
+    assert other.code == 1
+    assert other.err.startswith("error[conflict]: ")
+    await node.run("cancel", "one", tenant=unique)
+
+
+async def test_requests_come_from_a_file_or_stdin(node: Node, unique: str) -> None:
+    one = {"job": "f1", "gpu": {"count": 2}, "run": {"driver": "noop"}}
+    ran = await node.run("submit", "-f", "-", tenant=unique, stdin=msgspec.json.encode(one).decode())
+    assert (ran.code, ran.out) == (0, "f1\n")
+    file = node.folder / f"{unique}.json"
+    file.write_bytes(msgspec.json.encode([one, {**one, "gpu": {}}, {**one, "job": "f2"}]))
+    many = await node.run("submit", "-f", str(file), "--json", tenant=unique)
+    assert [frame["kind"] for frame in many.frames] == ["accepted", "error", "accepted"]
+    assert (many.code, many.frames[1]["code"]) == (1, "conflict")
+    assert many.err.startswith("error[conflict]: ")
+
+
+async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "s1", "--gpu", "2xH100:80G", "--driver", "noop", "--", "hang", tenant=unique)
+    await until(lambda: _is(node, unique, "s1", "RUNNING"), what="s1 runs")
+    shown = await node.run("show", "s1", "--json", tenant=unique)
+    assert (shown.frame["kind"], shown.frame["verb"]) == ("answer", "show")
+    assert shown.frame["data"]["request"]["gpu"]["min_memory_mib"] > 70_000
+    text = await node.run("show", "s1", tenant=unique)
+    facts = dict(row for row in text.rows if len(row) == 2)
+    assert (facts["job"], facts["state"], facts["gpu"], facts["simulated"]) == ("s1", "RUNNING", "2xH100:80G", "sim")
+    assert ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"] in text.rows
+    listed = await node.run("ls", tenant=unique)
+    header, row = listed.rows
+    cells = dict(zip(header, row, strict=True))
+    assert (cells["JOB"], cells["STATE"], cells["GPU"]) == ("s1", "RUNNING", "2xH100:80G")
+    assert cells["WORKER"].endswith(" sim")
+    assert "\x1b" not in listed.out + text.out
+    assert (await node.run("ls", "--json", tenant=unique)).frame["data"]["counts"] == {"RUNNING": 1}
+    explained = await node.run("explain", "s1", "--json", tenant=unique)
+    assert explained.frame["data"]["state"] == "RUNNING"
+    ended = await node.run("cancel", "s1", "--reason", "enough", tenant=unique)
+    assert (ended.code, ended.rows) == (0, [["s1", "cancelling, was RUNNING"]])
+
+
+async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) -> None:
+    ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", "--", "hang", tenant=unique)
+    assert ran.code == 0
+    assert "warning[no-match]: the fleet has NVIDIA H100" in ran.err
+    why = await node.run("explain", "w", tenant=unique)
+    facts = dict(why.rows)
+    assert facts["reason"].startswith("model: ")
+    assert facts["asks"] == "1xZ9000"
+    assert "fix: " in why.err
+    refused = await node.run("submit", "--gpu", "1xZ9000", "--on-no-match", "reject", "--", "x", tenant=unique)
+    assert (refused.code, refused.err.startswith("error[no-match]: ")) == (1, True)
+    await node.run("cancel", "w", tenant=unique)
+
+
+async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "over", "--driver", "noop", tenant=unique)
+    await until(lambda: _is(node, unique, "over", "SUCCEEDED"), what="over is over")
+    ran = await node.run("cancel", "over", "unheard-of", tenant=unique)
+    assert ran.code == 0
+    assert ran.rows == [
+        ["over", "was over already: SUCCEEDED"],
+        ["unheard-of", "remembered: no such job yet, its submit will be cancelled"],
+    ]
+    frames = (await node.run("cancel", "over", "--json", tenant=unique)).frames
+    assert [frame["data"]["was"] for frame in frames] == ["SUCCEEDED"]
+
+
+@pytest.mark.parametrize("verb", ["show", "explain", "logs"])
+async def test_a_job_nobody_knows_is_exit_code_3(node: Node, unique: str, verb: str) -> None:
+    ran = await node.run(verb, "nobody", tenant=unique)
+    assert ran.code == 3
+    assert ran.err.startswith("error[not-found]: ")
+    assert "fix: moorage ls" in ran.err
+
+
+async def test_an_empty_list_says_where_it_looked(node: Node, unique: str) -> None:
+    ran = await node.run("ls", "--state", "running", tenant=unique)
+    assert (ran.code, ran.out) == (0, "")
+    assert f"tenant {unique} in RUNNING" in ran.err
+    bad = await node.run("ls", "--state", "lost", tenant=unique)
+    assert (bad.code, bad.err.splitlines()[0][:24]) == (2, "error[invalid-argument]:")
+
+
+async def test_show_watch_is_a_stream_of_frames(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "seen", "--driver", "noop", "--", "sleep", "0.4", tenant=unique)
+    ran = await node.run("show", "seen", "--watch", "--json", tenant=unique)
+    assert ran.code == 0
+    assert {frame["kind"] for frame in ran.frames} == {"event"}
+    changes = [change for frame in ran.frames for change in frame.get("changes", [])]
+    assert [change["rev"] for change in changes] == list(range(1, len(changes) + 1))
+    assert changes[-1]["state"] == "SUCCEEDED"
+
+
+async def _is(node: Node, tenant: str, job: str, state: str) -> bool:
+    return bool((await node.run("show", job, "--json", tenant=tenant)).frame["data"]["state"] == state)

@@ -1,0 +1,126 @@
+"""The command's first words: help, version, and what is wrong with a command line; no server needed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from moorage.cli.examples import EXAMPLES
+from moorage.cli.main import VERBS, main
+from tests.cli.node import Ran, moorage
+
+NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "300ms")
+OURS = [verb.name for verbs in VERBS.values() for verb in verbs if verb.name != "demo"]
+
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Command]:
+    """The command in this process: what is tested here needs no server."""
+    for name in ("NATS_CONTEXT", "NATS_URL", "MOORAGE_TENANT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MOORAGE_HOME", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+
+    def run(*argv: str) -> Ran:
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        out, err = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), out, err)
+
+    yield run
+    gc.unfreeze()
+    gc.enable()
+
+
+async def test_version_is_one_line() -> None:
+    ran = await moorage("--version")
+    assert (ran.code, ran.err, len(ran.out.splitlines())) == (0, "", 1)
+
+
+def test_the_first_help_lists_every_verb(command: Command) -> None:
+    ran = command()
+    assert ran.code == 0
+    for verbs in VERBS.values():
+        for verb in verbs:
+            assert f"  {verb.name}: " in ran.out
+
+
+def test_every_verb_has_help_with_examples(command: Command) -> None:
+    for verb in OURS:
+        ran = command(verb, "--help")
+        assert (ran.code, ran.err) == (0, "")
+        for option in ("--nats", "--tenant", "--json", "--timeout"):
+            assert option in ran.out
+        examples = ran.out.partition("Examples:\n")[2]
+        assert [line.strip() for line in examples.strip().splitlines()] == list(EXAMPLES[verb])
+        assert all(f"moorage {verb}" in line for line in EXAMPLES[verb])
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "name", "fix"),
+    [
+        (["lss"], 2, "usage", "moorage ls --help"),
+        (["ls", "--limt", "3"], 2, "usage", "moorage ls --help"),
+        (["ls", "--limit", "many"], 2, "usage", "moorage ls --help"),
+        (["show"], 2, "usage", "moorage show --help"),
+        (["show", "a", "b"], 2, "usage", "moorage show --help"),
+        (["audit", "--timeout", "soon"], 2, "invalid-argument", "10m"),
+        (["run"], 2, "invalid-argument", "--"),
+        (["run", "--gpu", "0xH100", "--", "x"], 2, "invalid-argument", "1xH100"),
+        (["run", "--gpu", "2xH100@mos", "--", "x"], 2, "invalid-argument", "1xH100"),
+        (["run", "--deadline", "soon", "--", "x"], 2, "invalid-argument", "10m"),
+        (["run", "--memory", "lots", "--", "x"], 2, "invalid-argument", "16G"),
+        (["run", "--env", "NAME", "--", "x"], 2, "invalid-argument", "NAME=value"),
+        (["run", "--gang", "--", "x"], 2, "invalid-argument", "--gpu"),
+        (["run", "--job", "a.b", "--", "x"], 2, "invalid-argument", "docs"),
+        (["submit", "-f", "/no/such/file"], 2, "invalid-argument", "stdin"),
+        (["submit", "-f", "/dev/null"], 2, "invalid-argument", "run"),
+        (["submit", "-f", "-", "--", "x"], 2, "invalid-argument", "-f"),
+        (["explain", "a.b", *NOWHERE], 5, "cannot-connect", "moorage up"),
+        (["ls", "--tenant", "Nobody!", *NOWHERE], 2, "invalid-argument", "MOORAGE_TENANT"),
+        (["ls", *NOWHERE], 5, "cannot-connect", "moorage up"),
+        (["run", *NOWHERE, "--", "true"], 5, "cannot-connect", "moorage up"),
+        (["ls", "--nats", "http://x"], 2, "bad-context", "nats://"),
+        (["ls", "--nats", "no-such-context"], 2, "bad-context", "context"),
+        (["up", "--simulate", "8"], 2, "invalid-argument", "4x8xH100"),
+        (["up", "--port", "70000"], 2, "invalid-argument", "--port"),
+        (["up", "--data", "/proc/nothing"], 1, "failed-precondition", "--data"),
+        (["worker", "--id", "no.such.name", *NOWHERE], 2, "invalid-argument", "worker --help"),
+        (["worker", "--label", "zone", *NOWHERE], 2, "invalid-argument", "NAME=value"),
+    ],
+)
+def test_a_bad_command_line_is_told_in_one_clear_line(
+    argv: list[str], code: int, name: str, fix: str, command: Command
+) -> None:
+    ran = command(*argv)
+    assert ran.code == code, ran.err
+    first, *rest = ran.err.splitlines()
+    assert first.startswith(f"error[{name}]: ")
+    assert any(line.startswith("fix: ") and fix in line for line in rest), ran.err
+    assert "Traceback" not in ran.err
+    assert ran.out == ""
+
+
+def test_an_error_is_a_frame_with_json(command: Command) -> None:
+    ran = command("ls", "--json", *NOWHERE)
+    assert ran.code == 5
+    assert (ran.frame["kind"], ran.frame["code"]) == ("error", "cannot-connect")
+
+
+def test_a_secret_of_the_url_is_never_shown(command: Command) -> None:
+    ran = command("ls", "--nats", "nats://me:hunter2@127.0.0.1:1", "--timeout", "300ms")
+    assert ran.code == 5
+    assert "hunter2" not in ran.out + ran.err
+
+
+def test_a_code_is_explained_without_a_server(command: Command) -> None:
+    for word in ("no-match", "no-scheduler", "cannot-connect", "gang-size"):
+        ran = command("explain", word, *NOWHERE)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out.startswith(f"{word}: ")

@@ -1,0 +1,104 @@
+"""Text for people: what a table looks like in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from moorage.cli.main import bare_gpu
+from moorage.cli.render import age, facts, many, ordinal, table
+from moorage.cli.submit import mebibytes
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+HEADER = ["JOB", "STATE", "AGE", "WHY"]
+ROWS: list[list[Any]] = [
+    ["a-rather-long-job-id-that-is-never-cut", "RUNNING", "5s", "x" * 200],
+    ["b", "QUEUED", "12m3s", None],
+]
+
+
+def test_in_a_pipe_cells_are_split_by_tabs_and_nothing_is_cut() -> None:
+    text = table(HEADER, ROWS, numbers=("AGE",), stream=io.StringIO())
+    assert [line.split("\t") for line in text.splitlines()] == [
+        HEADER,
+        ["a-rather-long-job-id-that-is-never-cut", "RUNNING", "5s", "x" * 200],
+        ["b", "QUEUED", "12m3s", "-"],
+    ]
+
+
+def test_on_a_terminal_it_is_aligned_and_only_the_last_column_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    head, first, second = table(HEADER, ROWS, numbers=("AGE",), stream=Terminal()).splitlines()
+    assert head.startswith("JOB" + " " * 37 + "STATE")
+    assert first.endswith("…")
+    assert len(first) == 80
+    assert "a-rather-long-job-id-that-is-never-cut" in first
+    assert second.split() == ["b", "QUEUED", "12m3s", "-"]
+    assert head.index("AGE") + 3 == second.index("12m3s") + 5  # numbers to the right
+
+
+def test_colour_is_for_states_and_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    head, first, _ = table(HEADER, ROWS, stream=Terminal()).splitlines()
+    assert head.startswith("\x1b[2m")
+    assert "\x1b[32mRUNNING\x1b[0m" in first
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in table(HEADER, ROWS, stream=Terminal())
+
+
+def test_facts_without_a_value_are_left_out() -> None:
+    assert facts([("job", "a"), ("why", ""), ("code", 0)], io.StringIO()) == "job\ta\ncode\t0"
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (None, "-"),
+        (0, "0ms"),
+        (850, "850ms"),
+        (12_000, "12s"),
+        (192_000, "3m12s"),
+        (7_800_000, "2h10m"),
+        (3_600_000, "1h"),
+        (3 * 86_400_000 + 4 * 3_600_000, "3d4h"),
+    ],
+)
+def test_ages(milliseconds: float | None, text: str) -> None:
+    assert age(milliseconds) == text
+
+
+def test_words() -> None:
+    assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 21, 103, 111)] == [
+        "1st", "2nd", "3rd", "4th", "11th", "12th", "21st", "103rd", "111th"
+    ]  # fmt: skip
+    assert (many(1, "job"), many(0, "job"), many(7, "GPU")) == ("1 job", "0 jobs", "7 GPUs")
+
+
+@pytest.mark.parametrize(
+    ("size", "mib"), [("2048", 2048), ("16Gi", 16384), ("1G", 953), ("512M", 488), ("1.5Gi", 1536), ("1GB", 953)]
+)
+def test_sizes(size: str, mib: int) -> None:
+    assert mebibytes(size) == mib
+
+
+@pytest.mark.parametrize(
+    ("words", "out"),
+    [
+        (["run", "--gpu", "--", "x"], ["run", "--gpu", "1", "--", "x"]),
+        (["run", "--gpu"], ["run", "--gpu", "1"]),
+        (["run", "--gpu", "--json", "--", "x"], ["run", "--gpu", "1", "--json", "--", "x"]),
+        (["run", "--gpu", "2xH100", "--", "x"], ["run", "--gpu", "2xH100", "--", "x"]),
+        (["run", "--", "tool", "--gpu"], ["run", "--", "tool", "--gpu"]),
+    ],
+)
+def test_gpu_alone_is_one(words: list[str], out: list[str]) -> None:
+    assert bare_gpu(words) == out

@@ -1,0 +1,134 @@
+"""`moorage run`: the job's output and code are the command's own, and Ctrl-C lets go of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+import sys
+
+import pytest
+
+from moorage.client import AsyncClient
+from tests.cli.node import COMMAND, Lines, Node, environment, start
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -TERM $$", 143), ("exec /no/such/tool", 127)]
+)
+async def test_the_jobs_own_code(node: Node, unique: str, script: str, code: int) -> None:
+    ran = await node.run("run", "--gpu", "1xH100", "--", "sh", "-c", script, tenant=unique)
+    assert ran.code == code, ran.err
+
+
+async def test_output_is_output_and_progress_is_talk(node: Node, unique: str) -> None:
+    ran = await node.run(
+        "run", "--gpu", "2xH100", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; echo oh >&2", tenant=unique
+    )
+    assert ran.code == 0
+    assert len(ran.out.strip().split(",")) == 2
+    lines = ran.err.splitlines()
+    assert "oh" in lines
+    states = [line.split()[1] for line in lines if line != "oh"]
+    assert states == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+    assert "sim" in lines[1].split()
+    assert "\r" not in ran.err
+
+
+async def test_a_flood_of_output_comes_whole(node: Node, unique: str) -> None:
+    ran = await node.run("run", "--", "sh", "-c", "seq 1 50000; exit 5", tenant=unique)
+    assert ran.code == 5
+    assert ran.out == "".join(f"{number}\n" for number in range(1, 50001))
+
+
+async def test_json_is_frames_alone(node: Node, unique: str) -> None:
+    ran = await node.run("run", "--json", "--gpu", "1", "--", "sh", "-c", "echo hi", tenant=unique)
+    assert (ran.code, ran.err) == (0, "")
+    kinds = [frame["kind"] for frame in ran.frames]
+    assert kinds[0] == "accepted"
+    assert set(kinds) == {"accepted", "event", "log"}
+    assert "hi\n" in [frame.get("text") for frame in ran.frames]
+
+
+async def test_a_command_that_is_not_there_is_told(node: Node, unique: str) -> None:
+    ran = await node.run("run", "--gpu", "1", "--", "/no/such/tool", tenant=unique)
+    assert ran.code == 127
+    assert "no such file" in ran.err.lower()
+
+
+async def test_a_time_limit_ends_it(node: Node, unique: str) -> None:
+    ran = await node.run("run", "--time-limit", "300ms", "--grace", "1s", "--", "sleep", "60", tenant=unique)
+    assert ran.code != 0
+    assert "TIMED_OUT" in ran.err
+
+
+async def test_ctrl_c_detaches_and_says_how_to_go_on(node: Node, unique: str) -> None:
+    process = await start(
+        "run", "--job", "long", "--gpu", "1xH100", "--", "sh", "-c", "echo begun; sleep 60", env=node.env(unique)
+    )
+    out, err = Lines(process.stdout), Lines(process.stderr)
+    await out.until("begun")
+    await err.until("RUNNING")
+    process.send_signal(signal.SIGINT)
+    await err.until("moorage cancel long")
+    assert await process.wait() == 130
+    assert "moorage logs long" in err.text
+    async with AsyncClient(node.url, tenant=unique) as client:
+        assert (await client.job("long").show())["state"] == "RUNNING"
+    attached = await start("logs", "long", env=node.env(unique))
+    err = Lines(attached.stderr)
+    await err.until("RUNNING")
+    assert (await node.run("cancel", "long", "--reason", "enough", tenant=unique)).code == 0
+    await err.until("CANCELLED")
+    assert await attached.wait() == 128 + signal.SIGTERM
+
+
+async def test_while_it_waits_the_reason_is_told(node: Node, unique: str) -> None:
+    process = await start("run", "--job", "never", "--gpu", "1xZ9000", "--", "true", env=node.env(unique))
+    err = Lines(process.stderr)
+    await err.until("model: ")
+    assert "warning[no-match]" in err.text
+    await node.run("cancel", "never", tenant=unique)
+    await err.until("job-cancelled")
+    assert await process.wait() == 1
+
+
+async def test_on_a_terminal_progress_is_one_rewritten_line(node: Node, unique: str) -> None:
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "run", "--gpu", "1xH100", "--", "sh", "-c", "echo hello",
+        stdin=asyncio.subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+        env=environment(**node.env(unique), TERM="xterm", NO_COLOR="1"),
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        assert await process.wait() == 0
+        text = os.read(ours, 65536).decode()
+    finally:
+        os.close(ours)
+    assert "\r\x1b[K" in text
+    assert "hello" in text
+    assert text.rstrip().splitlines()[-1].count("SUCCEEDED") >= 1
+
+
+async def test_two_at_once_do_not_mix(node: Node, unique: str) -> None:
+    ran = await asyncio.gather(
+        *(
+            node.run("run", "--gpu", "1xH100", "--", sys.executable, "-c", f"print({at})", tenant=unique)
+            for at in range(4)
+        )
+    )
+    assert [(each.code, each.out.strip()) for each in ran] == [(0, str(at)) for at in range(4)]
+
+
+async def test_a_pipe_that_closes_early_is_no_error(node: Node, unique: str) -> None:
+    process = await asyncio.create_subprocess_shell(
+        f"{' '.join(COMMAND)} run -- seq 1 200000 | head -n 1",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(**node.env(unique)),
+    )
+    out, err = await process.communicate()
+    assert out == b"1\n"
+    assert b"Traceback" not in err

@@ -1,0 +1,160 @@
+"""`moorage up`: one command that starts all of it, keeps it alive, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from moorage.cli.children import Child, ChildFailed
+from moorage.client import AsyncClient
+from moorage.client.target import read_up
+from tests.cli.node import Lines, node_on, processes_of, start, talk
+from tests.waiting import until
+
+
+async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    async with node_on(folder) as node:
+        said = talk(folder)
+        assert said.splitlines()[1] == "sim  moorage is up"
+        assert node.url in said
+        assert "2 hosts, 8 GPUs" in said
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        for name in ("up.json", "ledger-url", "scheduler.log", "worker.log"):
+            assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+        password = (folder / "nats" / "ledger-password").read_text()
+        assert password not in (folder / "up.json").read_text() + said
+        assert not [pid for pid in node.up.children.values() if password.encode() in _words_of(pid)]
+        await node.run("submit", "--gpu", "1xH100", "--job", "left", "--", "sleep", "31415")
+        async with AsyncClient(node.url) as client:
+            await until(lambda: _is(client, "left", "RUNNING"), what="a job runs")
+        assert processes_of(str(folder))
+        assert await node.stop() == 0
+    assert processes_of(str(folder)) == []
+    assert _running("sleep\x0031415") == []
+    assert not (folder / "up.json").exists()
+    assert read_up(folder) is None
+
+
+async def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
+    async with node_on(tmp_path, simulate="1xH100") as node:
+        await node.run("submit", "--job", "stubborn", "--", "sh", "-c", "trap '' TERM; sleep 27182")
+        async with AsyncClient(node.url) as client:
+            await until(lambda: _is(client, "stubborn", "RUNNING"), what="a job that ignores SIGTERM runs")
+        node.process.send_signal(signal.SIGINT)
+        await until(lambda: "ending" in talk(tmp_path), what="it ends")
+        node.process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            assert await node.process.wait() == 130
+    assert processes_of(str(tmp_path)) == []
+    assert _running("sleep\x0027182") == []
+
+
+async def test_a_killed_scheduler_is_started_again_and_the_job_ends_once(tmp_path: Path) -> None:
+    async with node_on(tmp_path) as node:
+        marks = tmp_path / "marks"
+        process = await start(
+            "run", "--job", "once", "--gpu", "1xH100", "--", "sh", "-c", f"echo ran >> {marks}; sleep 2", env=node.env()
+        )
+        err = Lines(process.stderr)
+        await err.until("RUNNING")
+        killed = node.up.children["scheduler"]
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: f"the scheduler (pid {killed}) ended with SIGKILL" in talk(tmp_path), what="told")
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0
+        await until(lambda: node.up.children["scheduler"] not in (0, killed), what="another scheduler")
+        shown = (await node.run("show", "once", "--json")).frame["data"]
+        states = [change["state"] for change in shown["changes"]]
+        assert states == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+        assert marks.read_text() == "ran\n"
+        err.text += (await err._stream.read()).decode()
+        assert err.text.count("SUCCEEDED") == 1
+
+
+async def test_a_killed_server_and_worker_are_started_again_with_all_that_was_accepted(tmp_path: Path) -> None:
+    async with node_on(tmp_path, simulate="1x2xH100") as node:
+        await node.run("submit", "--job", "kept", "--gpu", "1xZ9000", "--", "true")
+        before = node.up.children
+        os.kill(before["nats-server"], signal.SIGKILL)
+        os.kill(before["worker"], signal.SIGKILL)
+        await until(lambda: all(node.up.children[name] not in (0, before[name]) for name in ("nats-server", "worker")))
+        ran = await node.run("run", "--timeout", "30s", "--gpu", "1xH100", "--", "true")
+        assert ran.code == 0, ran.err + talk(tmp_path)
+        assert (await node.run("show", "kept", "--json")).frame["data"]["state"] == "QUEUED"
+
+
+async def test_a_second_one_on_the_folder_says_who_runs_there(tmp_path: Path) -> None:
+    async with node_on(tmp_path, simulate="1xH100") as node:
+        ran = await node.run("up", "--simulate", "1xH100")
+        assert ran.code == 1
+        assert ran.err.startswith("error[already-running]: ")
+        assert f"pid {node.process.pid}" in ran.err
+        assert f"fix: end it: kill {node.process.pid}" in ran.err
+        assert (await node.run("fleet", "--json")).code == 0  # the first one's up.json is still there
+
+
+async def test_the_next_one_goes_on_from_the_state_that_was_left(tmp_path: Path) -> None:
+    async with node_on(tmp_path, simulate="1xH100") as node:
+        await node.run("submit", "--job", "waits", "--gpu", "1xZ9000", "--", "true")
+        await node.run("run", "--job", "was", "--", "true")
+    async with node_on(tmp_path, simulate="1xH100") as node:
+        assert (await node.run("show", "waits", "--json")).frame["data"]["state"] == "QUEUED"
+        assert (await node.run("show", "was", "--json")).frame["data"]["state"] == "SUCCEEDED"
+
+
+async def test_the_folder_of_the_working_directory_is_found_without_flags(tmp_path: Path) -> None:
+    async with node_on(tmp_path / ".moorage", simulate="1xH100"):
+        process = await start("fleet", "--json", cwd=tmp_path)
+        out, err = await process.communicate()
+        assert (process.returncode, b'"sim-0000"' in out) == (0, True), err
+
+
+async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    async with node_on(tmp_path / "one", simulate="1xH100") as node:
+        port = node.url.rpartition(":")[2]
+        process = await start("up", "--simulate", "1xH100", "--data", str(tmp_path / "two"), "--port", port)
+        _, err = await process.communicate()
+        assert process.returncode == 1
+        assert b"error[server-failed]: " in err
+        assert port.encode() in err
+    assert processes_of(str(tmp_path)) == []
+
+
+async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = tmp_path / "log"
+    child = Child("thing", ["sh", "-c", "echo why; exit 9"], log, {}, said.append, again_s=0.001)
+    with pytest.raises(ChildFailed) as failed:
+        await child.keep(lambda: None)
+    assert failed.value.code == "child-failed"
+    assert "why" in failed.value.why
+    assert "code 9" in failed.value.why
+    assert child.starts == 6
+    assert len(said) == 5
+
+
+def _words_of(pid: int) -> bytes:
+    return (Path("/proc") / str(pid) / "cmdline").read_bytes() + (Path("/proc") / str(pid) / "environ").read_bytes()
+
+
+def _running(words: str) -> list[int]:
+    """Pids whose command line holds these words."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if words.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+async def _is(client: AsyncClient, job: str, state: str) -> bool:
+    return bool((await client.job(job).show())["state"] == state)

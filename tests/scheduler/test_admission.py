@@ -1,0 +1,422 @@
+"""Submits and cancels: accepted once, refused with reasons, remembered when they came too early, bounded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.scheduler.core.admission import is_plain
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import Batch, QueueRead
+from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, decode_record
+from tests.scheduler.driving import Driving
+
+
+def acts(drive: Driving, tag: str) -> list[list[Any]]:
+    return [act for payload in drive.records for act in decode_record(payload).acts if act[0] == tag]
+
+
+# ---------------------------------------------------------------------------------------------- once and only once
+
+
+def test_the_same_request_again_is_a_duplicate_whatever_its_encoding() -> None:
+    drive = Driving()
+    first = drive.submit("j", gpu={"count": 2}, labels={"a": "1", "b": "2"})
+    assert first == {"kind": "accepted", "job": "j", "ledger": 2, "state": "QUEUED", "warnings": ["no-match: the fleet is empty"]}
+    request = {"labels": {"b": "2", "a": "1"}, "gpu": {"count": 2}, "run": {"driver": "noop"}, "job": "j", "replicas": 1}
+    for body in (json.dumps(request).encode(), msgspec.msgpack.encode(request)):
+        again = drive.submit("j", body=body)
+        assert (again["duplicate"], again["ledger"]) == (True, 2)
+    assert drive.state.next_num == 2
+
+
+def test_other_content_under_the_same_id_is_a_conflict() -> None:
+    drive = Driving()
+    drive.submit("j", gpu={"count": 2})
+    assert drive.submit("j", gpu={"count": 3})["code"] == "conflict"
+    assert drive.submit("j", gpu={"count": 3}, tenant="other")["kind"] == "accepted"
+
+
+def test_twice_in_one_record() -> None:
+    drive = Driving()
+    replies = [drive.offer_submit("j", gpu={"count": count}) for count in (1, 1, 2)]
+    drive.tick()
+    kinds = [(drive.answers[reply]["kind"], drive.answers[reply].get("duplicate", False)) for reply in replies]
+    assert kinds == [("accepted", False), ("accepted", True), ("error", False)]
+
+
+def test_a_finished_job_is_not_run_again_before_and_after_compaction() -> None:
+    drive = Driving(Config(ended_max=2))
+    drive.worker("w0")
+    for index in range(6):
+        drive.submit(f"j{index}", gpu={})
+        drive.settle()
+        drive.run_out("w0")
+        drive.settle()
+    drive.tick()
+    assert len(drive.state.ended) == 2
+    assert len(drive.state.finished) == 4
+    for index in range(6):
+        again = drive.submit(f"j{index}", gpu={})
+        assert (again["kind"], again["duplicate"], again["state"]) == ("accepted", True, "SUCCEEDED"), index
+        assert drive.submit(f"j{index}", gpu={"count": 2})["code"] == "conflict", index
+        assert drive.cancel(f"j{index}")["data"] == {"job": f"j{index}", "cancelled": False, "was": "SUCCEEDED"}
+    drive.lead()
+    assert drive.submit("j0", gpu={})["duplicate"] is True
+    assert drive.state.next_num == 7
+
+
+def test_rows_of_finished_jobs_expire_after_their_window() -> None:
+    drive = Driving(Config(ended_max=0))
+    drive.submit("j")
+    drive.cancel("j")
+    drive.tick()
+    assert len(drive.state.finished) == 1
+    drive.tick(24 * 3600 * 1000 + 2_000)
+    assert len(drive.state.finished) == 0
+    assert drive.submit("j")["kind"] == "accepted"
+
+
+def test_a_lost_answer_and_a_new_leader_do_not_make_a_second_job() -> None:
+    drive = Driving()
+    drive.submit("j")
+    drive.lead()
+    assert drive.submit("j")["duplicate"] is True
+
+
+# --------------------------------------------------------------------------------------------------------- batches
+
+
+def test_a_batch_is_answered_once_in_its_own_order() -> None:
+    drive = Driving(Config(jobs_max=3))
+    drive.submit("old")
+    batch = Batch("b", True, 5)
+    for position, (job, count) in enumerate((("old", 1), ("a", 1), ("a", 2), ("b", 1), ("c", 1))):
+        extra = {"gpu": {"count": count}} if job != "old" else {}
+        drive.offer_submit(job, batch=batch, position=position, **extra)
+    drive.tick()
+    assert isinstance(drive.answers["b"], list)
+    assert [row.get("code", row["kind"]) for row in drive.answers["b"]] == ["accepted", "accepted", "conflict", "accepted", "queue-full"]
+    assert drive.answers["b"][0]["duplicate"] is True
+
+
+def test_a_batch_over_several_records_is_answered_after_the_last() -> None:
+    drive = Driving()
+    drive.checks = False
+    batch = Batch("b", True, 40)
+    for position in range(40):
+        drive.offer_submit(f"j{position}", batch=batch, position=position, labels={"pad": "x" * 30_000})
+    records = 0
+    while "b" not in drive.answers:
+        drive.tick()
+        records += 1
+    assert records > 2
+    assert len(drive.answers["b"]) == 40
+    assert {row["kind"] for row in drive.answers["b"]} == {"accepted"}
+
+
+def test_nobody_is_answered_who_named_no_reply() -> None:
+    drive = Driving()
+    drive.offer_submit("j", batch=Batch("", True, 1))
+    drive.offer_submit("k", reply="")
+    out = drive.tick()
+    assert out.answers == []
+    assert drive.job("j").state == drive.job("k").state == "QUEUED"
+
+
+# ---------------------------------------------------------------------------------------------------------- bounds
+
+
+def test_queue_full_at_the_bound_and_room_again_after() -> None:
+    drive = Driving(Config(jobs_max=3))
+    for index in range(3):
+        assert drive.submit(f"j{index}")["kind"] == "accepted"
+    full = drive.submit("j3")
+    assert (full["code"], full["fault"], full["retry_after_s"]) == ("queue-full", "fleet", 1.0)
+    assert drive.submit("j0")["duplicate"] is True, "what is held already is still recognised"
+    drive.offer_submit("queued", sequence=9)
+    drive.tick()
+    assert drive.job("queued").state == "QUEUED", "what was read from the durable queue is never refused"
+    drive.cancel("j0")
+    drive.cancel("j1")
+    assert drive.submit("j3")["kind"] == "accepted"
+
+
+def test_queue_full_counts_what_this_very_record_accepts() -> None:
+    drive = Driving(Config(jobs_max=3))
+    replies = [drive.offer_submit(f"j{index}") for index in range(5)]
+    drive.tick()
+    assert [drive.answers[reply].get("code", "") for reply in replies] == [""] * 3 + ["queue-full"] * 2
+
+
+@pytest.mark.parametrize("size", [100, 5_000, 40_000, 64_000])
+def test_records_stay_within_their_bound_under_a_flood(size: int) -> None:
+    drive = Driving()
+    drive.checks = False
+    for index in range(8):
+        drive.worker(f"w{index}", 8)
+    total = min(6_000, 6_000_000 // size)
+    for index in range(total):
+        run = {"driver": "noop", "env": {name: "x" * (size // 3) for name in "ABC"}}
+        body = json.dumps({"job": f"j{index}", "run": run, "gpu": {"count": 1}})
+        drive.offer_submit(f"j{index}", body=body.encode(), trace="00-" + "a" * 52)
+    while drive.engine.waiting:
+        drive.tick(obey=False)
+    drive.check()
+    assert max(drive.sizes) <= RECORD_BYTES_MAX
+    assert drive.state.live == total
+    assert sum(member.mask.bit_count() for member in drive.state.members()) == 64
+
+
+def test_a_gang_of_1024_and_thousands_of_accepts_in_one_tick() -> None:
+    drive = Driving()
+    drive.checks = False
+    for index in range(16):
+        drive.worker(f"w{index}", 64)
+    for index in range(4_000):
+        drive.offer_submit(f"j{index}")
+    drive.offer_submit("g", replicas=1024, gpu={"scheduling": "gang"})
+    while drive.engine.waiting:
+        drive.tick(obey=False)
+    drive.tick()
+    drive.check()
+    assert set(drive.states("g")) == {"PLACED"}
+    assert len({replica.fence for replica in drive.job("g").replicas}) == 1, "a gang never spans two records"
+
+
+def test_a_monstrous_trace_is_left_out() -> None:
+    drive = Driving()
+    drive.submit("j", trace="x" * 900_000)
+    drive.submit("k", trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    assert drive.job("j").traceparent == ""
+    assert drive.job("k").traceparent.startswith("00-4bf9")
+
+
+def test_timers_of_jobs_that_are_over_do_not_pile_up() -> None:
+    drive = Driving(Config(ended_max=0))
+    drive.checks = False
+    for _ in range(12):
+        for index in range(1_500):
+            drive.offer_submit(f"j{drive.now}-{index}", deadline_s=86_400)
+        drive.tick()
+        for job in [job.name for job in drive.state.jobs.values() if not job.over]:
+            drive.offer_cancel(job)
+        for _ in range(8):
+            drive.tick(1_000)
+    assert len(drive.engine._timers) < 14_000
+
+
+def test_cancelled_entries_do_not_fill_the_queue() -> None:
+    drive = Driving()
+    drive.checks = False
+    drive.submit("head", gpu={})
+    for _ in range(10):
+        for index in range(500):
+            drive.offer_submit(f"j{drive.now}-{index}", gpu={})
+        drive.tick()
+        for job in [job.name for job in drive.state.jobs.values() if not job.over and job.name != "head"]:
+            drive.offer_cancel(job)
+        drive.tick()
+    drive.check()
+    assert drive.engine.queue.size < 2_500
+
+
+# ---------------------------------------------------------------------------------------------- cancel before submit
+
+
+def test_a_cancel_before_its_submit_is_remembered() -> None:
+    drive = Driving()
+    drive.worker("w0")
+    assert drive.cancel("j")["data"] == {"job": "j", "cancelled": True, "was": "UNKNOWN"}
+    answer = drive.submit("j", gpu={}, replicas=3)
+    assert (answer["kind"], answer["state"], answer["warnings"]) == ("accepted", "CANCELLED", ["cancelled-before"])
+    assert drive.states("j") == ["CANCELLED"] * 3
+    assert drive.state.tenants["t"].tombstones == {}
+    assert drive.submit("j", gpu={}, replicas=3)["duplicate"] is True
+
+
+@pytest.mark.parametrize("order", ["cancel first", "submit first"])
+@pytest.mark.parametrize("sequence", [0, 7])
+def test_cancel_and_submit_in_one_record(order: str, sequence: int) -> None:
+    drive = Driving()
+    drive.worker("w0")
+    if order == "cancel first":
+        drive.offer_cancel("j", sequence=sequence)
+    drive.offer_submit("j", gpu={}, sequence=sequence and 8)
+    if order == "submit first":
+        drive.offer_cancel("j", sequence=sequence)
+    drive.tick()
+    drive.settle()
+    assert drive.states("j") == ["CANCELLED"]
+    assert drive.workers["w0"].told["started"] == 0
+    assert drive.state.tenants["t"].tombstones == {}
+
+
+def test_tombstones_are_bounded_a_tenant_and_say_so() -> None:
+    drive = Driving(Config(tombstones_max=3))
+    replies = [drive.offer_cancel(f"j{index}") for index in range(5)]
+    drive.tick()
+    assert [drive.answers[reply].get("code", "") for reply in replies] == ["", "", "", "tombstones-full", "tombstones-full"]
+    assert "retry_after_s" in drive.answers[replies[4]]
+    assert drive.cancel("j0")["data"]["cancelled"] is True, "known already"
+    assert drive.cancel("other", tenant="u")["data"]["cancelled"] is True
+    drive.submit("j0")
+    assert drive.cancel("j9")["data"]["cancelled"] is True
+
+
+def test_a_tombstone_of_the_queue_goes_when_the_submits_are_read_past_it() -> None:
+    drive = Driving()
+    drive.cancel("gone", sequence=10)
+    drive.cancel("stays", sequence=20)
+    drive.cancel("endpoint")
+    assert set(drive.state.tenants["t"].tombstones) == {"gone", "stays", "endpoint"}
+    drive.engine.offer(QueueRead("t", "submit", 15))
+    drive.engine.offer(QueueRead("t", "cancel", 21))
+    drive.tick()
+    assert set(drive.state.tenants["t"].tombstones) == {"stays", "endpoint"}
+    assert (drive.state.tenants["t"].submit_cursor, drive.state.tenants["t"].cancel_cursor) == (15, 21)
+    drive.lead()
+    assert set(drive.state.tenants["t"].tombstones) == {"stays", "endpoint"}
+
+
+def test_the_cursor_never_overtakes_what_was_read() -> None:
+    drive = Driving()
+    drive.checks = False
+    for index in range(60):
+        drive.offer_submit(f"q{index}", sequence=index + 1, labels={"pad": "x" * 30_000})
+        drive.engine.offer(QueueRead("t", "submit", index + 1))
+    while drive.engine.waiting:
+        drive.tick()
+        cursor = drive.state.tenants["t"].submit_cursor if "t" in drive.state.tenants else 0
+        assert all(f"q{index}" in drive.state.tenants["t"].jobs for index in range(cursor))
+    assert drive.state.tenants["t"].submit_cursor == 60
+
+
+# -------------------------------------------------------------------------------------------------------- no match
+
+
+def test_no_match_waits_with_the_nearest_names() -> None:
+    drive = Driving()
+    drive.worker("w0", models=["NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB"])
+    answer = drive.submit("j", gpu={"model": "NVIDIA H200"})
+    assert answer["warnings"] == ["no-match: the fleet has NVIDIA H100 PCIe, NVIDIA A100-SXM4-80GB"]
+    assert drive.states("j") == ["QUEUED"]
+    drive.worker("w1", models=["NVIDIA H200"])
+    drive.tick()
+    assert drive.states("j") == ["PLACED"]
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"gpu": {"model": "H200"}},
+        {"gpu": {"count": 3}},
+        {"gpu": {"min_memory_mib": 90_000}},
+        {"gpu": {"vendor": "amd"}},
+        {"gpu": {}, "requires": {"zone": ["x"]}},
+        {"run": {"driver": "docker", "argv": ["x"]}},
+        {"gpu": {}, "resources": {"cpu_milli": 9_000}},
+        {"gpu": {}, "resources": {"memory_mib": 9_000}},
+        {"gpu": {"scheduling": "gang"}, "replicas": 5},
+        {"gpu": {"scheduling": "gang"}, "replicas": 4, "resources": {"cpu_milli": 5_000}},
+        {"gpu": {"sharing": "mps", "scheduling": "gang"}, "replicas": 33},
+        {"gpu": {"sharing": "mps", "share": {"memory_mib": 50_000}, "scheduling": "gang"}, "replicas": 5},
+        {"gpu": {"sharing": "mps", "share": {"compute_percent": 60}, "scheduling": "gang"}, "replicas": 5},
+        {"gpu": {"sharing": "time-slice", "time_slice_index": 2}},
+    ],
+)
+def test_reject_at_once_when_everybody_was_heard(asks: dict[str, Any]) -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, 2, cpu_milli=8_000, memory_mib=8_000)
+    answer = drive.submit("j", on_no_match="reject", **asks)
+    assert (answer["code"], answer["fault"]) == ("no-match", "fleet")
+    assert drive.state.job("t", "j") is None
+
+
+def test_reject_by_event_where_not_all_were_heard() -> None:
+    drive = Driving()
+    drive.worker("w0")
+    drive.worker("w1")
+    drive.lead()
+    drive.renew("w0")
+    answer = drive.submit("j", gpu={"count": 9}, on_no_match="reject")
+    assert answer["kind"] == "accepted"
+    assert answer["warnings"][0] == "fleet-not-yet-heard"
+    drive.pass_time(3_000, renew=False)
+    assert drive.states("j") == ["QUEUED"], "nobody is told never before all were heard"
+    drive.renew("w1")
+    drive.tick(1_000)
+    assert drive.states("j") == ["REJECTED"]
+    assert drive.events[-1]["state"] == "REJECTED"
+    assert drive.events[-1]["why"].startswith("no-match")
+
+
+def test_what_matched_once_is_not_rejected_after_a_takeover() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", auto=False)
+    drive.submit("j", gpu={}, on_no_match="reject", retries_on_lost=3)
+    drive.fact("claimed", "j")
+    worker.session = ""
+    drive.pass_time(40_000, renew=False)
+    assert drive.states("j") == ["QUEUED"]
+    drive.lead()
+    drive.pass_time(5_000)
+    assert drive.states("j") == ["QUEUED"], "it runs again when its worker comes back"
+
+
+def test_a_queued_request_that_matches_nothing_is_rejected_by_event() -> None:
+    drive = Driving()
+    drive.worker("w0")
+    drive.submit("q7", sequence=7, gpu={"count": 9}, on_no_match="reject")
+    assert drive.states("q7") == ["REJECTED"]
+    assert drive.events[-1]["why"].startswith("no-match")
+
+
+# ------------------------------------------------------------------------------------------------- monstrous content
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        ({"docker": {"ids": ["a", 1, 1.5, True, None]}}, True),
+        ({"a": 2**64 - 1, "b": -(2**63)}, True),
+        ({"a": 2**64}, False),
+        ({"a": {1: 2, "b": 3}}, False),
+        ({"a": float("inf")}, False),
+        ({"a": b"bytes"}, False),
+        ({"a": msgspec.msgpack.Ext(5, b"x")}, False),
+    ],
+)
+def test_what_has_a_canonical_form(value: dict[str, Any], plain: bool) -> None:
+    assert is_plain(value) is plain
+
+
+def test_deep_nesting_and_what_msgpack_can_say_beyond_json_is_refused_not_fatal() -> None:
+    drive = Driving(Config(ended_max=0))
+    nested: Any = 1
+    for _ in range(200):
+        nested = [nested]
+    for index, config in enumerate(({"a": nested}, {"a": {1: 2, "b": 3}}, {"a": msgspec.msgpack.Ext(5, b"x")}, {"a": float("nan")})):
+        body = msgspec.msgpack.encode({"run": {"driver": "noop"}, "driver_config": config})
+        answer = drive.submit(f"j{index}", body=body)
+        assert (answer["code"], answer["field"]) == ("invalid-argument", "$.driver_config")
+    body = b'{"run":{"driver":"noop"},"driver_config":{"a":%d}}' % 2**70
+    assert drive.submit("big", body=body)["code"] == "invalid-argument"
+    drive.submit("good", driver_config={"docker": {"cdi_devices": ["nvidia.com/gpu=0"]}})
+    drive.cancel("good")
+    drive.tick()
+    assert len(drive.state.finished) == 1
+
+
+@pytest.mark.parametrize(("events", "msgpack", "own"), [("job", False, True), ("tenant", False, False), ("tenant", True, False)])
+def test_events_go_to_the_jobs_own_subject_unless_it_says_tenant(events: str, msgpack: bool, own: bool) -> None:
+    drive = Driving()
+    request = {"job": "j", "run": {"driver": "noop"}, "events": events}
+    drive.offer_submit("j", body=msgspec.msgpack.encode(request) if msgpack else json.dumps(request).encode())
+    out = drive.tick()
+    assert [event[3] for event in out.events] == [own]
+    assert acts(drive, Act.TOMBSTONE) == []
