@@ -8,11 +8,12 @@ import signal
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moorage.cli.children import Child, ChildFailed
 from moorage.client import AsyncClient
-from moorage.client.target import read_up
+from moorage.client.target import Up, read_up
 from tests.cli.node import Lines, node_on, processes_of, start, talk
 from tests.waiting import until
 
@@ -113,6 +114,18 @@ async def test_the_folder_of_the_working_directory_is_found_without_flags(tmp_pa
         process = await start("fleet", "--json", cwd=tmp_path)
         out, err = await process.communicate()
         assert (process.returncode, b'"sim-0000"' in out) == (0, True), err
+
+
+async def test_with_json_it_says_where_it_is_as_one_frame(tmp_path: Path) -> None:
+    process = await start("up", "--simulate", "1xH100", "--data", str(tmp_path), "--port", "0", "--json")
+    lines = Lines(process.stdout)
+    await lines.until("\n")
+    found = msgspec.json.decode(lines.text, type=Up)
+    assert (found.pid, found.simulate) == (process.pid, "1xH100")
+    assert sorted(found.children) == ["nats-server", "scheduler", "worker"]
+    process.send_signal(signal.SIGTERM)
+    await process.communicate()
+    assert process.returncode == 0
 
 
 async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:

@@ -153,7 +153,9 @@ class ScriptedWorker:
         """Wait for a placement of this replica."""
 
         def found() -> Place | None:
-            return next((place for place, _ in self.held.values() if (place.job, place.replica) == (job, replica)), None)
+            return next(
+                (place for place, _ in self.held.values() if (place.job, place.replica) == (job, replica)), None
+            )
 
         place = await until(found, ANSWER_S, f"{self.worker}: a placement of {job}/{replica}")
         assert isinstance(place, Place)

@@ -73,13 +73,17 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: EmbeddedServer,
             await beta.submit("read-behind-it", gpu={"model": "none such"})
             await acme.submit("fact-lost", requires={"host": ["c"]})
             lost_place = await c.wants("fact-lost")
-            before = {job: await acme.show(job) for job in ("placed", "claimed", "started", "exited", "freed", "queued")}
+            before = {
+                job: await acme.show(job) for job in ("placed", "claimed", "started", "exited", "freed", "queued")
+            }
             assert [shown["state"] for shown in before.values()] == [
                 "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED", "SUCCEEDED", "QUEUED",
             ]  # fmt: skip
             # the leader hears nothing of what follows: it is stopped, then killed
             old.stop()
-            await acme.nc.publish(made.subjects.worker("c", "fact"), encode(c.next_frame(c.fact("claimed", lost_place))))
+            await acme.nc.publish(
+                made.subjects.worker("c", "fact"), encode(c.next_frame(c.fact("claimed", lost_place)))
+            )
             await acme.nc.publish(
                 acme.subjects.api("acme", "submit"), msgspec.json.encode(request("submit-lost", **ON_A))
             )
@@ -150,7 +154,9 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: EmbeddedServer,
             for worker in (a, b, c):
                 for job in {place.job for place in worker.placed}:
                     for rank in (0, 1) if job in GANGS else (0,):
-                        assert len(worker.fences(job, rank)) == 1, f"{job} was placed again as {worker.fences(job, rank)}"
+                        assert len(worker.fences(job, rank)) == 1, (
+                            f"{job} was placed again as {worker.fences(job, rank)}"
+                        )
             assert "queue-cancelled" not in {place.job for place in a.placed}
             assert all(states == states[:1] * len(states) for states in acme.ended.values()), acme.ended
             await acme.all_free()

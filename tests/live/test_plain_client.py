@@ -52,7 +52,11 @@ def use(port: int, prefix: str, folder: Path) -> None:
     def api(verb: str, **body: Any) -> Any:
         return plain.ask(f"api.vision.{verb}", body)
 
-    train: dict[str, Any] = {"job": "train-1", "gpu": {"count": 2}, "run": {"argv": ["/bin/sh", "-c", f"> {folder}/ran"]}}
+    train: dict[str, Any] = {
+        "job": "train-1",
+        "gpu": {"count": 2},
+        "run": {"argv": ["/bin/sh", "-c", f"> {folder}/ran"]},
+    }
     assert api("submit", **train)["kind"] == "accepted"
     assert api("submit", **train)["duplicate"] is True
     assert api("submit", **{**train, "priority": 1})["code"] == "conflict"

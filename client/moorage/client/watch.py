@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import NotFound, TimedOut, Unreachable, client_problem
+from moorage.client.errors import TimedOut, Unreachable, client_problem
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Events, Output
@@ -218,11 +218,6 @@ class Watch:
         self._stale = False
         try:
             answer = await self._client.answer("show", {"job": self.job})
-        except NotFound:
-            if first or not self.rev:
-                raise
-            # it was there: its row was compacted and has left its window since
-            raise
         except Unreachable:
             if first:
                 raise

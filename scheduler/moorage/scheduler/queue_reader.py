@@ -34,7 +34,7 @@ SWEEP_EVERY_S: Final = 10.0
 MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
 BYTES_MAX: Final = 8 * 1024**3
 DEAD_LETTERS_MAX: Final = 100_000
-BURY_AGAIN_S: Final = 1.0
+AGAIN_S: Final = 1.0
 
 #: marks the answers to what was read here; a subject has no blank
 _REPLY_MARK: Final = "queue "
@@ -121,6 +121,8 @@ class QueueReader:
                             self._dirty[key] = None  # more may wait; the others come first
                     except BusError as error:
                         log.warning("the queue of %s cannot be read now: %s", key[0], error)
+                        self._dirty[key] = None
+                        await asyncio.sleep(AGAIN_S)
 
     async def _bury_refused(self) -> None:
         while True:
@@ -130,13 +132,15 @@ class QueueReader:
     async def _sweep(self) -> None:
         """Find tenants with a backlog by the stream's own counts: hints are core messages and may be lost."""
         while True:
+            wait_s = SWEEP_EVERY_S
             try:
                 info = await self._js.stream_info(self._subjects.request_stream, self._subjects.request_all)
                 for subject in info.subjects:
                     self.hint(Delivery(subject, "", b""))
             except BusError as error:
                 log.warning("the request queue cannot be counted now: %s", error)
-            await asyncio.sleep(SWEEP_EVERY_S)
+                wait_s = AGAIN_S
+            await asyncio.sleep(wait_s)
 
     def _cursor(self, tenant: str, verb: str) -> int:
         row = self._engine.state.tenants.get(tenant)
@@ -201,7 +205,7 @@ class QueueReader:
                 log.warning("request %d of %s is refused: %s", message.seq, tenant, problem.message)
                 return
             log.warning("the dead letters do not take request %d: %s", message.seq, answer)
-            await asyncio.sleep(BURY_AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
 
     async def _purge(self) -> None:
         """Delete behind the folded cursors; a purge that is repeated or lost does no harm."""

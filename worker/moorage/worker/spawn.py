@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from . import spawn_launcher
-from .supervisor_protocol import KEY_CHARS_MAX, StartMember
+from moorage.worker import spawn_launcher
+from moorage.worker.supervisor_protocol import KEY_CHARS_MAX, StartMember
 
 SEARCH_PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
 PACKET_BODY_BYTES_MAX: Final = 64 * 1024

@@ -19,8 +19,7 @@ from typing import Final
 import msgspec
 
 import moorage
-
-from .supervisor_protocol import (
+from moorage.worker.supervisor_protocol import (
     PROTOCOL,
     SOCKET_NAME,
     Done,
@@ -43,7 +42,7 @@ from .supervisor_protocol import (
     decode_messages,
     encode_request,
 )
-from .supervisor_server import open_folder
+from moorage.worker.supervisor_server import open_folder
 
 CONNECT_S: Final = 10.0
 """For a supervisor to start and say hello; a bare one takes some 0.2 s."""
@@ -381,7 +380,7 @@ async def _spawn(state: Path, arguments: Sequence[str]) -> None:
 
     That another one came first is no error: the caller connects to that one.
     """
-    from .supervisor import EXIT_HELD
+    from moorage.worker.supervisor import EXIT_HELD
 
     # It finds what this process found, whatever led here: a virtual environment, PYTHONPATH, an editable install.
     roots = dict.fromkeys(

@@ -23,14 +23,14 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from .cgroup import CgroupBase
-from .proctree import become_subreaper, boot_id, boottime_s, read_process
-from .supervisor_fence import BoottimeTimer
-from .supervisor_former import FormerMembers
-from .supervisor_jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
-from .supervisor_journal import Forgotten, Journal, Over, Record, read_journal, records_of
-from .supervisor_output import output_path
-from .supervisor_protocol import (
+from moorage.worker.cgroup import CgroupBase
+from moorage.worker.proctree import become_subreaper, boot_id, boottime_s, read_process
+from moorage.worker.supervisor_fence import BoottimeTimer
+from moorage.worker.supervisor_former import FormerMembers
+from moorage.worker.supervisor_jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
+from moorage.worker.supervisor_journal import Forgotten, Journal, Over, Record, read_journal, records_of
+from moorage.worker.supervisor_output import output_path
+from moorage.worker.supervisor_protocol import (
     JOURNAL_NAME,
     LOCK_NAME,
     LOG_NAME,
@@ -51,7 +51,7 @@ from .supervisor_protocol import (
     Shutdown,
     Start,
 )
-from .supervisor_server import Connection, listen
+from moorage.worker.supervisor_server import Connection, listen
 
 EXIT_HELD: Final = 73
 """The exit status of a supervisor that finds another on its state folder (EX_CANTCREAT of sysexits.h)."""

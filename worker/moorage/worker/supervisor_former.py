@@ -7,10 +7,10 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
-from .cgroup import CgroupFolder
-from .proctree import TICKS_PER_S, Process, Scan, kill_process, scan_marks
-from .supervisor_journal import Left, Starting
-from .supervisor_protocol import Ended, Proof, Unproven
+from moorage.worker.cgroup import CgroupFolder
+from moorage.worker.proctree import TICKS_PER_S, Process, Scan, kill_process, scan_marks
+from moorage.worker.supervisor_journal import Left, Starting
+from moorage.worker.supervisor_protocol import Ended, Proof, Unproven
 
 START_SLACK_S: Final = 1.0
 """A process of a member started no earlier than its record less this."""

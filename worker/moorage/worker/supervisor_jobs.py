@@ -15,14 +15,23 @@ from typing import Final
 
 import msgspec
 
-from .cgroup import CgroupBase
-from .proctree import TICKS_PER_S, boottime_s, children, descendants, kill_trees, marks_of, read_environ, read_process
-from .spawn import StartRefused, judge, signal_number
-from .supervisor_journal import Over, Record, Running
-from .supervisor_launch import Launches
-from .supervisor_member import Member, State
-from .supervisor_output import DRAIN_BYTES_MAX, OutputPump
-from .supervisor_protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
+from moorage.worker.cgroup import CgroupBase
+from moorage.worker.proctree import (
+    TICKS_PER_S,
+    boottime_s,
+    children,
+    descendants,
+    kill_trees,
+    marks_of,
+    read_environ,
+    read_process,
+)
+from moorage.worker.spawn import StartRefused, judge, signal_number
+from moorage.worker.supervisor_journal import Over, Record, Running
+from moorage.worker.supervisor_launch import Launches
+from moorage.worker.supervisor_member import Member, State
+from moorage.worker.supervisor_output import DRAIN_BYTES_MAX, OutputPump
+from moorage.worker.supervisor_protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
 
 RUNNING_MAX: Final = 4096
 HELD_MAX: Final = 16384

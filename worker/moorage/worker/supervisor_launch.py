@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from .cgroup import CgroupBase
-from .proctree import boottime_s
-from .spawn import CONFIRMATION_BYTES, STAGES, Launcher, LauncherGone, Request
-from .supervisor_journal import Record, Starting
-from .supervisor_member import Member, State
-from .supervisor_output import OutputPump, member_digest, output_path
+from moorage.worker.cgroup import CgroupBase
+from moorage.worker.proctree import boottime_s
+from moorage.worker.spawn import CONFIRMATION_BYTES, STAGES, Launcher, LauncherGone, Request
+from moorage.worker.supervisor_journal import Record, Starting
+from moorage.worker.supervisor_member import Member, State
+from moorage.worker.supervisor_output import OutputPump, member_digest, output_path
 
 SLICE_MEMBERS_MAX: Final = 16
 CONFIRM_S: Final = 1.0

@@ -7,10 +7,10 @@ import resource
 from dataclasses import dataclass, field
 from typing import Final
 
-from .cgroup import CgroupFolder
-from .spawn import Child
-from .supervisor_output import OutputPump
-from .supervisor_protocol import Ended, Proof, Reason, StartMember
+from moorage.worker.cgroup import CgroupFolder
+from moorage.worker.spawn import Child
+from moorage.worker.supervisor_output import OutputPump
+from moorage.worker.supervisor_protocol import Ended, Proof, Reason, StartMember
 
 
 class State(enum.Enum):

@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from .proctree import read_process
-from .supervisor_protocol import (
+from moorage.worker.proctree import read_process
+from moorage.worker.supervisor_protocol import (
     SOCKET_NAME,
     FrameReader,
     FrameTooLarge,

@@ -1,0 +1,223 @@
+"""The protocol page is true: what it shows decodes with the decoders that production uses, and its tables are whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from moorage.schemas import frames
+from moorage.schemas.codec import Decoder, decode_request, encode
+from moorage.schemas.errors import CODES, Problem, Refused
+from moorage.schemas.gpu import Distributed, GpuSpec, Share
+from moorage.schemas.job import Request, Resources, Run
+from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, PREFIX_DEFAULT, Subjects
+
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
+PAGE: Final = (DOCS / "protocol.md").read_text()
+SCHEMAS: Final = sorted((DOCS / "schemas").glob("*.json"))
+
+_BLOCK: Final = re.compile(r"^```(?P<info>[^\n`]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_HEADING: Final = re.compile(r"^#{2,4} `?(?P<name>[\w.]+)`?$", re.MULTILINE)
+_ROW: Final = re.compile(r"^\| `(?P<field>\w+)` \|", re.MULTILINE)
+_NATS: Final = re.compile(
+    r"^nats (?P<verb>req|pub|sub) '?(?P<subject>[\w.*>-]+)'?\s*(?:'(?P<payload>[^']*)')?", re.MULTILINE
+)
+
+#: tables of the request's objects: heading -> struct
+REQUEST_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
+    "gpu": GpuSpec,
+    "gpu.share": Share,
+    "gpu.distributed": Distributed,
+    "run": Run,
+    "resources": Resources,
+}
+
+
+def blocks(info: str) -> list[tuple[str, str]]:
+    """Every block of a kind, with the heading above it."""
+    found = []
+    for block in _BLOCK.finditer(PAGE):
+        if block["info"] == info:
+            above = list(_HEADING.finditer(PAGE, 0, block.start()))
+            found.append((above[-1]["name"] if above else "", block["body"]))
+    return found
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next one."""
+    start = next(match for match in _HEADING.finditer(PAGE) if match["name"] == title).end()
+    after = re.compile(r"^#{1,4} ", re.MULTILINE).search(PAGE, start)
+    return PAGE[start : after.start() if after else len(PAGE)]
+
+
+def request_section() -> str:
+    return PAGE[PAGE.index("## The request") : PAGE.index("### `gpu`")]
+
+
+def struct_of(name: str) -> type[msgspec.Struct]:
+    found: type[msgspec.Struct] = Problem if name == "Problem" else getattr(frames, name)
+    return found
+
+
+FRAMES: Final = blocks("json frame")
+
+
+def test_every_frame_is_shown() -> None:
+    tagged = {
+        name
+        for name, kind in vars(frames).items()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag is not None
+    }
+    assert {name for name, _ in FRAMES} == tagged | {"Problem"}
+
+
+@pytest.mark.parametrize(("name", "body"), FRAMES, ids=[name for name, _ in FRAMES])
+def test_a_frame_decodes_and_says_the_same_again(name: str, body: str) -> None:
+    decode: Decoder[Any] = Decoder(struct_of(name))
+    frame = decode(body.encode())
+    assert json.loads(encode(frame)) == json.loads(body)
+    assert decode(encode(frame, json=False)) == frame
+    # lenient: a field of a newer release passes, as the page promises for frames
+    newer = {**json.loads(body), "of_a_newer_release": [1]}
+    assert decode(json.dumps(newer).encode()) == frame
+    if name == "Problem":
+        assert CODES[frame.code][0] == frame.fault
+
+
+@pytest.mark.parametrize(("name", "body"), FRAMES, ids=[name for name, _ in FRAMES])
+def test_a_frames_table_names_every_field(name: str, body: str) -> None:
+    assert _ROW.findall(section(name)) == [field.encode_name for field in msgspec.structs.fields(struct_of(name))]
+
+
+def test_every_request_decodes_and_strictly() -> None:
+    shown = blocks("json request")
+    assert shown
+    for _, body in shown:
+        decode_request(body.encode())
+        with pytest.raises(Refused):
+            decode_request(json.dumps({**json.loads(body), "unknown": 1}).encode())
+
+
+def test_every_field_of_a_request_is_in_its_table() -> None:
+    tables = {"": _ROW.findall(request_section())} | {name: _ROW.findall(section(name)) for name in REQUEST_TABLES}
+    structs: dict[str, type[msgspec.Struct]] = {"": Request, **REQUEST_TABLES}
+    for name, struct in structs.items():
+        assert tables[name] == [field.encode_name for field in msgspec.structs.fields(struct)], name
+    for _, body in blocks("json request"):
+        for path, keys in objects(json.loads(body)):
+            assert keys <= set(tables[path]), path
+
+
+def objects(request: dict[str, Any], path: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Every object in a request that has a table, with its keys."""
+    yield path, set(request)
+    for key, value in request.items():
+        below = f"{path}.{key}".lstrip(".")
+        if below in REQUEST_TABLES:
+            yield from objects(value, below)
+
+
+def test_every_command_on_the_page_can_be_typed() -> None:
+    lines = [found for _, body in blocks("sh") for found in _NATS.finditer(body)]
+    lines += [
+        found for found in _NATS.finditer("\n".join(re.findall(r"`(nats [^`]*)`", PAGE))) if found["payload"] != "…"
+    ]
+    assert {found["verb"] for found in lines} >= {"sub", "req"}
+    known = [row.subject for row in Subjects().table()]
+    for found in lines:
+        subject, payload = found["subject"], found["payload"]
+        assert any(re.fullmatch(re.sub(r"<\w+>", r"[\\w-]+", each), subject) for each in known), subject
+        if payload is None:
+            continue
+        verb = subject.rpartition(".")[2]
+        assert verb in (ADMIN_VERBS if subject.startswith(f"{PREFIX_DEFAULT}.admin.") else API_VERBS)
+        if verb == "submit":
+            decode_request(payload.encode())
+        else:
+            assert isinstance(json.loads(payload), dict)
+
+
+# ------------------------------------------------------------------------------------------------- JSON schemas
+
+
+def test_every_example_has_its_schema_and_every_schema_an_example() -> None:
+    assert {file.stem for file in SCHEMAS} == {name.lower() for name, _ in FRAMES} | {"request"}
+
+
+_KINDS: Final[dict[str, Any]] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+}
+
+
+def refusal(value: Any, schema: dict[str, Any], root: dict[str, Any], path: str = "$") -> str:
+    """Why a JSON value is not of a schema; "" where it is. The part of JSON Schema 2020-12 that msgspec writes."""
+    if "$ref" in schema:
+        return refusal(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root, path)
+    if "anyOf" in schema:
+        found = [refusal(value, each, root, path) for each in schema["anyOf"]]
+        return "" if "" in found else f"{path}: none of {found}"
+    if "const" in schema and value != schema["const"]:
+        return f"{path}: {value!r} is not {schema['const']!r}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{path}: {value!r} is not one of {schema['enum']}"
+    kind = schema.get("type")
+    if kind == "null":
+        return "" if value is None else f"{path}: not null"
+    if kind is not None and (not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return f"{path}: {value!r} is no {kind}"
+    if isinstance(value, dict):
+        return _refused_object(value, schema, root, path)
+    if isinstance(value, list):
+        if len(value) < schema.get("minItems", 0):
+            return f"{path}: {len(value)} items"
+        kinds_of = schema.get("prefixItems", [])
+        rest = schema.get("items", {})
+        of_each = [kinds_of[n] if n < len(kinds_of) else rest for n in range(len(value))]
+        inner = (refusal(v, s, root, f"{path}[{n}]") for n, (v, s) in enumerate(zip(value, of_each, strict=True)))
+        return next((found for found in inner if found), "")
+    return ""
+
+
+def _refused_object(value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], path: str) -> str:
+    if missing := set(schema.get("required", ())) - set(value):
+        return f"{path}: {sorted(missing)} missing"
+    known, more = schema.get("properties", {}), schema.get("additionalProperties", True)
+    for key, inner in value.items():
+        if key in known or isinstance(more, dict):
+            if found := refusal(inner, known.get(key, more), root, f"{path}.{key}"):
+                return found
+        elif more is False:
+            return f"{path}: no field {key}"
+    return ""
+
+
+def examples(name: str) -> list[dict[str, Any]]:
+    shown = blocks("json request") if name == "request" else [each for each in FRAMES if each[0].lower() == name]
+    return [json.loads(body) for _, body in shown]
+
+
+@pytest.mark.parametrize("file", SCHEMAS, ids=[file.stem for file in SCHEMAS])
+def test_a_schema_takes_its_examples_and_nothing_broken(file: Path) -> None:
+    schema = json.loads(file.read_text())
+    shown = examples(file.stem)
+    assert shown
+    for example in shown:
+        assert refusal(example, schema, schema) == ""
+        kind = schema if "$ref" not in schema else schema["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+        for key in kind.get("required", ()):
+            assert refusal({name: each for name, each in example.items() if name != key}, schema, schema)
+        for key in set(example) & set(kind["properties"]):
+            if kind["properties"][key]:  # a field of any type has an empty schema
+                assert refusal({**example, key: object()}, schema, schema), key
+    assert bool(refusal({**shown[0], "unknown": 1}, schema, schema)) is (file.stem == "request")

@@ -1,0 +1,189 @@
+"""Why a job waits: the first filter that leaves nobody is the reason, and the counts are those of the filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.scheduler.core import views
+from moorage.scheduler.core.explain import REASONS
+from moorage.scheduler.core.plan import PATIENCE_MS
+from moorage.schemas.frames import Renew
+from tests.scheduler.driving import Driving
+
+
+def why(drive: Driving, job: str) -> dict[str, Any]:
+    data = views.explain_job(drive.engine, "t", job)
+    assert isinstance(data, dict)
+    assert data["state"] != "QUEUED" or data["reason"] in REASONS
+    return data
+
+
+def fleet() -> Driving:
+    drive = Driving()
+    drive.worker("w0", 2, labels={"zone": "a"}, cpu_milli=8_000, memory_mib=8_000, drivers=["noop"], modes=["exclusive", "mps"])
+    drive.worker("cpu", 0, cpu_milli=1_000, drivers=["noop"])
+    return drive
+
+
+@pytest.mark.parametrize(
+    ("asks", "reason"),
+    [
+        ({"run": {"driver": "vm", "argv": ["x"]}}, "driver"),
+        ({"requires": {"zone": ["b"]}}, "label"),
+        ({"gpu": {"sharing": "time-slice"}}, "sharing"),
+        ({"gpu": {"vendor": "amd"}}, "vendor"),
+        ({"gpu": {"model": "A100"}}, "model"),
+        ({"gpu": {"model": "H100", "min_memory_mib": 100_000}}, "memory"),
+        ({"gpu": {"count": 3}}, "count"),
+        ({"gpu": {}, "resources": {"cpu_milli": 9_000}}, "host-size"),
+        ({"gpu": {"scheduling": "gang"}, "replicas": 3}, "gang-size"),
+        ({"gpu": {"scheduling": "gang"}, "replicas": 2, "resources": {"cpu_milli": 5_000}}, "gang-size"),
+    ],
+)
+def test_never_here(asks: dict[str, Any], reason: str) -> None:
+    drive = fleet()
+    drive.submit("j", **asks)
+    assert why(drive, "j")["reason"] == reason
+
+
+def test_nobody_and_no_gpu() -> None:
+    drive = Driving()
+    drive.submit("j", gpu={})
+    assert why(drive, "j")["reason"] == "no-worker"
+    drive.worker("cpu", 0)
+    assert why(drive, "j")["reason"] == "no-gpu"
+
+
+def test_slot() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.submit("j", gpu={"sharing": "time-slice", "time_slice_index": 5})
+    assert why(drive, "j")["reason"] == "slot"
+
+
+def test_not_heard_closed_busy_sick_host_busy() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 2, cpu_milli=8_000)
+    drive.lead()
+    drive.submit("j", gpu={})
+    assert why(drive, "j")["reason"] == "not-heard"
+    drive.operate("cordon", "w0")
+    drive.renew()
+    assert why(drive, "j")["reason"] == "closed"
+    drive.operate("uncordon", "w0")
+    worker.waiting = True
+    drive.renew()
+    drive.submit("k", gpu={})
+    assert why(drive, "k")["reason"] == "closed"
+    worker.waiting = False
+    drive.renew()
+    drive.tick()
+    assert (drive.states("j"), drive.states("k")) == (["PLACED"], ["PLACED"])
+    drive.submit("l", gpu={})
+    told = why(drive, "l")
+    assert told["reason"] == "busy"
+    assert told["workers_left"] == {"known": 1, "matching": 1, "large-enough": 1, "heard": 1, "open": 1, "with-free-gpus": 0}
+    assert told["held_by"] == ["w0: 2 of 2 GPUs leased"]
+    drive.load("w0", s0="ecc", s1="ecc")
+    drive.cancel("k")
+    drive.settle()
+    assert why(drive, "l")["reason"] == "sick"
+    drive.cancel("l")
+    drive.load("w0", 2)
+    drive.submit("eater", resources={"cpu_milli": 8_000}, priority=90)
+    drive.submit("m", gpu={}, resources={"cpu_milli": 1})
+    drive.settle()
+    assert why(drive, "m")["reason"] == "host-busy"
+
+
+def test_a_full_share_is_busy_not_placing() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("a", gpu={"sharing": "mps", "share": {"compute_percent": 60}})
+    drive.submit("b", gpu={"sharing": "mps", "share": {"compute_percent": 60}})
+    assert drive.states("b") == ["QUEUED"]
+    assert why(drive, "b")["reason"] == "busy"
+
+
+def test_part_of_a_gang_would_fit() -> None:
+    drive = Driving()
+    drive.worker("w0", 4)
+    drive.submit("one", gpu={})
+    drive.submit("g", replicas=4, gpu={"scheduling": "gang"})
+    assert why(drive, "g")["reason"] == "gang"
+
+
+def test_reserved_for_somebody_else_but_not_for_oneself() -> None:
+    drive = Driving()
+    drive.worker("w0", 4)
+    drive.submit("runs", gpu={})
+    drive.submit("big", gpu={"count": 4})
+    drive.settle()
+    drive.pass_time(PATIENCE_MS + 3_000)
+    drive.submit("small", gpu={})
+    assert why(drive, "small")["reason"] == "reserved"
+    assert why(drive, "big")["reason"] == "busy"
+
+
+def test_backoff_and_contended() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 1, auto=False)
+    drive.submit("j", gpu={})
+    for times in range(1, 8):
+        drive.fact("refused", "j", detail="device-busy")
+        drive.send("w0", Renew(worker.session, times))
+        drive.tick()
+        told = why(drive, "j")
+        assert told["reason"] == ("contended" if times >= views.CONTENDED_AT else "backoff"), times
+        assert told["starts_in_ms"] > 0
+        drive.pass_time(31_000, step=31_000)
+        assert drive.states("j") == ["PLACED"]
+
+
+def test_position_and_what_else_is_told() -> None:
+    drive = Driving()
+    for index in range(3):
+        drive.submit(f"j{index}", gpu={"count": 2}, replicas=2)
+    told = why(drive, "j1")
+    assert (told["position"], told["queued"], told["asks"], told["waiting_replicas"]) == (3, 6, "2x2xany", 2)
+
+
+def test_a_job_that_runs_tells_its_story_and_an_unknown_one_is_not_found() -> None:
+    drive = fleet()
+    drive.submit("j", gpu={})
+    drive.settle()
+    assert why(drive, "j") == {"job": "j", "tenant": "t", "state": "RUNNING", "why": ""}
+    problem = views.explain_job(drive.engine, "t", "no")
+    assert not isinstance(problem, dict)
+    assert problem.code == "not-found"
+    assert views.show(drive.engine, "other", "j").__class__.__name__ == "Problem"
+
+
+def test_every_reason_is_explained() -> None:
+    assert all(text and not text.endswith(".") for text in REASONS.values())
+
+
+def test_views_of_everything_are_plain_data() -> None:
+    from moorage.schemas.codec import encode
+
+    drive = fleet()
+    drive.submit("runs", gpu={}, replicas=2)
+    drive.submit("waits", gpu={"count": 2})
+    drive.settle()
+    for view in (
+        views.show(drive.engine, "t", "runs"),
+        views.show(drive.engine, "t", "waits"),
+        views.ls(drive.engine, "t", {}),
+        views.ls(drive.engine, "nobody", {}),
+        views.ls(drive.engine, "t", {"states": ["RUNNING"], "limit": 1}),
+        views.fleet(drive.engine, drive.now),
+        views.audit(drive.engine, drive.engine.reports),
+    ):
+        assert encode(view)
+    fleet_view = views.fleet(drive.engine, drive.now)
+    assert fleet_view["fits_now"] == [{"model": "NVIDIA H100 80GB HBM3", "gpus": 2, "free": 0, "largest": 0}]
+    assert fleet_view["workers"][0]["cells"] == "##"
+    assert views.ls(drive.engine, "t", {"limit": 0}).__class__.__name__ == "Problem"
+    assert views.ls(drive.engine, "t", {"states": ["NO"]}).__class__.__name__ == "Problem"
