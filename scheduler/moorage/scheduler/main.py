@@ -70,6 +70,8 @@ async def serve(
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
+        else:
+            await scheduler.resign()
     finally:
         for task in (running, stopping):
             task.cancel()

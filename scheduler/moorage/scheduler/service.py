@@ -27,7 +27,7 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Ask, Operate, SnapshotTaken
+from moorage.scheduler.core.events import Ask, Operate, Resign, SnapshotTaken
 from moorage.scheduler.core.outputs import Message, Outputs
 from moorage.scheduler.core.state import State
 from moorage.scheduler.discovery import Discovery
@@ -44,6 +44,7 @@ log = logging.getLogger("moorage.scheduler")
 
 STANDBY_LOOK_S: Final = 0.2
 FLEET_FRAME_S: Final = 0.5
+RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
 GC_THRESHOLD: Final = 200_000
@@ -85,7 +86,7 @@ class Scheduler:
         self.leading = asyncio.Event()
 
     async def run(self) -> None:
-        """Stand by and lead, for ever; ends by cancellation. Raises `LedgerBroken` when an operator must look."""
+        """Stand by and lead until `resign`, or cancellation. Raises `LedgerBroken` when an operator must look."""
         await self.ledger.ensure()
         for config in QueueReader.streams(self.subjects, self._replicas):
             await self._js.ensure_stream(config)
@@ -94,7 +95,8 @@ class Scheduler:
         while True:
             await self._stand_by(state)
             try:
-                await self._lead(state)
+                if await self._lead(state):
+                    return
             except* Deposed as deposed:
                 log.warning("deposed: %s", deposed.exceptions[0])
             finally:
@@ -103,10 +105,10 @@ class Scheduler:
             state = await recover(self.ledger, self.snapshots)
 
     async def _stand_by(self, state: State) -> None:
-        """Fold the ledger until it has been silent for the takeover time, and a little by chance."""
+        """Fold the ledger until its leader resigned, or was silent for the takeover time and a little by chance."""
         began, records = time.monotonic(), await self.ledger.follow(state)
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
-        if state.seq == 0:
+        if not state.leader:
             return
         # how long it has been silent already is told by wall clocks, a hint alone: a needless takeover is harmless
         silence_s = self.config.takeover_s + random.uniform(0, self.config.takeover_s / 8)
@@ -116,11 +118,25 @@ class Scheduler:
             try:
                 if await self.ledger.follow(state):
                     heard = time.monotonic()
+                    if not state.leader:
+                        return
             except BusError as error:
                 log.warning("the ledger cannot be read now: %s", error)
                 heard = time.monotonic()
 
-    async def _lead(self, state: State) -> None:
+    async def resign(self) -> None:
+        """Stop leading with a last record that says so, so that nobody waits for silence; at most a few seconds."""
+        reign = self.reign
+        if reign is not None:
+            reign.resign()
+            try:
+                async with asyncio.timeout(RESIGN_S):
+                    await reign.resigned.wait()
+            except TimeoutError:
+                log.warning("the ledger did not take the resignation: the next leader waits for silence")
+
+    async def _lead(self, state: State) -> bool:
+        """Lead until deposed (raises `Deposed`) or resigned (returns True)."""
         began_ms = monotonic_ms()
         wall_s = time.time()
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
@@ -132,13 +148,16 @@ class Scheduler:
         async with asyncio.TaskGroup() as group:
             await reign.open()
             try:
-                group.create_task(reign.queue_reader.run())
-                group.create_task(reign.report())
-                group.create_task(reign.snapshot())
+                beside = [
+                    group.create_task(work) for work in (reign.queue_reader.run(), reign.report(), reign.snapshot())
+                ]
                 self.leading.set()
                 await reign.loop()
+                for task in beside:
+                    task.cancel()
             finally:
                 await reign.close()
+        return True
 
     @property
     def world(self) -> Connection:
@@ -173,6 +192,7 @@ class Reign:
         self._sent_ms = monotonic_ms()  # when the newest acknowledged append was sent
         self._built_ms = 0
         self.records = 0
+        self.resigned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     # ---------------------------------------------------------------------------------------- in and out
@@ -257,6 +277,13 @@ class Reign:
             outputs = engine.commit(seq, monotonic_ms())
             self.queue_reader.made_room()
             await self._world.send(self._messages(outputs))
+            if not engine.state.leader:
+                self.resigned.set()
+                return
+
+    def resign(self) -> None:
+        self.engine.offer(Resign())
+        self._wake()
 
     def _time_ms(self, now: int) -> int:
         """Ledger time: the epoch record's time plus this leader's own monotonic time since it was built."""

@@ -15,7 +15,17 @@ from typing import Any, Final
 from moorage.scheduler.core.admission import Admission, NewJob
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
-from moorage.scheduler.core.events import Ask, Cancel, Event, FromWorker, Operate, QueueRead, SnapshotTaken, Submit
+from moorage.scheduler.core.events import (
+    Ask,
+    Cancel,
+    Event,
+    FromWorker,
+    Operate,
+    QueueRead,
+    Resign,
+    SnapshotTaken,
+    Submit,
+)
 from moorage.scheduler.core.finished import KEEP_MS, request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import fold
@@ -90,7 +100,7 @@ class Engine:
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rid = 0
         self._submits: deque[Submit | QueueRead] = deque()
-        self._rest: deque[Cancel | FromWorker | Operate | Ask | SnapshotTaken] = deque()
+        self._rest: deque[Cancel | FromWorker | Operate | Ask | SnapshotTaken | Resign] = deque()
         self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
         self._in_flight: _InFlight | None = None
         self._looked_ms = 0
@@ -209,6 +219,8 @@ class Engine:
                 flight.replies.append((self._operate(draft, event), event.reply, event.json))
             elif isinstance(event, SnapshotTaken):
                 self._name_snapshot(draft, event)
+            elif isinstance(event, Resign):
+                draft.acts.append([Act.RESIGN])
             else:
                 flight.asks.append(event)
         self._rest.extendleft(reversed(later))

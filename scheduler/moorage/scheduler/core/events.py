@@ -146,4 +146,10 @@ class SnapshotTaken:
         self.digest = digest
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask | SnapshotTaken
+class Resign:
+    """The leader is being stopped: its last record says so."""
+
+    __slots__ = ()
+
+
+Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask | SnapshotTaken | Resign

@@ -324,6 +324,8 @@ class _Folding:
             state.digest = (state.digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
         elif kind == Act.SNAPSHOT:
             state.snapshot_before, state.snapshot = state.snapshot, (act[1], act[2], act[3])
+        elif kind == Act.RESIGN:
+            state.leader = ""
         elif kind == Act.EPOCH:
             if state.ledger_id and state.ledger_id != act[1]:
                 raise FoldError(f"record {self.seq} belongs to ledger {act[1]}, this state to {state.ledger_id}")

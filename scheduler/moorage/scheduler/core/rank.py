@@ -171,36 +171,10 @@ def _device_count(pair: tuple[HostClass, Fit]) -> int:
     return len(pair[0].devices)
 
 
-class Headroom(Pack):
-    """The source's score (fact 33): 0.7 of a host's idleness and 0.3 of its free part, in percent; the highest wins.
+def _headroom() -> Ranker:
+    from moorage.scheduler.core.rank_headroom import Headroom  # builds on Pack, so it can only load after this module
 
-    Walks every host that could run the shape. Sharers take free devices like everybody else; spread is Pack's own.
-    """
-
-    name = "headroom"
-
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
-        if shape.spread:
-            return self._spread(fleet, shape, avoid, barred)
-        best: Choice | None = None
-        best_key = (0.0, 0)
-        for cls, fit in fleet.capable(shape):
-            for num, host in cls.hosts.items():
-                if host.bucket < 0 or num in barred or not host.fits_host(shape):
-                    continue
-                key = (-self._score(host), num)
-                if best is not None and key >= best_key:
-                    continue
-                mask = self._slots_for(host, shape, fit)
-                if mask is not None:
-                    best, best_key = Choice(host, mask, host.open.bit_count() - shape.count), key
-        return best
-
-    @staticmethod
-    def _score(host: Host) -> float:
-        total = len(host.cls.devices)
-        free = 100 * host.open.bit_count() / total if total else 0.0
-        return 0.7 * (100 - host.util_percent) + 0.3 * free
+    return Headroom()
 
 
-RANKERS: Final[dict[str, Callable[[], Ranker]]] = {"pack": Pack, "headroom": Headroom}
+RANKERS: Final[dict[str, Callable[[], Ranker]]] = {"pack": Pack, "headroom": _headroom}

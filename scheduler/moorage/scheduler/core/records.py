@@ -85,6 +85,7 @@ class Act:
     COMPACT: Final = "compact"  # flat: job number, request digest
     EXPIRE: Final = "expire"  # how many of the oldest finished rows go
     SNAPSHOT: Final = "snapshot"  # name, sequence it stands at, blake2b digest of its bytes
+    RESIGN: Final = "resign"  # the leader stops for good: nobody need wait for its silence
     UNQUARANTINE: Final = "unquarantine"  # worker number, slot mask, by
 
 

@@ -64,9 +64,16 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "attempt": max(replica.attempt for replica in job.replicas),
         "age_ms": engine.state.time_ms - job.accepted_ms,
         "worker": worker,
+        "simulated": _is_simulated(engine, job),
         "code": next((row[7] for row in reversed(job.story) if row[4] > 7 and row[5] >= 0), None),
         "why": next((row[8] for row in reversed(job.story) if row[8]), ""),
     }
+
+
+def _is_simulated(engine: Engine, job: Job) -> bool:
+    """Whether some replica was placed on a simulated worker."""
+    workers = engine.state.worker_by_num
+    return any(row[5] >= 0 and workers[row[5]].hello.get("simulated", False) for row in job.story)
 
 
 def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
