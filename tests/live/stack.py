@@ -25,7 +25,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 import moorage
+from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import JetStream
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.worker.run import SUPERVISOR_FOLDER
@@ -171,6 +174,18 @@ class Stack:
             with contextlib.suppress(SupervisorError, OSError):
                 supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
                 await supervised.shutdown(0.0)
+        for url in (self.url, self.ledger_url):
+            with contextlib.suppress(BusError):
+                await self._delete_streams(url)
+
+    async def _delete_streams(self, url: str) -> None:
+        """A stream keeps its whole bound reserved: those of many tests are more than a small disk has."""
+        async with await connect(url, "test", give_up_after_s=0) as connection:
+            js, prefix = JetStream(connection), self.subjects.ledger_stream.removesuffix("LEDGER")
+            names = msgspec.json.decode((await connection.request("$JS.API.STREAM.NAMES", b"", TRY_S)).data)["streams"]
+            for name in names or ():
+                if name.startswith(prefix):
+                    await js.delete_stream(name)
 
     def words(self) -> str:
         """What every process said, for a test that failed."""
@@ -297,7 +312,7 @@ class Caller:
 
         async def agreed() -> bool:
             data = (await self.admin("audit"))["data"]
-            return data["drift"] == [] and data["leases"] == 0
+            return not data["drift"] and not data["leases"]
 
         await until(agreed, ANSWER_S, "an audit without drift")
 

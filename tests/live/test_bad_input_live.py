@@ -83,7 +83,7 @@ def bodies() -> Iterator[tuple[str, bytes]]:
         "big-body": b',"labels":{"a":"' + b"a" * 70_000 + b'"}}',
     }.items():
         yield name, good + tail
-    for name, fields in {
+    wrong: dict[str, dict[str, Any]] = {
         "no-run": {"run": None},
         "no-argv": {"run": {"argv": []}},
         "nul-in-argv": {"run": {"argv": ["a\0b"]}},
@@ -94,7 +94,8 @@ def bodies() -> Iterator[tuple[str, bytes]]:
         "share-nothing": {"gpu": {"sharing": "mps", "share": {"compute_percent": 0}}},
         "mixed-keys": {"driver_config": {"docker": {"a": 1, 2: 3}}},
         "extension": {"driver_config": {"docker": msgspec.msgpack.Ext(5, b"x")}},
-    }.items():
+    }
+    for name, fields in wrong.items():
         made = {**request("x"), **fields}
         yield name, msgspec.msgpack.encode(made)
 

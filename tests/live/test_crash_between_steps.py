@@ -44,7 +44,7 @@ async def prepare(acme: Caller, a: ScriptedWorker, b: ScriptedWorker) -> None:
     for job in ("cancelling", "cancel-placed"):
         await a.wants(job)
         assert (await acme.api("cancel", {"job": job}))["data"]["cancelled"]
-        await until(lambda job=job: any(end.job == job for end in a.ended), what=f"the end of {job}")  # type: ignore[misc]
+        await until(lambda job=job: any(end.job == job for end in a.ended), what=f"the end of {job}")
     # 16 GPUs in one host: only when everything else there is over
     assert (await acme.submit("queued", gpu={"count": 16}, **ON_A))["kind"] == "accepted"
     # the durable queue: read and placed before the kill
@@ -133,7 +133,7 @@ async def test_one_kill_between_every_pair_of_steps(nats_server: EmbeddedServer,
             await a.tell(a.fact("withdrawn", await a.wants("cancel-placed")))
             await a.tell(a.fact("claimed", await a.wants("gang-half", 1)))
             for job in GANGS:
-                await until(lambda job=job: any(s.job == job for s in a.started), what=f"START of {job}")  # type: ignore[misc]
+                await until(lambda job=job: any(s.job == job for s in a.started), what=f"START of {job}")
                 for rank in (0, 1):
                     await a.finish(job, rank)
             await a.finish("queued")

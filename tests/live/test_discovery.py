@@ -21,13 +21,18 @@ async def ask(nc: Client, verb: ServiceVerb, made: Stack, name: str | None = Non
     """Every answer of this test's own prefix within a round trip after the first: other tests may lead beside us."""
     inbox = nc.new_inbox()
     subscription = await nc.subscribe(inbox)
-    await nc.publish(control_subject(verb, name, id, "$SRV"), reply=inbox)
+    subject = control_subject(verb, name, id, "$SRV")
+    await nc.publish(subject, reply=inbox)
     found: list[Any] = []
 
     async def ours() -> bool:
         try:
             while True:
-                found.append(json.loads((await subscription.next_msg(timeout=0.5)).data))
+                message = await subscription.next_msg(timeout=0.5)
+                if message.data:
+                    found.append(json.loads(message.data))
+                else:  # no responders: the leader leads, but its discovery is not subscribed yet
+                    await nc.publish(subject, reply=inbox)
         except (TimeoutError, nats.errors.TimeoutError):
             return any(frame["metadata"]["prefix"] == made.subjects.prefix for frame in found)
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.job import TERMINAL
-from tests.live.stack import QUICK, Caller, caller, is_alive, request, stack
+from tests.live.stack import QUICK, Caller, caller, is_alive, stack
 from tests.waiting import until
 
 JOBS: Final = 150
@@ -94,7 +94,9 @@ async def test_every_job_ends_once_whatever_is_killed(nats_server: EmbeddedServe
             await made.scheduler()
             agent = await made.agent("w", "4x4xH100")
 
-        *accepted, _ = await asyncio.gather(*map(submit, callers), kills())
+        killing = asyncio.create_task(kills())
+        accepted = await asyncio.gather(*map(submit, callers))
+        await killing
         for one, jobs in zip(callers, accepted, strict=True):
             assert len(jobs) == JOBS // len(callers)
             for job in jobs:

@@ -13,15 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
-
+from moorage.scheduler.core import snapshot as snapshots
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Operate, Submit
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.outputs import Outputs
-from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.queue import entry
+from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import Job, Member, Replica, State, validate
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import (
@@ -76,6 +75,7 @@ class Worker:
     reign: int = 0
     no: int = 0
     renewals: int = 0
+    loads: int = 0
     held: dict[Key, Held1] = field(default_factory=dict)
     dead: dict[Key, str] = field(default_factory=dict)
     gathered: list[Fact] = field(default_factory=list)
@@ -224,13 +224,14 @@ class Worker:
         if self.flying is not None and no >= self.flying.no:
             self.no, self.flying = self.flying.no, None
 
-    def load_frame(self, n: int = 1, **sick: str) -> Load:
+    def load_frame(self, **sick: str) -> Load:
         """`s0="ecc"` makes slot 0 sick; `f0="pid 7"` says that somebody outside holds it."""
+        self.loads += 1
         slots = [
             SlotLoad(device.index, health=sick.get(f"s{slot}", "ok"), foreign=sick.get(f"f{slot}", ""))
             for slot, device in enumerate(self.hello.gpu_pool)
         ]
-        return Load(self.id, self.boot, n, n, gpu_pool=slots)
+        return Load(self.id, self.boot, self.loads, self.loads, gpu_pool=slots)
 
 
 def devices(worker: str, models: Iterable[str], vendor: str = "nvidia", memory_mib: int = 81_559) -> list[Device]:
@@ -244,6 +245,7 @@ class Driving:
         self.config = config or Config()
         self.now = 1_000_000
         self.records: list[bytes] = []
+        self.snapshot: bytes | None = None
         self.workers: dict[str, Worker] = {}
         self.answers: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
@@ -260,9 +262,10 @@ class Driving:
     # ------------------------------------------------------------------------------------------- leading
 
     def lead(self) -> None:
-        """A new reign: the state is folded from the ledger's bytes alone, nobody counts as heard."""
-        state = State()
-        for seq, payload in enumerate(self.records, 1):
+        """A new reign: the state is folded from the ledger's bytes, or from a snapshot and its tail, and nobody counts as
+        heard."""
+        state = State() if self.snapshot is None else snapshots.load(self.snapshot)
+        for seq, payload in enumerate(self.records[state.seq :], state.seq + 1):
             fold(state, decode_record(payload), seq)
         if self.records:
             validate(state)
@@ -280,6 +283,13 @@ class Driving:
         fold(state, epoch, len(self.records))
         self.state = state
         self.engine = Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now)
+
+    def take_snapshot(self) -> None:
+        """The state as bytes; the next leader begins there."""
+        self.snapshot = snapshots.dump(self.state)
+        again = snapshots.load(self.snapshot)
+        validate(again)
+        assert snapshots.dump(again) == self.snapshot
 
     def _store(self, payload: bytes) -> int:
         assert len(payload) <= RECORD_BYTES_MAX, f"record of {len(payload)} bytes"
@@ -410,7 +420,9 @@ class Driving:
             if not any(worker.gathered or worker.flying for worker in self.workers.values()):
                 return
 
-    def fact(self, kind: FactKind, job: str, replica: int = 0, *, code: int = 0, detail: str = "", tenant: str = "t") -> None:
+    def fact(
+        self, kind: FactKind, job: str, replica: int = 0, *, code: int = 0, detail: str = "", tenant: str = "t"
+    ) -> None:
         """Speak for a worker that is not `auto`: one fact of the member in question, in a frame of its own."""
         self.facts([(kind, job, replica, code, detail)], tenant=tenant)
 
@@ -437,8 +449,8 @@ class Driving:
             worker.finish(key, code)
         self.settle()
 
-    def load(self, name: str, n: int = 1, **sick: str) -> None:
-        self.engine.offer_load(name, self.workers[name].load_frame(n, **sick), self.now)
+    def load(self, name: str, **sick: str) -> None:
+        self.engine.offer_load(name, self.workers[name].load_frame(**sick), self.now)
 
     # --------------------------------------------------------------------------------------------- callers
 
@@ -546,7 +558,3 @@ class Driving:
                     if worker.session:
                         self.send(name, worker.renew_frame())
             self.tick(min(step, end - self.now))
-
-
-def as_data(frame: object) -> Any:
-    return msgspec.to_builtins(frame)

@@ -197,6 +197,8 @@ class FaultyWorld:
             elif roll < 0.045:
                 drive.load(worker.id, **({"s0": "ecc"} if chance() < 0.5 else {"f0": "pid 7"}))
         if chance() < 0.01:
+            drive.take_snapshot()
+        if chance() < 0.01:
             drive.lead()
             self.sent.clear()  # what the old leader had not answered, it never will
         if chance() < 0.02:
@@ -271,24 +273,23 @@ class FaultyWorld:
         state = self.drive.state
         running: Counter[tuple[str, str, int]] = Counter()
         for worker in self.drive.workers.values():
-            for tenant, job, replica, fence in (key for key, held in worker.held.items() if held.phase == "running"):
+            for tenant, job, index, _ in (key for key, held in worker.held.items() if held.phase == "running"):
                 known = state.job(tenant, job)
-                if known is not None and IS_TERMINAL[known.replicas[replica].state]:
+                if known is not None and IS_TERMINAL[known.replicas[index].state]:
                     continue  # given up by its caller while its worker is away: nobody runs beside it
-                running[(tenant, job, replica)] += 1
-                assert fence > 0
+                running[(tenant, job, index)] += 1
         twice = [unit for unit, count in running.items() if count > 1]
         assert not twice, f"two live attempts of {twice}"
         for name in self.answered:
             known = state.job("t", name)
             assert known is not None or state.finished.find(job_key("t", name)) is not None, f"{name} was lost"
         assert all(count == 1 for count in self.succeeded.values()), self.succeeded
-        for job in state.jobs.values():
-            request = decode_request(job.body)
-            for replica in job.replicas:
+        for live in state.jobs.values():
+            request = decode_request(live.body)
+            for replica in live.replicas:
                 assert replica.retries <= request.retries
                 assert replica.losses <= request.retries_on_lost
-                used = job.replicas[0] if job.gang else replica  # a gang counts on its first rank
+                used = live.replicas[0] if live.gang else replica  # a gang counts on its first rank
                 assert replica.attempt <= 1 + used.retries + used.losses + used.refusals
 
     def run(self, steps: int) -> None:
@@ -327,4 +328,6 @@ class FaultyWorld:
         state = self.drive.state
         if any(worker.held or not worker.session for worker in self.drive.workers.values()):
             return False
-        return all(job.over or not self._feasible(job.name) for job in state.jobs.values()) and not list(state.members())
+        return all(job.over or not self._feasible(job.name) for job in state.jobs.values()) and not list(
+            state.members()
+        )

@@ -25,8 +25,20 @@ def acts(drive: Driving, tag: str) -> list[list[Any]]:
 def test_the_same_request_again_is_a_duplicate_whatever_its_encoding() -> None:
     drive = Driving()
     first = drive.submit("j", gpu={"count": 2}, labels={"a": "1", "b": "2"})
-    assert first == {"kind": "accepted", "job": "j", "ledger": 2, "state": "QUEUED", "warnings": ["no-match: the fleet is empty"]}
-    request = {"labels": {"b": "2", "a": "1"}, "gpu": {"count": 2}, "run": {"driver": "noop"}, "job": "j", "replicas": 1}
+    assert first == {
+        "kind": "accepted",
+        "job": "j",
+        "ledger": 2,
+        "state": "QUEUED",
+        "warnings": ["no-match: the fleet is empty"],
+    }
+    request = {
+        "labels": {"b": "2", "a": "1"},
+        "gpu": {"count": 2},
+        "run": {"driver": "noop"},
+        "job": "j",
+        "replicas": 1,
+    }
     for body in (json.dumps(request).encode(), msgspec.msgpack.encode(request)):
         again = drive.submit("j", body=body)
         assert (again["duplicate"], again["ledger"]) == (True, 2)
@@ -95,11 +107,17 @@ def test_a_batch_is_answered_once_in_its_own_order() -> None:
     drive.submit("old")
     batch = Batch("b", True, 5)
     for position, (job, count) in enumerate((("old", 1), ("a", 1), ("a", 2), ("b", 1), ("c", 1))):
-        extra = {"gpu": {"count": count}} if job != "old" else {}
+        extra: dict[str, Any] = {"gpu": {"count": count}} if job != "old" else {}
         drive.offer_submit(job, batch=batch, position=position, **extra)
     drive.tick()
     assert isinstance(drive.answers["b"], list)
-    assert [row.get("code", row["kind"]) for row in drive.answers["b"]] == ["accepted", "accepted", "conflict", "accepted", "queue-full"]
+    assert [row.get("code", row["kind"]) for row in drive.answers["b"]] == [
+        "accepted",
+        "accepted",
+        "conflict",
+        "accepted",
+        "queue-full",
+    ]
     assert drive.answers["b"][0]["duplicate"] is True
 
 
@@ -160,7 +178,7 @@ def test_records_stay_within_their_bound_under_a_flood(size: int) -> None:
         drive.worker(f"w{index}", 8)
     total = min(6_000, 6_000_000 // size)
     for index in range(total):
-        run = {"driver": "noop", "env": {name: "x" * (size // 3) for name in "ABC"}}
+        run = {"driver": "noop", "env": dict.fromkeys("ABC", "x" * (size // 3))}
         body = json.dumps({"job": f"j{index}", "run": run, "gpu": {"count": 1}})
         drive.offer_submit(f"j{index}", body=body.encode(), trace="00-" + "a" * 52)
     while drive.engine.waiting:
@@ -259,7 +277,13 @@ def test_tombstones_are_bounded_a_tenant_and_say_so() -> None:
     drive = Driving(Config(tombstones_max=3))
     replies = [drive.offer_cancel(f"j{index}") for index in range(5)]
     drive.tick()
-    assert [drive.answers[reply].get("code", "") for reply in replies] == ["", "", "", "tombstones-full", "tombstones-full"]
+    assert [drive.answers[reply].get("code", "") for reply in replies] == [
+        "",
+        "",
+        "",
+        "tombstones-full",
+        "tombstones-full",
+    ]
     assert "retry_after_s" in drive.answers[replies[4]]
     assert drive.cancel("j0")["data"]["cancelled"] is True, "known already"
     assert drive.cancel("other", tenant="u")["data"]["cancelled"] is True
@@ -400,7 +424,9 @@ def test_deep_nesting_and_what_msgpack_can_say_beyond_json_is_refused_not_fatal(
     nested: Any = 1
     for _ in range(200):
         nested = [nested]
-    for index, config in enumerate(({"a": nested}, {"a": {1: 2, "b": 3}}, {"a": msgspec.msgpack.Ext(5, b"x")}, {"a": float("nan")})):
+    for index, config in enumerate(
+        ({"a": nested}, {"a": {1: 2, "b": 3}}, {"a": msgspec.msgpack.Ext(5, b"x")}, {"a": float("nan")})
+    ):
         body = msgspec.msgpack.encode({"run": {"driver": "noop"}, "driver_config": config})
         answer = drive.submit(f"j{index}", body=body)
         assert (answer["code"], answer["field"]) == ("invalid-argument", "$.driver_config")
@@ -412,7 +438,9 @@ def test_deep_nesting_and_what_msgpack_can_say_beyond_json_is_refused_not_fatal(
     assert len(drive.state.finished) == 1
 
 
-@pytest.mark.parametrize(("events", "msgpack", "own"), [("job", False, True), ("tenant", False, False), ("tenant", True, False)])
+@pytest.mark.parametrize(
+    ("events", "msgpack", "own"), [("job", False, True), ("tenant", False, False), ("tenant", True, False)]
+)
 def test_events_go_to_the_jobs_own_subject_unless_it_says_tenant(events: str, msgpack: bool, own: bool) -> None:
     drive = Driving()
     request = {"job": "j", "run": {"driver": "noop"}, "events": events}

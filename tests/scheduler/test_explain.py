@@ -22,7 +22,9 @@ def why(drive: Driving, job: str) -> dict[str, Any]:
 
 def fleet() -> Driving:
     drive = Driving()
-    drive.worker("w0", 2, labels={"zone": "a"}, cpu_milli=8_000, memory_mib=8_000, drivers=["noop"], modes=["exclusive", "mps"])
+    drive.worker(
+        "w0", 2, labels={"zone": "a"}, cpu_milli=8_000, memory_mib=8_000, drivers=["noop"], modes=["exclusive", "mps"]
+    )
     drive.worker("cpu", 0, cpu_milli=1_000, drivers=["noop"])
     return drive
 
@@ -84,14 +86,21 @@ def test_not_heard_closed_busy_sick_host_busy() -> None:
     drive.submit("l", gpu={})
     told = why(drive, "l")
     assert told["reason"] == "busy"
-    assert told["workers_left"] == {"known": 1, "matching": 1, "large-enough": 1, "heard": 1, "open": 1, "with-free-gpus": 0}
+    assert told["workers_left"] == {
+        "known": 1,
+        "matching": 1,
+        "large-enough": 1,
+        "heard": 1,
+        "open": 1,
+        "with-free-gpus": 0,
+    }
     assert told["held_by"] == ["w0: 2 of 2 GPUs leased"]
     drive.load("w0", s0="ecc", s1="ecc")
     drive.cancel("k")
     drive.settle()
     assert why(drive, "l")["reason"] == "sick"
     drive.cancel("l")
-    drive.load("w0", 2)
+    drive.load("w0")
     drive.submit("eater", resources={"cpu_milli": 8_000}, priority=90)
     drive.submit("m", gpu={}, resources={"cpu_milli": 1})
     drive.settle()

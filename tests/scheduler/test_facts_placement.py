@@ -110,7 +110,13 @@ def test_fact_26_a_worker_may_offer_less_but_not_more() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("mps", "time-slice"), ("mps", "exclusive"), ("time-slice", "mps"), ("exclusive", "mps"), ("exclusive", "time-slice")],
+    [
+        ("mps", "time-slice"),
+        ("mps", "exclusive"),
+        ("time-slice", "mps"),
+        ("exclusive", "mps"),
+        ("exclusive", "time-slice"),
+    ],
 )
 def test_fact_27_no_two_modes_on_one_device_until_fully_released(first: str, second: str) -> None:
     drive = Driving()
@@ -290,7 +296,7 @@ def test_fact_34_unheard_stale_and_lost_workers_take_nothing() -> None:
     drive.pass_time(7_000)  # renewals go on, load frames are missed
     drive.submit("stale", gpu={})
     assert drive.states("stale") == ["QUEUED"]
-    drive.load("w0", 2)
+    drive.load("w0")
     drive.tick()
     assert drive.states("stale") == ["PLACED"]
 
@@ -303,7 +309,7 @@ def test_fact_34_sick_and_foreign_devices_take_nothing(trouble: dict[str, str]) 
     drive.submit("j", replicas=2, gpu={})
     assert drive.states("j") == ["PLACED", "QUEUED"]
     assert drive.slots("j") == [1]
-    drive.load("w0", 2)
+    drive.load("w0")
     drive.tick()
     assert drive.states("j") == ["PLACED", "PLACED"]
 
@@ -314,7 +320,9 @@ def test_fact_35_same_input_same_placement() -> None:
         for index in range(7):
             drive.worker(f"w{index}", 1 + index % 3, labels={"zone": "ab"[index % 2]})
         for index in range(12):
-            drive.submit(f"j{index}", replicas=1 + index % 3, gpu={"count": 1 + index % 2}, requires={"zone": ["a", "b"]})
+            drive.submit(
+                f"j{index}", replicas=1 + index % 3, gpu={"count": 1 + index % 2}, requires={"zone": ["a", "b"]}
+            )
         return drive.records
 
     assert ledger() == ledger()

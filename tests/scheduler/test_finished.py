@@ -52,7 +52,13 @@ def test_a_row_is_at_most_40_bytes_index_and_all() -> None:
 
 def test_empty_table() -> None:
     table = FinishedTable()
-    assert (len(table), table.find(key(1)), table.oldest_ms(), table.older_than(10**15, 10), table.dump()) == (0, None, None, 0, b"")
+    assert (len(table), table.find(key(1)), table.oldest_ms(), table.older_than(10**15, 10), table.dump()) == (
+        0,
+        None,
+        None,
+        0,
+        b"",
+    )
 
 
 def test_tenant_and_job_do_not_run_together() -> None:

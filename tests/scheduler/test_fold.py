@@ -29,7 +29,8 @@ from tests.scheduler.faulty_world import FaultyWorld
 def following(state: State, **fields: Any) -> Record:
     """A record that follows a state."""
     base: dict[str, Any] = {
-        "format": FORMAT, "epoch": state.epoch, "leader": 7, "rid": 1, "time": state.time_ms + 1, "digest": state.digest,
+        "format": FORMAT, "epoch": state.epoch, "leader": 7, "rid": 1, "time": state.time_ms + 1,
+        "digest": state.digest,
     }  # fmt: skip
     return Record(**{**base, **fields})
 
@@ -39,7 +40,15 @@ def begun() -> State:
     state = State()
     epoch = Record(FORMAT, 1, 7, 0, 1_000, 0, acts=[[Act.EPOCH, "L", "me", 0.0]])
     fold(state, epoch, 1)
-    hello = {"gpu_pool": [], "drivers": [], "labels": {}, "sharers_max": {}, "modes": [], "cpu_milli": 0, "memory_mib": 0}
+    hello = {
+        "gpu_pool": [],
+        "drivers": [],
+        "labels": {},
+        "sharers_max": {},
+        "modes": [],
+        "cpu_milli": 0,
+        "memory_mib": 0,
+    }
     acts: list[list[Any]] = [[Act.WORKER, 0, "w0", "m"], [Act.JOIN, 0, "b", 1, "f" * 32, 0, hello]]
     fold(state, following(state, acts=acts, accepts=[("t", ["j", b"{}", 3, ""])]), 2)
     validate(state)
@@ -200,7 +209,9 @@ def test_every_reader_of_the_same_bytes_has_the_same_state() -> None:
             fold(state, decode_record(payload), seq)
     assert one.digest == two.digest == world.drive.state.digest == one.full_digest()
     assert [member.key for member in one.members()] == [member.key for member in world.drive.state.members()]
-    assert {job.name: job.story for job in one.jobs.values()} == {job.name: job.story for job in world.drive.state.jobs.values()}
+    assert {job.name: job.story for job in one.jobs.values()} == {
+        job.name: job.story for job in world.drive.state.jobs.values()
+    }
 
 
 def test_every_prefix_of_a_ledger_is_valid_and_gangs_are_in_one_phase() -> None:
@@ -248,7 +259,17 @@ def test_decoding_junk_raises_and_nothing_else(junk: bytes) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 2), st.integers(0, 3), st.integers(0, 14), st.integers(0, 14), st.integers(0, 1)), max_size=6)
+    st.lists(
+        st.tuples(
+            st.integers(0, 12),
+            st.integers(1, 2),
+            st.integers(0, 3),
+            st.integers(0, 14),
+            st.integers(0, 14),
+            st.integers(0, 1),
+        ),
+        max_size=6,
+    )
 )
 def test_random_steps_fold_or_raise_fold_error(steps: list[tuple[int, ...]]) -> None:
     state = begun()
@@ -263,7 +284,22 @@ def test_random_steps_fold_or_raise_fold_error(steps: list[tuple[int, ...]]) -> 
 # ------------------------------------------------------------------------------------------------------- validate
 
 
-@pytest.mark.parametrize("damage", ["digest", "live", "held", "ended", "two exclusive", "two modes", "mixed", "gang", "name", "two attempts", "orphan"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "digest",
+        "live",
+        "held",
+        "ended",
+        "two exclusive",
+        "two modes",
+        "mixed",
+        "gang",
+        "name",
+        "two attempts",
+        "orphan",
+    ],
+)
 def test_validate_sees_what_is_broken(damage: str) -> None:
     drive = Driving()
     drive.worker("w0", 2)

@@ -1,4 +1,4 @@
-"""Gangs: held, started by one record, ended together, and tried again only when every rank has answered or is fenced."""
+"""Gangs: held, started and ended by one record each; tried again only when every rank answered or is fenced."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_success_of_all_is_success() -> None:
     drive.facts([("exited", "g", 0, 0, "exit"), ("freed", "g", 0, 0, "")])
     assert drive.states("g") == ["EXITED", "RUNNING", "RUNNING"]
     assert drive.job("g").state == "RUNNING"
-    drive.facts([(kind, "g", index, 0, "exit") for index in (1, 2) for kind in ("exited", "freed")])  # type: ignore[misc]
+    drive.facts([(kind, "g", index, 0, "exit") for index in (1, 2) for kind in ("exited", "freed")])
     assert drive.states("g") == ["SUCCEEDED"] * 3
     assert phase(drive) == GangPhase.OVER
     assert drive.free_gpus() == 3
@@ -115,7 +115,11 @@ def test_the_first_that_fails_ends_all_in_one_record(
     assert sorted(end.replica for frame in drive.wanted for end in frame.end) == [0, 2]
     drive.pass_time(60_000)
     assert drive.replica("g").attempt == 1, "no next attempt before each has answered"
-    drive.facts([("withdrawn", "g", 0, 0, "")] if stage != "RUNNING" else [("exited", "g", 0, -15, "end"), ("freed", "g", 0, 0, "")])
+    drive.facts(
+        [("withdrawn", "g", 0, 0, "")]
+        if stage != "RUNNING"
+        else [("exited", "g", 0, -15, "end"), ("freed", "g", 0, 0, "")]
+    )
     assert drive.states("g") == ["EXITED", "EXITED", "ENDING"]
     drive.pass_time(30_000, renew=False)  # the last one's worker is lost: fenced, and so over
     assert getattr(drive.replica("g"), count) == 1
@@ -126,7 +130,7 @@ def test_the_first_that_fails_ends_all_in_one_record(
 def test_the_next_attempt_has_one_number_and_one_fence() -> None:
     drive = gang(stage="RUNNING", retries=1)
     drive.facts([("exited", "g", 2, 1, "exit"), ("freed", "g", 2, 0, "")])
-    drive.facts([(kind, "g", index, 0, "end") for index in (0, 1) for kind in ("exited", "freed")])  # type: ignore[misc]
+    drive.facts([(kind, "g", index, 0, "end") for index in (0, 1) for kind in ("exited", "freed")])
     assert drive.states("g") == ["QUEUED"] * 3
     drive.pass_time(1_100, step=1_100)
     job = drive.job("g")
@@ -139,7 +143,7 @@ def test_the_next_attempt_has_one_number_and_one_fence() -> None:
 def test_out_of_retries_all_fail() -> None:
     drive = gang(stage="RUNNING")
     drive.facts([("exited", "g", 2, 1, "exit"), ("freed", "g", 2, 0, "")])
-    drive.facts([(kind, "g", index, 0, "exit") for index in (0, 1) for kind in ("exited", "freed")])  # type: ignore[misc]
+    drive.facts([(kind, "g", index, 0, "exit") for index in (0, 1) for kind in ("exited", "freed")])
     assert drive.states("g") == ["FAILED"] * 3
 
 
@@ -167,7 +171,7 @@ def test_a_lost_worker_with_several_ranks() -> None:
                 drive.send(name, drive.workers[name].renew_frame())
         drive.tick(1_000)
     assert drive.states("g") == ["ENDING" if index in others else "EXITED" for index in range(4)]
-    drive.facts([(kind, "g", index, 0, "end") for index in others for kind in ("exited", "freed")])  # type: ignore[misc]
+    drive.facts([(kind, "g", index, 0, "end") for index in others for kind in ("exited", "freed")])
     assert drive.states("g") == ["QUEUED"] * 4
     assert drive.replica("g").losses == 1
 
@@ -194,7 +198,7 @@ def test_cancel_while_ending() -> None:
     drive.facts([("exited", "g", 0, 1, "exit"), ("freed", "g", 0, 0, "")])
     drive.cancel("g")
     assert drive.states("g") == ["CANCELLED", "CANCELLING", "CANCELLING"]
-    drive.facts([(kind, "g", index, 0, "end") for index in (1, 2) for kind in ("exited", "freed")])  # type: ignore[misc]
+    drive.facts([(kind, "g", index, 0, "end") for index in (1, 2) for kind in ("exited", "freed")])
     assert drive.states("g") == ["CANCELLED"] * 3
     assert drive.state.live == 0
 

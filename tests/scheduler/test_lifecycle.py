@@ -1,4 +1,4 @@
-"""One replica's life: retries and their bounds, refusals, time-outs, deadlines, cancels at every stage, losses, keeping."""
+"""One replica's life: retries and their bounds, refusals, times, cancels at every stage, losses, keeping."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_unknown_facts_are_counted_and_answered() -> None:
 
 def test_a_whole_life_in_one_frame() -> None:
     drive = alone("PLACED")
-    drive.facts([(kind, "j", 0, 0, "") for kind in ("claimed", "started", "exited", "freed")])  # type: ignore[misc]
+    drive.facts([(kind, "j", 0, 0, "") for kind in ("claimed", "started", "exited", "freed")])
     assert drive.states("j") == ["SUCCEEDED"]
     assert drive.free_gpus() == 2
     assert drive.job("j").over
@@ -105,7 +105,14 @@ def test_a_whole_life_in_one_frame() -> None:
 
 def test_facts_twice_in_one_frame_count_once() -> None:
     drive = alone("RUNNING", retries=3)
-    drive.facts([("exited", "j", 0, 1, "exit"), ("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, ""), ("freed", "j", 0, 0, "")])
+    drive.facts(
+        [
+            ("exited", "j", 0, 1, "exit"),
+            ("exited", "j", 0, 1, "exit"),
+            ("freed", "j", 0, 0, ""),
+            ("freed", "j", 0, 0, ""),
+        ]
+    )
     assert drive.replica("j").retries == 1
     assert drive.free_gpus() == 2
 
@@ -464,7 +471,8 @@ def test_every_step_of_a_life_stands_in_the_ledger_once() -> None:
 @pytest.mark.parametrize(
     ("detail", "good"),
     [
-        ("host:29500", True), ("10.0.0.1:1", True), ("[::1]:65535", True), ("", False), ("host", False), ("host:", False),
+        ("host:29500", True), ("10.0.0.1:1", True), ("[::1]:65535", True), ("", False), ("host", False),
+        ("host:", False),
         (":80", False), ("host:0", False), ("host:65536", False), ("host:²", False), ("host:-1", False),
         ("host:" + "9" * 5000, False),
     ],

@@ -107,16 +107,9 @@ def test_queue_keeps_order_and_counts() -> None:
 
 def test_equal_requests_share_a_shape_and_different_ones_do_not() -> None:
     shapes = Shapes()
-    requests = [
-        Request(run=Run(driver="noop")),
-        Request(run=Run(driver="process", argv=["x"])),
-        *(
-            Request(run=Run(driver="noop"), **fields)
-            for fields in (
-                {"requires": {"zone": ["a"]}}, {"requires": {"zone": ["b"]}}, {"requires": {"zone": ["a", "b"]}},
-            )
-        ),
-    ]  # fmt: skip
+    noop, zones = Run(driver="noop"), (["a"], ["b"], ["a", "b"])
+    requests = [Request(run=noop), Request(run=Run(driver="process", argv=["x"]))]
+    requests += [Request(run=noop, requires={"zone": zone}) for zone in zones]
     keys = {shape_key(request) for request in requests}
     assert len(keys) == len(requests)
     again = Request(run=Run(driver="noop"), requires={"zone": ["b", "a"]}, labels={"x": "y"}, priority=3)
@@ -298,9 +291,7 @@ class Stream:
         ({"gpu": {}, "resources": {"cpu_milli": 8_000}}, 2, 8),
     ],
 )
-def test_promise_11_the_biggest_starts_under_an_endless_stream(
-    asks: dict[str, Any], workers: int, gpus: int
-) -> None:
+def test_promise_11_the_biggest_starts_under_an_endless_stream(asks: dict[str, Any], workers: int, gpus: int) -> None:
     drive = Driving()
     for index in range(workers):
         drive.worker(f"w{index}", gpus, cpu_milli=8_000)

@@ -1,4 +1,4 @@
-"""Workers' sessions: joins by number, boot and machine; adoption; fact frames lost, doubled and out of order; renewals."""
+"""Workers' sessions: joins by number, boot and machine; adoption; facts lost, doubled, out of order; renewals."""
 
 from __future__ import annotations
 
@@ -243,7 +243,9 @@ def test_devices_that_moved_are_no_ground_for_a_second_attempt() -> None:
     assert answer["code"] == "failed-precondition"
     assert drive.states("a") == ["RUNNING"], "it lives on there: nothing may run beside it"
     exited = [fact_of(drive, "exited", "a", detail="exit")]
-    answer = drive.join(worker, Join(worker.machine, "boot-1", 2, fewer, facts=exited, holding=[held(drive, "a", phase="exited")]))
+    answer = drive.join(
+        worker, Join(worker.machine, "boot-1", 2, fewer, facts=exited, holding=[held(drive, "a", phase="exited")])
+    )
     assert answer["kind"] == "joined"
     assert drive.states("a") == ["SUCCEEDED"]
     more = msgspec.structs.replace(worker.hello, gpu_pool=[pool[1], Device(7, "nvidia", H100, "new")])
@@ -260,8 +262,15 @@ def test_what_a_worker_holds_and_the_ledger_does_not_know_is_ended() -> None:
     stray = Held("t", "stray", 0, 1, 77, "running")
     drive.send("w0", Renew(worker.session, 1, held=[stray, Held("t", "over", 0, 1, 78, "exited")]))
     drive.tick()
-    assert [(end.job, end.fence, end.why) for frame in drive.wanted for end in frame.end] == [("stray", 77, "unknown to the ledger")]
-    drive.send("w0", Renew(worker.session, 2, held=[Held("t", "x", 0, 2**70, 2**70, "running"), Held("t", "x", -1, 1, 1, "running")]))
+    assert [(end.job, end.fence, end.why) for frame in drive.wanted for end in frame.end] == [
+        ("stray", 77, "unknown to the ledger")
+    ]
+    drive.send(
+        "w0",
+        Renew(
+            worker.session, 2, held=[Held("t", "x", 0, 2**70, 2**70, "running"), Held("t", "x", -1, 1, 1, "running")]
+        ),
+    )
     drive.tick()
     assert not drive.wanted
 
@@ -276,7 +285,9 @@ def test_fact_frames_doubled_lost_and_out_of_order() -> None:
     frames = {
         1: FactFrame(worker.session, 1, [fact_of(drive, "claimed", "j")]),
         2: FactFrame(worker.session, 2, [fact_of(drive, "started", "j")]),
-        3: FactFrame(worker.session, 3, [fact_of(drive, "exited", "j", code=1, detail="exit"), fact_of(drive, "freed", "j")]),
+        3: FactFrame(
+            worker.session, 3, [fact_of(drive, "exited", "j", code=1, detail="exit"), fact_of(drive, "freed", "j")]
+        ),
     }
     told = []
     for no in (2, 1, 1, 3, 2, 1, 3, 3):
@@ -369,7 +380,10 @@ def test_a_renewal_shows_what_must_be_said_again() -> None:
         drive.submit(name, gpu={})
     drive.facts([("claimed", "runs", 0, 0, ""), ("started", "runs", 0, 0, "")])
     drive.cancel("runs")
-    drive.send("w0", Renew(worker.session, 1, no=worker.no, held=[held(drive, "claimed", phase="claimed"), held(drive, "runs")]))
+    drive.send(
+        "w0",
+        Renew(worker.session, 1, no=worker.no, held=[held(drive, "claimed", phase="claimed"), held(drive, "runs")]),
+    )
     drive.tick()
     assert [place.job for frame in drive.wanted for place in frame.place] == ["lost"]
     assert [end.job for frame in drive.wanted for end in frame.end] == ["runs"]
@@ -447,7 +461,7 @@ def test_a_shared_device_that_is_well_again_takes_sharers_again() -> None:
     drive.load("w0", s0="ecc")
     drive.submit("b", gpu={"sharing": "mps"})
     assert drive.states("b") == ["QUEUED"]
-    drive.load("w0", 2)
+    drive.load("w0")
     drive.tick()
     assert drive.states("b") == ["PLACED"]
 

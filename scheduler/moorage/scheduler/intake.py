@@ -138,6 +138,8 @@ class Intake:
     def _api(self, tenant: str, verb: str, delivery: Delivery) -> None:
         if not is_tenant(tenant):
             raise refuse("invalid-argument", "a tenant must match [a-z0-9-]{1,32}", found=tenant)
+        if verb in API_VERBS:
+            self.counters[f"api.{verb}"] += 1
         if verb == "submit":
             self._submit(tenant, delivery)
         elif verb in API_VERBS:

@@ -189,6 +189,7 @@ class Reign:
         self._draining = False
         self._subscriptions: list[Any] = []
         self._now: list[tuple[str, bytes]] = []
+        self._sending_now: asyncio.Task[None] | None = None
         self._sent_ms = monotonic_ms()  # when the newest acknowledged append was sent
         self._built_ms = 0
         self.records = 0
@@ -212,7 +213,7 @@ class Reign:
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
-        discovery = Discovery(self._subjects, leader, state.leader, self._answer_and_wake, self._facts)
+        discovery = Discovery(self._subjects, leader, state.leader, self._answer_now, self._facts)
         self._subscriptions += await discovery.open(self._world)
 
     async def close(self) -> None:
@@ -229,19 +230,25 @@ class Reign:
         """Decode what came in this turn of the loop, also while an append is in flight."""
         self._draining = False
         self.intake.drain(monotonic_ms())
-        if self._now or self.engine.urgent or self.engine.waiting:
+        if self.engine.urgent or self.engine.waiting:
             self._kick.set()
 
     def _wake(self) -> None:
         self._kick.set()
 
     def _answer_now(self, reply: str, payload: bytes) -> None:
-        """An answer that needs no record: a refusal of the frame's own form."""
+        """An answer that needs no record (a refusal, a question) leaves at once, also while an append is in flight."""
         self._now.append((reply, payload))
+        if self._sending_now is None:
+            self._sending_now = self._loop.create_task(self._send_now())
 
-    def _answer_and_wake(self, reply: str, payload: bytes) -> None:
-        self._answer_now(reply, payload)
-        self._wake()
+    async def _send_now(self) -> None:
+        try:
+            while self._now:
+                answers, self._now = self._now, []
+                await self._world.send(_coalesced(answers))
+        finally:
+            self._sending_now = None
 
     def _facts(self) -> dict[str, Any]:
         """What STATS of the discovery shows."""
@@ -263,9 +270,6 @@ class Reign:
         engine, ledger = self.engine, self._scheduler.ledger
         while True:
             await self._until_due()
-            if self._now:
-                answers, self._now = self._now, []
-                await self._world.send(_coalesced(answers))
             now = monotonic_ms()
             if not self._due(now):
                 continue
@@ -302,7 +306,7 @@ class Reign:
 
     async def _until_due(self) -> None:
         """Sleep until something came, a timer is due or the heartbeat is."""
-        if self.engine.urgent or self._now:
+        if self.engine.urgent:
             self._kick.clear()
             return
         now = monotonic_ms()

@@ -22,7 +22,7 @@ from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, host_facts
-from moorage.worker.inventory.nvml import open_nvml
+from moorage.worker.inventory.machine import open_machine
 from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
 from moorage.worker.settings import WorkerSettings
@@ -83,7 +83,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER)
     try:
         if hosts is None:
-            agent = _agent(host, name, settings, facts, await open_nvml(), link)
+            agent = _agent(host, name, settings, facts, await open_machine(), link)
             worker.agents.append(agent)
             await host.add(agent)
         for simulated in hosts or ():

@@ -95,8 +95,9 @@ def dump(state: State) -> bytes:
         _Worker(
             w.id, w.machine, w.boot, w.n, w.no, w.session, w.joined_ms, w.hello, w.flag, w.by, w.quarantined,
             [
-                [m.replica.job.num, m.replica.index, m.attempt, m.fence, m.mask, m.mode, m.phase, m.replica.member is m]
+                [r.job.num, r.index, m.attempt, m.fence, m.mask, m.mode, m.phase, int(r.member is m)]
                 for m in w.members.values()
+                for r in (m.replica,)
             ],
         )
         for w in state.worker_by_num

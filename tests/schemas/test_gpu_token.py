@@ -1,0 +1,141 @@
+"""The token `3x2xH100|A100:80G@mps=50%,4G`: read, written, and refused with its part named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.schemas.gpu import (
+    GpuSpec,
+    Share,
+    format_token,
+    model_matches,
+    nominal_mib,
+    parse_token,
+)
+
+
+@pytest.mark.parametrize(
+    ("token", "replicas", "spec"),
+    [
+        ("H100", 1, {"model": "H100"}),
+        ("2xH100", 1, {"count": 2, "model": "H100"}),
+        ("3x2xH100", 3, {"count": 2, "model": "H100"}),
+        ("2", 1, {"count": 2}),
+        ("2x", 1, {"count": 2}),
+        ("3x2x", 3, {"count": 2}),
+        ("1xany", 1, {}),
+        ("any:24G", 1, {"min_memory_mib": nominal_mib(24)}),
+        ("2xH100:80G", 1, {"count": 2, "model": "H100", "min_memory_mib": nominal_mib(80)}),
+        ("1xH100:70000M", 1, {"model": "H100", "min_memory_mib": 70_000}),
+        ("1xH100|A100", 1, {"model": ["H100", "A100"]}),
+        ("1x=A10", 1, {"model": "=A10"}),
+        ("1xRTX 4090", 1, {"model": "RTX 4090"}),
+        ("1xL40S@mps", 1, {"model": "L40S", "sharing": "mps"}),
+        ("1xL40S@mps=50%", 1, {"model": "L40S", "sharing": "mps", "share": Share(0, 50)}),
+        ("1xL40S@time-slice=4000M", 1, {"model": "L40S", "sharing": "time-slice", "share": Share(4_000, 100)}),
+        ("1xL40S@mps=50%,4G", 1, {"model": "L40S", "sharing": "mps", "share": Share(3814, 50)}),
+        ("1xT4@exclusive", 1, {"model": "T4", "sharing": "exclusive"}),
+        (" 2xH100 ", 1, {"count": 2, "model": "H100"}),
+    ],
+)
+def test_read(token: str, replicas: int, spec: dict[str, Any]) -> None:
+    assert parse_token(token) == (replicas, GpuSpec(**spec))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "", " ", "0xH100", "65xH100", "2xH100:80", "2xH100:80T", "2xH100@", "2xH100@fast", "2xH100@mps=",
+        "1xH100@mps=0%",
+        "1xH100@mps=101%", "1xH100@exclusive=50%", "1xH100@mps=5", "1x|", "1xH100|", "-1xH100", "1xH100:G",
+        "1x2x3xH100",
+        "2x4090",
+        "1xH100:80G:80G", "1xH100@mps@mps", "²xH100", "²", "1xH100@mps=" + "9" * 5000 + "%", "9" * 5000 + "xH100",
+    ],
+)  # fmt: skip
+def test_refused_with_a_value_error(token: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse_token(token)
+    assert str(caught.value)
+
+
+@pytest.mark.xfail(raises=OverflowError, strict=True, reason="int(float('9' * 400)) in parse_token")
+@pytest.mark.parametrize(
+    "token", ["1xH100:" + "9" * 400 + "G", "1xH100:" + "9" * 400 + "M", "1xH100@mps=" + "9" * 400 + "G"]
+)
+def test_monstrous_memory_is_a_value_error_too(token: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_token(token)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "shows_mib"),
+    [(80, 81_559), (48, 46_068), (16, 15_100), (24, 23_028), (40, 40_960), (141, 143_771)],
+)
+def test_nominal_memory_takes_the_card_that_is_sold_so(gigabytes: int, shows_mib: int) -> None:
+    assert nominal_mib(gigabytes) <= shows_mib
+    assert nominal_mib(gigabytes * 1.25) > shows_mib
+
+
+@pytest.mark.parametrize(
+    ("spec", "replicas", "text"),
+    [
+        (None, 1, "-"),
+        (None, 4, "4x-"),
+        (GpuSpec(), 1, "1xany"),
+        (GpuSpec(count=2, model="H100", min_memory_mib=nominal_mib(80)), 3, "3x2xH100:80G"),
+        (GpuSpec(model=["H100", "A100"], min_memory_mib=70_000), 1, "1xH100|A100:70000M"),
+        (GpuSpec(sharing="mps", share=Share(4_000, 50)), 1, "1xany@mps=50%,4000M"),
+        (GpuSpec(sharing="time-slice", share=Share()), 1, "1xany@time-slice"),
+    ],
+)
+def test_written(spec: GpuSpec | None, replicas: int, text: str) -> None:
+    assert format_token(spec, replicas) == text
+
+
+specs = st.builds(
+    GpuSpec,
+    count=st.integers(1, 64),
+    model=st.one_of(
+        st.none(),
+        st.sampled_from(["H100", "=A10", "RTX 4090"]),
+        st.lists(st.sampled_from(["H100", "A100", "=L4"]), min_size=2, max_size=3),
+    ),
+    min_memory_mib=st.one_of(st.none(), st.integers(1, 200_000), st.integers(1, 200).map(nominal_mib)),
+    sharing=st.sampled_from([None, "mps", "time-slice"]),
+)
+
+
+@given(specs, st.integers(1, 1024))
+def test_what_is_written_reads_back(spec: GpuSpec, replicas: int) -> None:
+    text = format_token(spec, replicas)
+    again_replicas, again = parse_token(text)
+    assert (again_replicas, again.count, again.models, again.sharing) == (
+        replicas,
+        spec.count,
+        spec.models,
+        spec.sharing,
+    )
+    assert again.min_memory_mib == spec.min_memory_mib
+
+
+@given(st.text(alphabet="0123456789xXHAaLS|:=@.,%GMmpsti-e \n²", max_size=24))
+def test_any_text_reads_or_is_a_value_error(token: str) -> None:
+    try:
+        replicas, spec = parse_token(token)
+    except ValueError:
+        return
+    assert spec.count >= 1
+    assert replicas >= 0
+
+
+@given(st.text(max_size=12), st.text(max_size=20))
+def test_matching_is_total_and_case_is_nothing(pattern: str, name: str) -> None:
+    rank = model_matches(pattern, name)
+    assert rank in (0, 1, 2)
+    if name and pattern.isascii() and name.isascii():
+        assert rank == model_matches(pattern.upper(), name.lower())

@@ -1,0 +1,91 @@
+"""All devices of a machine in one list: NVIDIA's through NVML, then everybody else's through DRM.
+
+A slot is a position in that list. `Device.index` stays what the vendor's own runtime counts, so two vendors may both
+have a 0; a device is known by (vendor, uuid).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.schemas.frames import Device
+from moorage.worker.inventory.base import Inventory, SlotReading
+from moorage.worker.inventory.drm import open_drm
+from moorage.worker.inventory.nvml import open_nvml
+
+#: a worker's slots are one 64-bit mask in the ledger
+DEVICES_MAX: Final = 64
+
+log = logging.getLogger("moorage.worker.inventory")
+
+
+class CombinedInventory:
+    """Several inventories as one; their devices keep their order. At most `DEVICES_MAX` devices are slots.
+
+    Raises ValueError where two parts list the same (vendor, uuid).
+    """
+
+    def __init__(self, parts: Sequence[Inventory]) -> None:
+        self._parts = tuple(parts)
+        self._homes = [(part, slot) for part in self._parts for slot in range(len(part.devices()))][:DEVICES_MAX]
+        self._devices = [device for part in self._parts for device in part.devices()][:DEVICES_MAX]
+        if len({(device.vendor, device.uuid) for device in self._devices}) != len(self._devices):
+            raise ValueError("two inventories list the same device")
+
+    @property
+    def simulated(self) -> bool:
+        return any(part.simulated for part in self._parts)
+
+    def devices(self) -> list[Device]:
+        return list(self._devices)
+
+    async def sample(self) -> list[SlotReading]:
+        samples = await asyncio.gather(*(part.sample() for part in self._parts))
+        return [reading for sample in samples for reading in sample][:DEVICES_MAX]
+
+    async def memory_is_free(self, slot: int) -> bool:
+        part, own_slot = self._home(slot)
+        return await part.memory_is_free(own_slot)
+
+    def memory_baseline_mib(self, slot: int) -> int:
+        part, own_slot = self._home(slot)
+        return part.memory_baseline_mib(own_slot)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def _home(self, slot: int) -> tuple[Inventory, int]:
+        if not 0 <= slot < len(self._homes):
+            raise IndexError(f"this machine has no slot {slot}")
+        return self._homes[slot]
+
+
+async def open_machine(nvml_api: Any = None, *, root: Path = Path("/")) -> CombinedInventory:
+    """Every device of this machine; none is no error. Devices that cannot be slots are logged.
+
+    `nvml_api` is the module `pynvml` unless given; `root` is where the file systems are looked at. Raises
+    NvmlUnavailable and DrmUnavailable where a driver is there and fails or hangs.
+    """
+    nvml = await open_nvml(nvml_api, sysfs=root / "sys", proc=root / "proc")
+    try:
+        drm = await open_drm(root=root, listed={sysfs_address(device.pci) for device in nvml.devices()})
+    except BaseException:
+        nvml.close()
+        raise
+    for fault in (*nvml.faults, *drm.faults):
+        log.warning("not offered: %s", fault)
+    left_out = len(nvml.devices()) + len(drm.devices()) - DEVICES_MAX
+    if left_out > 0:
+        log.warning("not offered: the last %d devices, a worker has at most %d slots", left_out, DEVICES_MAX)
+    return CombinedInventory((nvml, drm))
+
+
+def sysfs_address(pci: str) -> str:
+    """`00000000:17:00.0` as NVML spells it → `0000:17:00.0` as sysfs does; a wider domain keeps its digits."""
+    domain, _, rest = pci.lower().partition(":")
+    return f"{domain.lstrip('0').zfill(4)}:{rest}"
