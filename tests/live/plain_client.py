@@ -61,5 +61,7 @@ class Plain:
             if seen == told["rev"] and told["state"] in OVER:
                 return
             told = self.events.pop(0) if self.events else self.receive()[1]
+            while told["job"] != job:  # of one followed before
+                told = self.events.pop(0) if self.events else self.receive()[1]
             if told["changes"][0]["rev"] > seen + 1:
                 told = self.ask(f"api.{tenant}.show", {"job": job})["data"]

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
 
+from moorage.bus import connection
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import RequestTimeout
 from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, Ack, JetStream, JsError
+from moorage.bus.transport import Outgoing
+from moorage.scheduler import service
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken, Submit
@@ -372,10 +376,6 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
     nats_server: EmbeddedServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader's own part, in this process for its small numbers; the follower is a real process."""
-    import sys
-
-    from moorage.scheduler import service
-
     monkeypatch.setattr(service, "SNAPSHOT_LOOK_S", 0.05)
     monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
     follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", unique]
@@ -415,6 +415,61 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
 
 
 # ------------------------------------------------------------------------------------------------------- two schedulers
+
+
+class WatchedConnection(Connection):
+    """Tells `on_send` what leaves, when it leaves."""
+
+    on_send: Callable[[str], None] = staticmethod(lambda subject: None)
+
+    async def send(self, batch: Iterable[Outgoing]) -> int:
+        messages = list(batch)
+        for subject, _, _ in messages:
+            self.on_send(subject)
+        return await super().send(messages)
+
+
+async def test_a_read_leaves_only_while_nobody_else_can_lead(
+    nats_server: EmbeddedServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, to see the leader's clock when an answer leaves. A second before the takeover is due, answers
+    wait for another append; that second is for whatever holds this process up between its look and its write."""
+    monkeypatch.setattr(connection, "Connection", WatchedConnection)
+    config = msgspec.convert(QUICK | {"heartbeat_s": 60.0}, Config)  # the reads alone ask for records
+    async with (
+        await connect(nats_server.url, "world") as world,
+        await connect(nats_server.ledger_url, "ledger") as ledger,
+        stack(nats_server, unique) as made,
+        caller(made) as acme,
+    ):
+        assert isinstance(world, WatchedConnection)
+        scheduler = service.Scheduler(world, ledger, config=config, subjects=made.subjects)
+        running = asyncio.create_task(scheduler.run())
+        ages_ms: list[int] = []
+
+        def on_send(subject: str) -> None:
+            if subject.startswith("_INBOX"):
+                assert scheduler.reign is not None
+                ages_ms.append(service.monotonic_ms() - scheduler.reign._sent_ms)
+
+        try:
+            await until(lambda: scheduler.leading.is_set() or running.done(), what="the first reign")
+            await acme.submit("a", gpu={"model": "none such"})
+            assert scheduler.reign is not None
+            world.on_send = on_send
+            records = scheduler.reign.records
+
+            async def asked_through_some() -> bool:
+                assert await acme.state("a") == "QUEUED"
+                return scheduler.reign is not None and scheduler.reign.records > records + 2
+
+            await until(asked_through_some, what="records that reads asked for")
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+        assert len(ages_ms) > 10
+        assert max(ages_ms) < config.takeover_s * 1000
 
 
 async def test_a_standby_takes_over_from_a_killed_leader(nats_server: EmbeddedServer, unique: str) -> None:

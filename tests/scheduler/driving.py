@@ -142,7 +142,7 @@ class Worker:
             held = self.held.get(key)
             name = Place(end.tenant, end.job, end.replica, end.attempt, end.fence, [], "", False, b"")
             if held is None:
-                if key not in self.dead:
+                if self.dead.get(key, "released") == "released":
                     self.dead[key] = "withdrawn"
                     self.say("withdrawn", name)
             elif held.phase == "claimed":
@@ -262,8 +262,7 @@ class Driving:
     # ------------------------------------------------------------------------------------------- leading
 
     def lead(self) -> None:
-        """A new reign: the state is folded from the ledger's bytes, or from a snapshot and its tail, and nobody counts as
-        heard."""
+        """A new reign, in which nobody counts as heard: the ledger is folded, from the snapshot if there is one."""
         state = State() if self.snapshot is None else snapshots.load(self.snapshot)
         for seq, payload in enumerate(self.records[state.seq :], state.seq + 1):
             fold(state, decode_record(payload), seq)

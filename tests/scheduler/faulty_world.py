@@ -180,6 +180,7 @@ class FaultyWorld:
             roll, clock = chance(), self.clocks[worker.id]
             if roll < 0.006:
                 worker.die()
+                clock.joining_n = 0
                 clock.join_ms = drive.now + self.random.randrange(4_000)
             elif roll < 0.012:  # the agent restarts, its jobs live on
                 worker.session = ""

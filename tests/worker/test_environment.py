@@ -24,6 +24,8 @@ from moorage.worker.environment import (
     process_environment,
     resolve_secrets,
 )
+from moorage.worker.inventory.drm import open_drm
+from tests.worker.made_up_sys import MadeUpMachine
 
 MEMBER = {"tenant": "vision", "job": "train-42", "replica": 2, "attempt": 1, "fence": 771}
 OF_MEMBER = {
@@ -67,6 +69,8 @@ BY_VENDOR = {
         [device("intel", 0), device("intel", 2)],
         {
             "ZE_AFFINITY_MASK": "0,2",
+            "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1",
+            "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE",
             "MOORAGE_GPU_UUIDS": "GPU-intel-0,GPU-intel-2",
             "MOORAGE_GPU_INDICES": "0,2",
         },
@@ -89,6 +93,8 @@ BY_VENDOR = {
             "NVIDIA_VISIBLE_DEVICES": "GPU-nvidia-0",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "ZE_AFFINITY_MASK": "0",
+            "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1",
+            "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE",
             "MOORAGE_GPU_UUIDS": "GPU-nvidia-0,GPU-intel-0",
             "MOORAGE_GPU_INDICES": "0,0",
         },
@@ -101,6 +107,32 @@ def test_fact_47_each_vendor_has_its_own_variables_with_the_leased_devices(
     devices: list[Device], expected: dict[str, str]
 ) -> None:
     assert environment(*devices) == {**OF_MEMBER, **expected}
+
+
+async def test_fact_47_holds_for_what_the_drm_inventory_lists(tmp_path: Path) -> None:
+    """Indices are what each vendor's runtime counts, and uuids what ROCm takes, or else its index stands in."""
+    machine = MadeUpMachine(tmp_path)
+    machine.amd(128, "0000:83:00.0")
+    machine.amd(129, "0000:03:00.0", unique_id=None)
+    machine.kfd(128, 129)
+    machine.pci(130, "0000:00:02.0", 0x8086, 0xA780, "i915")
+    machine.pci(131, "0000:04:00.0", 0x8086, 0x56A0, "xe")
+    machine.pci(132, "0000:05:00.0", 0x1ED5, 0x0222, "mtgpu")
+    amd_with, amd_without, integrated, arc, other = (await open_drm(root=tmp_path)).devices()
+    found = environment(amd_without, amd_with)
+    assert (found["ROCR_VISIBLE_DEVICES"], found["HIP_VISIBLE_DEVICES"]) == ("1,GPU-a1b2c3d4e5f60080", "0,1")
+    assert environment(arc)["ZE_AFFINITY_MASK"] == "1"
+    assert environment(integrated)["ZE_AFFINITY_MASK"] == "0"
+    assert environment(other) == {**OF_MEMBER, "MOORAGE_GPU_UUIDS": "0000:05:00.0", "MOORAGE_GPU_INDICES": "0"}
+
+
+@pytest.mark.parametrize("vendor", ["amd", "intel"])
+def test_fact_49_the_index_is_the_vendors_own(vendor: str) -> None:
+    spec = GpuSpec(sharing="time-slice", time_slice_index=1, vendor=vendor)
+    found = environment(device(vendor, 1), mode="time-slice", gpu_spec=spec)
+    assert found["MOORAGE_GPU_INDICES"] == "1"
+    with pytest.raises(SharingUnavailable):
+        environment(device(vendor, 0), mode="time-slice", gpu_spec=spec)
 
 
 def test_the_trace_of_the_request_reaches_the_job() -> None:

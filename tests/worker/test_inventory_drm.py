@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from moorage.worker.inventory.base import FREE_TOLERANCE_MIB, DeviceProcess, Hea
 from moorage.worker.inventory.drm import BASELINE_ASSUMED_MIB, DrmInventory, DrmUnavailable, open_drm
 from moorage.worker.inventory.drm_cards import kfd_gpus
 from moorage.worker.inventory.drm_clients import HELD_MIB_MIN, find_clients
+from tests.waiting import until
 from tests.worker.made_up_sys import MIB, MadeUpMachine
 
 
@@ -123,7 +126,7 @@ async def test_an_integrated_intel_device_has_no_memory_of_its_own(machine: Made
     ],
 )
 async def test_intel_memory_where_a_file_tells_it(
-    machine: MadeUpMachine, driver: str, files: dict[str, object], memory_mib: int
+    machine: MadeUpMachine, driver: str, files: dict[str, Any], memory_mib: int
 ) -> None:
     machine.pci(128, "0000:03:00.0", 0x8086, 0x56A0, driver, **files)
     assert (await opened(machine)).devices()[0].memory_mib == memory_mib
@@ -202,8 +205,6 @@ def test_the_gfx_target(machine: MadeUpMachine, version: int, target: str) -> No
 
 
 async def test_sysfs_that_hangs_is_said_to_hang(machine: MadeUpMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     released = threading.Event()
     monkeypatch.setattr("moorage.worker.inventory.drm.find_cards", lambda root, listed: released.wait(30))
     try:
@@ -287,7 +288,7 @@ INTEL_FREQUENCIES = {
 
 @pytest.mark.parametrize(("driver", "files", "util"), INTEL_FREQUENCIES.values(), ids=INTEL_FREQUENCIES)
 async def test_intel_utilisation_is_current_of_maximum_frequency(
-    machine: MadeUpMachine, driver: str, files: dict[str, object], util: int
+    machine: MadeUpMachine, driver: str, files: dict[str, Any], util: int
 ) -> None:
     machine.pci(128, "0000:03:00.0", 0x8086, 0x56A0, driver, **files)
     assert (await (await opened(machine)).sample())[0].util_percent == util
@@ -309,6 +310,24 @@ async def test_intel_memory_in_use_and_temperature(machine: MadeUpMachine) -> No
     )
     [reading] = await (await opened(machine)).sample()
     assert (reading.memory_used_mib, reading.temperature_c) == (1000, 52)
+
+
+async def test_a_read_that_never_comes_back_is_asked_once_and_its_neighbours_answer(machine: MadeUpMachine) -> None:
+    hangs = machine.amd(128, "0000:03:00.0") / "mem_info_vram_used"
+    machine.amd(129, "0000:04:00.0")
+    inventory = await opened(machine, sample_timeout_s=0.05)
+    hangs.unlink()
+    os.mkfifo(hangs)  # nobody writes: a read of it blocks in the kernel
+    try:
+        for _ in range(2):
+            assert [reading.health for reading in await inventory.sample()] == ["unresponsive", "ok"]
+            assert not await inventory.memory_is_free(0)
+        assert [thread.name for thread in threading.enumerate()].count("drm-sample-128") == 1
+    finally:
+        hangs.write_text(f"{290 * MIB}\n")
+    hangs.unlink()
+    machine.write(hangs, 290 * MIB)
+    assert await until(lambda: inventory.memory_is_free(0))
 
 
 async def test_nothing_is_told_after_close(machine: MadeUpMachine) -> None:
@@ -357,7 +376,7 @@ async def test_a_process_with_memory_on_the_device_holds_it(machine: MadeUpMachi
     ],
 )
 async def test_an_open_descriptor_alone_holds_nothing(
-    machine: MadeUpMachine, keys: dict[str, object], holds: bool
+    machine: MadeUpMachine, keys: dict[str, Any], holds: bool
 ) -> None:
     """ROCm and Level Zero open every device of a host to list it."""
     machine.pci(128, "0000:03:00.0", 0x8086, 0x56A0, "xe")

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
 from moorage.cli.console import paint
+from moorage.client.values import age
+
+__all__ = ["age", "facts", "many", "ordinal", "state", "table"]
 
 GAP: Final = "  "
 LAST_COLUMN_MIN: Final = 12
@@ -91,20 +94,6 @@ def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str
         f"{paint(name.ljust(width), 'dim', stream)}{GAP}{state(value, stream) if name == 'state' else value}"
         for name, value in shown
     )
-
-
-def age(milliseconds: float | None) -> str:
-    """`850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for none."""
-    if milliseconds is None:
-        return "-"
-    if 0 <= milliseconds < 1000:
-        return f"{int(milliseconds)}ms"
-    left = int(abs(milliseconds) // 1000)
-    for unit, size, next_unit, next_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
-        if left >= size:
-            rest = left % size // next_size
-            return f"{left // size}{unit}" + (f"{rest}{next_unit}" if rest else "")
-    return f"{left}s"
 
 
 def ordinal(number: int) -> str:

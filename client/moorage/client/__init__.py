@@ -1,4 +1,4 @@
-"""The SDK: submit, follow and operate from Python. `AsyncClient` is where to start.
+"""The SDK: submit, follow and operate from Python. `AsyncClient` is where to start, `Client` without asyncio.
 
 Names are imported when they are first used, so that `import moorage.client` costs next to nothing.
 """
@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from moorage.bus.simulated_clock import SimulatedClock
     from moorage.client.client import AsyncClient
     from moorage.client.errors import (
         BatchRejected,
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
         Unreachable,
     )
     from moorage.client.job import Job, Result
-    from moorage.client.watch import Piece
+    from moorage.client.sim_fleet import Ran, SimFleet, Task
+    from moorage.client.sync import Client, SyncJob
+    from moorage.client.watch import Piece, Watch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
@@ -34,6 +37,7 @@ __all__ = [
     "AsyncClient",
     "BatchRejected",
     "Change",
+    "Client",
     "ClientError",
     "Conflict",
     "Event",
@@ -45,6 +49,7 @@ __all__ = [
     "NotPermitted",
     "Piece",
     "QueueFull",
+    "Ran",
     "Rejected",
     "Request",
     "Resources",
@@ -52,11 +57,17 @@ __all__ = [
     "Run",
     "Secret",
     "Share",
+    "SimFleet",
+    "SimulatedClock",
+    "SyncJob",
+    "Task",
     "TimedOut",
     "Unreachable",
+    "Watch",
 ]
 
 _HOME: Final = {
+    "moorage.bus.simulated_clock": ("SimulatedClock",),
     "moorage.client.client": ("AsyncClient",),
     "moorage.client.errors": (
         "BatchRejected",
@@ -72,7 +83,9 @@ _HOME: Final = {
         "Unreachable",
     ),
     "moorage.client.job": ("Job", "Result"),
-    "moorage.client.watch": ("Piece",),
+    "moorage.client.sim_fleet": ("Ran", "SimFleet", "Task"),
+    "moorage.client.sync": ("Client", "SyncJob"),
+    "moorage.client.watch": ("Piece", "Watch"),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, Protocol, TypeVar, Unpack
 
-from moorage.bus.connection import Connection, State, connect
+import msgspec
+
 from moorage.bus.contexts import Context
 from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
+from moorage.bus.health import State
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import ask, decode_accepted, decode_answer, decode_batch, done
-from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
-from moorage.client.job import Job
+from moorage.client.errors import BatchRejected, JobFailed, NotPermitted, no_server, rejected
+from moorage.client.gather import Gathering
+from moorage.client.job import Job, Outcome, Result
+from moorage.client.output import Captured
 from moorage.client.target import find_context, find_tenant
+from moorage.client.transport import ClientTransport, Link
 from moorage.client.values import Duration, Fields, build_request, seconds
-from moorage.client.watch import Watch
+from moorage.client.watch import Piece, Watch
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder, encode
 from moorage.schemas.errors import Problem, Refused
-from moorage.schemas.frames import Accepted, Answer, FleetFrame
-from moorage.schemas.gpu import GpuSpec
-from moorage.schemas.job import Request
+from moorage.schemas.frames import Accepted, Answer, Event, Events, FleetFrame
+from moorage.schemas.gpu import GpuSpec, format_token
+from moorage.schemas.job import SUCCEEDED, Request
 from moorage.schemas.names import is_job, is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
@@ -31,12 +37,20 @@ WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
 #: requests in one frame, as the scheduler takes them; `submit_many` sends more as several
 BATCH_MAX: Final = 10_000
 FLEET_FRAMES_MAX: Final = 16
+#: frames of a tenant's events that wait to be taken; the newest are let go beyond it
+EVENTS_FRAMES_MAX: Final = 10_000
 
 What = Request | Sequence[str] | Mapping[str, Any]
 
 T = TypeVar("T")
 
 _decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
+_decode_events: Final[Decoder[Events]] = Decoder(Events)
+
+
+class _Follower(Protocol):
+    def refresh(self) -> None:
+        """The connection was lost and is back."""
 
 
 class AsyncClient:
@@ -44,8 +58,9 @@ class AsyncClient:
 
     `target` is a URL or a nats context's name; without one NATS_CONTEXT, the selected context, NATS_URL, or the
     `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds each answer,
-    retries included; `connect_timeout` the first connection; `wait_timeout` is the default of `Job.result`.
-    `on_wait` is called whenever something must be asked again.
+    retries included; `connect_timeout` the first connection; `wait_timeout` is the default of `Job.result`, `run`,
+    `wait` and `as_completed`. `on_wait` is called whenever something must be asked again. `transport` takes the place
+    of NATS, as `SimFleet` in tests; `target` then means nothing.
     """
 
     def __init__(
@@ -59,6 +74,7 @@ class AsyncClient:
         wait_timeout: Duration = WAIT_TIMEOUT_S_DEFAULT,
         name: str = "moorage client",
         on_wait: Callable[[], None] | None = None,
+        transport: ClientTransport | None = None,
     ) -> None:
         self.tenant = find_tenant(tenant)
         if not is_tenant(self.tenant):
@@ -72,18 +88,19 @@ class AsyncClient:
         self.subjects = Subjects(prefix)
         self.timeout_s = seconds(timeout)
         self.wait_timeout_s = seconds(wait_timeout)
-        self.watches: set[Watch] = set()
+        self.watches: set[_Follower] = set()
         self.context: Context | None = None
         self._target = target
+        self._transport = transport
+        self._where = ""
         self._connect_timeout_s = seconds(connect_timeout)
         self._name = name
         self._on_wait = on_wait
-        self._connection: Connection | None = None
+        self._connection: Link | None = None
         self._mux: Mux | None = None
 
     def __repr__(self) -> str:
-        where = self.context.safe_url if self.context is not None else "not connected"
-        return f"<AsyncClient {where} tenant {self.tenant}>"
+        return f"<AsyncClient {self._where or 'not connected'} tenant {self.tenant}>"
 
     async def __aenter__(self) -> AsyncClient:
         await self.open()
@@ -94,11 +111,8 @@ class AsyncClient:
 
     async def open(self) -> None:
         """Connect. Raises `Unreachable`, `NotPermitted`, and `bus.errors.BadContext`."""
-        self.context = find_context(self._target)
         try:
-            self._connection = await connect(
-                self.context, self._name, on_state=self._on_state, give_up_after_s=self._connect_timeout_s
-            )
+            self._connection = await self._connect()
             self._mux = await Mux.open(self._connection)
         except CannotConnect as error:
             raise no_server(error) from None
@@ -106,14 +120,27 @@ class AsyncClient:
             await self.close()
             raise NotPermitted(error.problem) from None
 
+    async def _connect(self) -> Link:
+        if self._transport is not None:
+            self._where = self._transport.where
+            return await self._transport.connect(self._name, self._on_state)
+        from moorage.bus.connection import connect  # nats-py is most of what this module would cost to import
+
+        self.context = find_context(self._target)
+        self._where = self.context.safe_url
+        return await connect(self.context, self._name, on_state=self._on_state, give_up_after_s=self._connect_timeout_s)
+
     async def close(self) -> None:
         """Close; jobs go on."""
         if self._mux is not None:
             await self._mux.close()
             self._mux = None
         if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+            connection, self._connection = self._connection, None
+            if self._transport is not None:
+                await self._transport.release(connection)
+            else:
+                await connection.close()
 
     def _on_state(self, state: State) -> None:
         if state is State.CONNECTED:
@@ -133,7 +160,41 @@ class AsyncClient:
         """
         request = self.request(what, gpu, key, fields)
         accepted = await self._ask("submit", encode(request), decode_accepted)
-        return Job(self, accepted.job, accepted)
+        return Job(self, accepted.job, accepted, _token(request))
+
+    async def run(
+        self,
+        what: What,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        timeout: Duration | None = None,
+        **fields: Unpack[Fields],
+    ) -> Result:
+        """Submit, follow to the end, and return the result with `stdout` and `stderr` as they were heard.
+
+        Output is said while the job runs and not kept, so it is best effort: `lost_bytes` tells what is known to be
+        missing, and of each stream the last 16 Mi characters are kept. `timeout` defaults to `wait_timeout`; when it
+        is over, and when this call is cancelled, the job goes on.
+        Raises `JobFailed` (its `result` has the output, too) unless it SUCCEEDED, `TimedOut`, and as `submit`.
+        """
+        request = self.request(what, gpu, key, fields)
+        assert request.job is not None
+        outcome, captured = Outcome(request.job), Captured()
+        async with self.watch(request.job, output=True) as watch:
+            await self.submit(request)
+            async for item in watch.follow(self.wait_timeout_s if timeout is None else seconds(timeout)):
+                outcome.take(item)
+                if isinstance(item, Piece):
+                    captured.take(item)
+        result = msgspec.structs.replace(
+            outcome.result(watch.shown),
+            stdout=captured.text("out"),
+            stderr=captured.text("err"),
+            lost_bytes=captured.lost_bytes,
+        )
+        if result.state != SUCCEEDED:
+            raise JobFailed(result, outcome.tail)
+        return result
 
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
@@ -142,12 +203,16 @@ class AsyncClient:
 
         Each is accepted or refused by itself. Raises `BatchRejected`, which holds those accepted, and as `submit`.
         """
-        bodies = [encode(self.request(what, gpu, None, fields)) for what in many]
+        requests = [self.request(what, gpu, None, fields) for what in many]
+        bodies = [encode(request) for request in requests]
         answers: list[Accepted | Problem] = []
         for frame in _frames(bodies):
             answers += await self._ask("submit", frame, decode_batch)
         problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
-        jobs = [None if isinstance(answer, Problem) else Job(self, answer.job, answer) for answer in answers]
+        jobs = [
+            None if isinstance(answer, Problem) else Job(self, answer.job, answer, _token(request))
+            for request, answer in zip(requests, answers, strict=True)
+        ]
         if problems:
             raise BatchRejected(jobs, problems)
         return [job for job in jobs if job is not None]
@@ -174,6 +239,58 @@ class AsyncClient:
     def watch(self, id: str, *, output: bool = False) -> Watch:
         """Events, and with `output` the output, of a job that may not be submitted yet; see `Watch`."""
         return Watch(self, self.job(id).id, output=output)
+
+    async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
+        """Each of these jobs of this tenant once, as they end; `job.result()` then answers at once.
+
+        One subscription for all of them. `timeout` bounds it in all and defaults to `wait_timeout`.
+        Raises `TimedOut` (those left go on), `NotFound`, `NoScheduler`, `NotPermitted`.
+        """
+        timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
+        async with Gathering(self, jobs) as gathering:
+            async for job in gathering.over(timeout_s):
+                yield job
+
+    async def wait(self, jobs: Iterable[Job], timeout: Duration | None = None) -> list[Result]:
+        """Until all of these jobs of this tenant are over: their results in the order given, failed ones among them.
+
+        `timeout` defaults to `wait_timeout`. Raises as `as_completed`.
+        """
+        wanted = list(jobs)
+        results: dict[str, Result] = {}
+        async for job in self.as_completed(wanted, timeout):
+            assert job.known_result is not None
+            results[job.id] = job.known_result
+        return [results[job.id] for job in wanted]
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Every transition of the tenant's jobs from now on, without end.
+
+        Events are said: what comes while the connection is down, or beyond 10,000 frames not yet taken, is not heard.
+        A gap shows in the job's `rev`, and `show` has the whole story. Raises `NotPermitted`.
+        """
+        frames: deque[bytes] = deque()
+        some = asyncio.Event()
+
+        def on_events(delivery: Any) -> None:
+            if len(frames) < EVENTS_FRAMES_MAX:
+                frames.append(delivery.data)
+            some.set()
+
+        subscription = await self.subscribe(self.subjects.events(self.tenant), on_events)
+        try:
+            while True:
+                while frames:
+                    try:
+                        heard = _decode_events(frames.popleft())
+                    except Refused:
+                        continue
+                    for event in heard.jobs:
+                        yield event
+                some.clear()
+                await some.wait()
+        finally:
+            await subscription.unsubscribe()
 
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
@@ -244,9 +361,9 @@ class AsyncClient:
         return await self._request(self.subjects.api(self.tenant, verb), payload, decode)
 
     async def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> T:
-        if self._mux is None or self.context is None:
+        if self._mux is None:
             raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
-        return await ask(self._mux, subject, payload, decode, self.timeout_s, self.context.safe_url, self._on_wait)
+        return await ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
         """Hear a subject; the handler may only enqueue. Raises `NotPermitted`."""
@@ -277,6 +394,10 @@ def _frames(bodies: list[bytes]) -> list[bytes]:
 def _data(answer: Answer) -> dict[str, Any]:
     data: dict[str, Any] = answer.data
     return data
+
+
+def _token(request: Request) -> str:
+    return format_token(request.effective_gpu, request.replicas)
 
 
 def _who() -> str:

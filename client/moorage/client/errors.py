@@ -23,7 +23,7 @@ from moorage.bus.errors import (
 from moorage.schemas.errors import Fault, MoorageError, Problem, problem
 
 if TYPE_CHECKING:
-    from moorage.client.job import Job, Result
+    from moorage.client.job import Result
 
 #: code -> (whose fault, what it means in one sentence)
 CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
@@ -72,9 +72,10 @@ class QueueFull(Rejected):
 
 
 class BatchRejected(Rejected):
-    """Some of `submit_many` were refused. `jobs` has one entry a request, None where `problems` has the reason."""
+    """Some of `submit_many` were refused. `jobs` has one handle a request, of the client's own kind (`Job` or
+    `SyncJob`), and None where `problems` has the reason."""
 
-    def __init__(self, jobs: list[Job | None], problems: dict[int, Problem]) -> None:
+    def __init__(self, jobs: list[Any], problems: dict[int, Problem]) -> None:
         first = problems[min(problems)]
         where = f"{len(problems)} of {len(jobs)} requests were refused; the first is number {min(problems)}: "
         super().__init__(msgspec.structs.replace(first, message=where + first.message))

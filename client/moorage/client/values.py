@@ -87,6 +87,20 @@ def seconds(duration: Duration) -> float:
     return value
 
 
+def age(milliseconds: float | None) -> str:
+    """`850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for none."""
+    if milliseconds is None:
+        return "-"
+    if 0 <= milliseconds < 1000:
+        return f"{int(milliseconds)}ms"
+    left = int(abs(milliseconds) // 1000)
+    for unit, size, next_unit, next_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if left >= size:
+            rest = left % size // next_size
+            return f"{left // size}{unit}" + (f"{rest}{next_unit}" if rest else "")
+    return f"{left}s"
+
+
 def fresh_job_id() -> str:
     """A job id that sorts by time: `j`, 9 digits of milliseconds in base 32, 5 of chance.
 

@@ -28,8 +28,6 @@ log = logging.getLogger("moorage.intake")
 WAITING_MAX: Final = 100_000
 BATCH_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 200
-#: of a `traceparent` (W3C Trace Context; version 00 has 55): it is in the record, and in each frame to a worker
-TRACE_CHARS_MAX: Final = 256
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
@@ -155,7 +153,7 @@ class Intake:
     def _submit(self, tenant: str, delivery: Delivery) -> None:
         data, headers = delivery.data, delivery.headers
         json = is_json(data)
-        trace = trace_of(headers)
+        trace = headers.get("traceparent", "") if headers else ""
         if is_array(data):
             self._submit_batch(tenant, data, delivery.reply, json, trace)
             return
@@ -196,12 +194,6 @@ def is_array(payload: bytes) -> bool:
     if first in b" \t\r\n":
         return payload.lstrip()[:1] == b"["
     return first == 0x5B or 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
-
-
-def trace_of(headers: dict[str, str] | None) -> str:
-    """The caller's `traceparent`; one that is over its bound is left out, as a broken trace stops no job."""
-    trace = headers.get("traceparent", "") if headers else ""
-    return trace if len(trace) <= TRACE_CHARS_MAX else ""
 
 
 def named_by_header(headers: dict[str, str] | None) -> str | None:

@@ -18,7 +18,7 @@ from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError, StoredMes
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import QueueRead, Submit
-from moorage.scheduler.intake import cancel_of, trace_of
+from moorage.scheduler.intake import cancel_of
 from moorage.schemas.codec import Decoder, decode_request, encode
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.names import is_tenant
@@ -182,8 +182,9 @@ class QueueReader:
         return self._engine.state.live >= self._engine.config.jobs_max
 
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> None:
-        request, trace = decode_request(message.data), trace_of(message.headers)
+        request = decode_request(message.data)
         name = request.job or f"q{message.seq}"
+        trace = (message.headers or {}).get("traceparent", "")
         shape = self._engine.shapes.of(request)
         self._engine.offer(
             Submit(tenant, name, message.data, request, shape, reply=reply, sequence=message.seq, trace=trace)

@@ -18,6 +18,7 @@ MEMORY_MIB_MAX: Final = 16 * 1024 * 1024
 SHARERS_MAX: Final[dict[str, int]] = {"mps": 8, "time-slice": 4}
 #: an "80 GB" card shows a little more or less than 80e9 bytes; the token is nominal within this tolerance
 NOMINAL_TOLERANCE: Final = 0.02
+PART_CHARS_MAX: Final = 16
 
 
 class Distributed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -94,7 +95,7 @@ class GpuSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The alternatives in order of preference; empty means any model."""
+        """The alternatives, any of which will do; empty means any model."""
         if self.model is None:
             return ()
         return (self.model,) if isinstance(self.model, str) else tuple(self.model)
@@ -137,7 +138,8 @@ def model_matches(pattern: str, name: str) -> int:
 # ---------------------------------------------------------------------------------------------------- the token
 
 _TOKEN: Final = re.compile(
-    r"(?:(?P<outer>\d+)x(?=\d+x))?(?:(?P<count>\d+)x)?(?P<models>[^:@]*?)(?::(?P<memory>\d+(?:\.\d+)?)(?P<unit>[GM]))?"
+    r"(?:(?P<outer>\d{1,6})x(?=\d+x))?(?:(?P<count>\d{1,6})x)?(?P<models>[^:@]*?)"
+    r"(?::(?P<memory>\d{1,9}(?:\.\d{1,6})?)(?P<unit>[GM]))?"
     r"(?:@(?P<sharing>mps|time-slice|exclusive)(?:=(?P<share>[0-9a-zA-Z%,.]+))?)?"
 )
 
@@ -182,7 +184,7 @@ def _parse_share(text: str, token: str) -> Share:
     for part in text.split(","):
         if part.endswith("%") and part[:-1].isdigit():
             percent = int(part[:-1])
-        elif part[-1:] in ("G", "M") and part[:-1].replace(".", "", 1).isdigit():
+        elif len(part) <= PART_CHARS_MAX and part[-1:] in ("G", "M") and part[:-1].replace(".", "", 1).isdigit():
             memory = int(float(part[:-1]) * (1000**3 / 1024**2 if part[-1] == "G" else 1))
         else:
             raise ValueError(f"not a share: {part!r} in {token!r}; a share is 50% or 4G or both: @mps=50%,4G")

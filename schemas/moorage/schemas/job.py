@@ -135,6 +135,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         check_duration("start_within_s", self.start_within_s)
         if self.requires or self.labels:
             self._check_labels()
+        if self.on_partition == "keep" and self.gpu is not None and self.gpu.scheduling == "gang":
+            raise ValueError("on_partition must be kill for a gang, found keep")  # a kept rank would hold up the rest
         if self.resource_requirements is not None and self.gpu is not None:
             raise ValueError("gpu and resource_requirements.gpu say the same: send one of them")
 

@@ -36,6 +36,8 @@ RESERVED: Final = frozenset(
         "HIP_VISIBLE_DEVICES",
         "GPU_DEVICE_ORDINAL",
         "ZE_AFFINITY_MASK",
+        "ZE_ENABLE_PCI_ID_DEVICE_ORDER",
+        "ZE_FLAT_DEVICE_HIERARCHY",
         "CUDA_MPS_PIPE_DIRECTORY",
         "CUDA_MPS_LOG_DIRECTORY",
     }
@@ -156,6 +158,8 @@ def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
     """Each vendor's own variables (fact 47). Sources: CUDA's environment variables, ROCm's GPU isolation, Level Zero.
 
     NVIDIA by uuid, since indices depend on the driver's order; HIP counts after ROCR has filtered, so 0..n-1.
+    Level Zero knows devices by index alone, so what it counts is fixed beside the mask: cards and not their tiles (by
+    default index 1 of two cards with two tiles is a half of the first), in the order of their PCI addresses.
     """
     if not devices:
         return {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": ""}
@@ -171,6 +175,7 @@ def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
         variables["HIP_VISIBLE_DEVICES"] = ",".join(map(str, range(len(amd))))
     if intel := [device for device in devices if device.vendor == "intel"]:
         variables["ZE_AFFINITY_MASK"] = _indices(intel)
+        variables |= {"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
     return variables
 
 

@@ -25,6 +25,8 @@ from moorage.worker.inventory.host import HostFacts, host_facts
 from moorage.worker.inventory.machine import open_machine
 from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
+from moorage.worker.lease_protocol import SOCKET_NAME
+from moorage.worker.lease_socket import LeaseServer
 from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"
@@ -37,15 +39,21 @@ log = logging.getLogger("moorage.worker")
 
 
 class Worker:
-    """Agents of one process, put together by `start`; `host` may be watched, `agents` asked."""
+    """Agents of one process, put together by `start`; `host` may be watched, `agents` asked.
+
+    `lender` is there where the process has one agent, and its settings say so.
+    """
 
     def __init__(self, host: FleetHost, connection: Connection, agents: list[Agent]) -> None:
         self.host = host
         self.connection = connection
         self.agents = agents
+        self.lender: LeaseServer | None = None
 
     async def stop(self) -> None:
         """Close. Jobs go on where a supervisor runs them; simulated ones are ended, and their workers say goodbye."""
+        if self.lender is not None:
+            await self.lender.leave("the agent stops", LEAVE_S_MAX)
         leaving = [agent for agent in self.agents if not _can_outlive(agent)]
         for agent in leaving:
             agent.leave()
@@ -53,6 +61,8 @@ class Worker:
             async with asyncio.timeout(LEAVE_S_MAX):
                 for agent in leaving:
                     await agent.left.wait()
+        if self.lender is not None:
+            await self.lender.close()
         for agent in self.agents:
             agent.inventory.close()
         await self.host.close()
@@ -94,6 +104,8 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
             agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated), link)
             worker.agents.append(agent)
             await host.add(agent)
+        if settings.leases and len(worker.agents) == 1:
+            worker.lender = await _lender(worker.agents[0])
     except BaseException:
         await host.close()
         await connection.close()
@@ -169,6 +181,25 @@ def _agent(
     if journal.torn_bytes:
         log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
     return Agent(host, name, settings, facts, inventory, drivers, journal)
+
+
+async def _lender(agent: Agent) -> LeaseServer | None:
+    """The agent's socket for leases; None, with a word in the log, where there can be none: jobs do not need it."""
+    settings = agent.settings
+    lender = LeaseServer(
+        agent.worker,
+        agent.pool,
+        agent.inventory,
+        uids=settings.lease_uids,
+        gid=settings.lease_gid,
+        free_wait_s=settings.free_wait_s,
+    )
+    try:
+        await lender.open(settings.lease_socket or settings.state_dir / SOCKET_NAME)
+    except OSError as error:
+        log.warning("%s: no leases for processes of this host: %s", agent.worker, error)
+        return None
+    return lender
 
 
 def _can_outlive(agent: Agent) -> bool:

@@ -14,6 +14,7 @@ from moorage.schemas.names import LABEL_KEY, is_worker
 from moorage.schemas.subjects import PREFIX_DEFAULT
 
 LABELS_MAX: Final = 64
+LEASE_UIDS_MAX: Final = 64
 LOAD_S_DEFAULT: Final = 2.0
 #: at most so many load frames a second when leases change
 LOADS_ON_CHANGE_PER_S_MAX: Final = 5
@@ -31,7 +32,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quarantined, 0..600. `address` is where gang members reach rank 0, None to find out; `interface` its network
     interface for NCCL and gloo, None to leave it to them. `lent_slots` None lends all. `secrets_dir` is the folder
     that only the agent reads. `simulate` is a fleet's word or file (see `inventory.simulated`). `output_cap_bytes`
-    bounds each of a job's two output files.
+    bounds each of a job's two output files. `leases`: lend GPUs to processes that already run on this host, over the
+    socket `lease_socket` (None: `lease.sock` in `state_dir`); beside the agent's own user and root to the users
+    `lease_uids`, who need a `lease_gid` that may reach the socket.
     """
 
     state_dir: Path
@@ -50,6 +53,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secrets_dir: Path | None = None
     stream_output: bool = True
     output_cap_bytes: int = OUTPUT_CAP_BYTES_DEFAULT
+    leases: bool = True
+    lease_socket: Path | None = None
+    lease_uids: tuple[int, ...] = ()
+    lease_gid: int | None = None
 
     def __post_init__(self) -> None:
         if self.worker is not None and not is_worker(self.worker):
@@ -62,6 +69,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for mode in (*self.modes, *self.sharers_max):
             if mode != "exclusive" and mode not in SHARERS_MAX:
                 raise ValueError(f"modes must be exclusive, mps or time-slice, found {mode!r}")
+        if len(self.lease_uids) > LEASE_UIDS_MAX:
+            raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
         if not 0.2 <= self.load_s <= 60:
             raise ValueError(f"load_s must be 0.2..60 seconds, found {self.load_s}")
         if not 0 <= self.free_wait_s <= 600:

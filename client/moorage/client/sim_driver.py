@@ -1,0 +1,168 @@
+"""The driver `process` of a `SimFleet`: claims are real, and what would run is a function of the test's own.
+
+Nothing is executed: the function says how each member ends, and what it would have written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, Literal, cast
+
+import msgspec
+
+from moorage.schemas import frames
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.gpu import Sharing
+from moorage.schemas.job import Request
+from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
+from moorage.worker.environment import Gang, gpu_environment
+from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Traits
+
+#: characters in one frame of output
+OUTPUT_FRAME_CHARS_MAX: Final = 64 * 1024
+#: minus SIGTERM, as a process ends that is told to
+CODE_ENDED: Final = -15
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A member that was started: who it is, what it asked for, and what it finds in its environment."""
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    worker: str
+    request: Request
+    env: dict[str, str]
+
+    @property
+    def argv(self) -> list[str]:
+        return self.request.workload.argv
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """How a member ends: after `seconds`, with `code` (negative: minus a signal), having written `out` and `err`.
+
+    Raises ValueError for a code outside -64..255, and for seconds that are negative or endless.
+    """
+
+    code: int = 0
+    out: str = ""
+    err: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if type(self.code) is not int or not -64 <= self.code <= 255:
+            raise ValueError(f"code must be a whole number, -64..255, found {self.code!r}")
+        if not 0 <= self.seconds < float("inf"):
+            raise ValueError(f"seconds must be 0 or more, found {self.seconds!r}")
+
+
+Script = Callable[[Task], Ran | Awaitable[Ran]]
+
+
+def succeed(task: Task) -> Ran:
+    """The default: everything ends at once, with code 0."""
+    return Ran()
+
+
+class ScriptedDriver(Driver):
+    """Runs `script` for each member; a coroutine of it is cancelled when the member is ended.
+
+    A script that raises ends its member with code 1 and the traceback on stderr, as a Python program would.
+    """
+
+    name = "process"
+    traits = Traits(uses_devices=False, remembers=False)
+
+    def __init__(self, worker: str, script: Script) -> None:
+        super().__init__()
+        self._worker = worker
+        self._script = script
+        self._running: dict[MemberName, asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        running, self._running = list(self._running.values()), {}
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def start(self, assignments: list[Assignment]) -> None:
+        started: list[MemberName] = []
+        failed: list[tuple[MemberName, int, str]] = []
+        for assignment in assignments:
+            try:
+                task = self._task(assignment)
+            except MoorageError as error:
+                failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
+                continue
+            started.append(assignment.name)
+            running = self._run(assignment.name, task, assignment.run.timeout_s)
+            self._running[assignment.name] = asyncio.get_running_loop().create_task(running)
+        if failed:
+            self.report(StartFailed(failed))
+        if started:
+            self.report(Started(started))
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        running = self._running.pop(name, None)
+        if running is not None:
+            running.cancel()
+            self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else "end")]))
+
+    def _task(self, assignment: Assignment) -> Task:
+        tenant, job, replica, attempt, fence = assignment.name
+        start, requested = assignment.start, assignment.run.env
+        ours = gpu_environment(
+            assignment.devices,
+            tenant=tenant,
+            job=job,
+            replica=replica,
+            attempt=attempt,
+            fence=fence,
+            mode=cast(Sharing, assignment.mode),
+            gpu_spec=assignment.request.effective_gpu,
+            gang=None if start is None else Gang(start.world_size, start.master_addr, start.master_port, None),
+            traceparent=assignment.traceparent,
+            simulated=True,
+        )
+        plain = {key: value for key, value in requested.items() if isinstance(value, str)}
+        return Task(*assignment.name, self._worker, assignment.request, {**plain, **ours})
+
+    async def _run(self, name: MemberName, task: Task, timeout_s: float | None) -> None:
+        reason = "exit"
+        try:
+            async with asyncio.timeout(timeout_s):
+                ran = await self._ran(task)
+        except TimeoutError:
+            ran, reason = Ran(CODE_ENDED), "timeout"
+        if self._running.pop(name, None) is None:
+            return
+        for piece in (*_pieces(name, "out", ran.out), *_pieces(name, "err", ran.err)):
+            self.publish(name, encode(piece))
+        self.report(Ended([(name, ran.code, reason)]))
+
+    async def _ran(self, task: Task) -> Ran:
+        try:
+            said = self._script(task)
+            ran = await said if inspect.isawaitable(said) else said
+        except Exception:
+            return Ran(1, err=traceback.format_exc())
+        await asyncio.sleep(ran.seconds)
+        return ran
+
+
+def _pieces(name: MemberName, stream: str, text: str) -> Iterator[frames.Output]:
+    """The text in frames, and the end of the stream."""
+    which: Literal["out", "err"] = "out" if stream == "out" else "err"
+    offset = 0
+    for at in range(0, len(text), OUTPUT_FRAME_CHARS_MAX):
+        part = text[at : at + OUTPUT_FRAME_CHARS_MAX]
+        yield frames.Output(name[3], which, offset, part)
+        offset += len(part.encode())
+    yield frames.Output(name[3], which, offset, "", end=True)

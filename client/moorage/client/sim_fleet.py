@@ -1,0 +1,310 @@
+"""`SimFleet`: the real scheduler and real worker agents in this process, for the tests of a service of your own.
+
+    async def test_it_asks_for_two_gpus() -> None:
+        async with AsyncClient(transport=SimFleet("2x8xH100+4xL40S")) as moorage:
+            result = await moorage.run(["python", "train.py"], gpu="2xH100")
+            assert result.changes[-1].worker == "sim-0000"
+
+    SimulatedClock().run(test_it_asks_for_two_gpus())    # in virtual time; `asyncio.run` takes real time
+
+What is real: the scheduler, its ledger code and its placement, the agents, their pools, leases and fences, the SDK, and
+every frame between them, byte by byte. What is not: NATS (`bus.simulated` takes its place, JetStream included, so the
+ledger is a list in this process's memory and gone with it), the GPUs, and what runs on them: nothing is executed, a
+function of yours says how each job ends. Frames that name a worker or a GPU say `simulated`, and uuids begin with
+`SIM-`. Permissions, clusters and the speed of a network are not simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from moorage.bus.errors import BusError
+from moorage.bus.health import State
+from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus
+from moorage.client.errors import ClientError, client_problem, rejected
+from moorage.client.sim_driver import Ran, Script, ScriptedDriver, Task, succeed
+from moorage.client.transport import Link
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.views import worker_state
+from moorage.scheduler.service import Scheduler
+from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+from moorage.worker.agent import Agent
+from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.fleet_host import FleetHost
+from moorage.worker.inventory.host import HostFacts
+from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, simulated_hosts
+from moorage.worker.journal import MemoryJournal
+from moorage.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from moorage.bus.connection import Connection
+
+__all__ = ["Ran", "SimFleet", "Task"]
+
+#: hosts of one fleet: each has a connection of its own, so that each can be cut off
+HOSTS_MAX: Final = 256
+READY_S_MAX: Final = 60.0
+#: between two looks at what nobody announces
+LOOK_S: Final = 0.005
+START_AGAIN_S: Final = 0.5
+MODES: Final = ("exclusive", "mps", "time-slice")
+
+log = logging.getLogger("moorage.sim_fleet")
+
+
+class SimFleet:
+    """A `ClientTransport`, and an async context manager for a fleet that outlives its clients.
+
+    `fleet` is a word as `moorage up --simulate` takes it: `8xH100` is one host, `4x8xH100+2x4xL40S` are six, and
+    `8xH100,2xL40S` is one host with two models; workers are named `sim-0000` and so on. `script` says how each member
+    ends (default: at once, with code 0); it may be a coroutine function, which is cancelled when its member is ended.
+    The driver `noop` is offered, too. `config` holds the scheduler's numbers, `network` the faults between all parties.
+
+    Opened by its first client and closed with the last, or by `async with`. It lives in one event loop.
+    """
+
+    def __init__(
+        self,
+        fleet: str = "8xH100",
+        *,
+        script: Script = succeed,
+        config: Config | None = None,
+        network: FaultyNetwork | None = None,
+        prefix: str = PREFIX_DEFAULT,
+    ) -> None:
+        """Raises `Rejected` for a word that is no fleet."""
+        try:
+            self._hosts = {host.name: host for host in simulated_hosts(fleet)}
+        except ValueError as error:
+            raise rejected("invalid-argument", str(error), found=fleet, next="for example 8xH100 or 4x8xH100") from None
+        if len(self._hosts) > HOSTS_MAX:
+            raise rejected(
+                "invalid-argument",
+                f"a SimFleet has at most {HOSTS_MAX} hosts, found {len(self._hosts)}",
+                found=fleet,
+                allowed=f"1..{HOSTS_MAX} hosts",
+                next="moorage up --simulate takes more",
+            )
+        self.word = fleet
+        self.network = network or FaultyNetwork()
+        self.scheduler: Scheduler | None = None
+        self._script = script
+        self._config = config
+        self._subjects = Subjects(prefix)
+        self._bus = SimulatedBus(self.network)
+        self._workers: dict[str, FleetHost] = {}
+        self._leading: asyncio.Task[None] | None = None
+        self._schedulers = 0
+        self._boots = 0
+        self._holders = 0
+        self._opening: asyncio.Lock | None = None
+        self._collector: contextlib.ExitStack | None = None
+
+    def __repr__(self) -> str:
+        return f"<SimFleet simulated {self.word}, {len(self._workers)} of {len(self._hosts)} workers>"
+
+    # -- as a transport -----------------------------------------------------------------------------------------
+
+    @property
+    def where(self) -> str:
+        return f"simulated:{self.word}"
+
+    async def connect(self, name: str, on_state: Callable[[State], None]) -> Link:
+        await self._hold()
+        return cast("Link", self._bus.connect(name, on_state=on_state))
+
+    async def release(self, link: Link) -> None:
+        await link.close()
+        await self._let_go()
+
+    async def __aenter__(self) -> SimFleet:
+        await self._hold()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._let_go()
+
+    # -- what a test may do to it -------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> list[str]:
+        """Ids of the workers that run."""
+        return list(self._workers)
+
+    async def kill_scheduler(self) -> None:
+        """The leader dies without a word, and another starts at once: it takes over after the usual silence."""
+        await self._end_scheduler()
+        self._start_scheduler()
+
+    async def kill_worker(self, worker: str) -> None:
+        """The worker dies with what it ran; the scheduler hears of it when its lease is over. Raises KeyError."""
+        await self._end_worker(self._workers.pop(worker))
+
+    async def start_worker(self, worker: str) -> None:
+        """Start a worker of this fleet again, on a new boot. Raises KeyError for one that is none, or runs."""
+        if worker in self._workers:
+            raise KeyError(f"{worker} runs")
+        await self._start_worker(self._hosts[worker])
+
+    def cut_off(self, *workers: str) -> None:
+        """Nothing reaches these workers any more, nor leaves them, until `reconnect`."""
+        self.network.partition(workers, {SERVER, *(each.name for each in self._bus.connections)} - {*workers})
+
+    def reconnect(self) -> None:
+        """All parties reach each other again, without faults."""
+        self.network.heal()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    async def _hold(self) -> None:
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._holders == 0:
+                try:
+                    await self._open()
+                except BaseException:
+                    await self._close()
+                    raise
+            self._holders += 1
+
+    async def _let_go(self) -> None:
+        self._holders -= 1
+        if self._holders == 0:
+            self._opening = None  # the next time may be in another event loop
+            await self._close()
+
+    async def _open(self) -> None:
+        self._collector = contextlib.ExitStack()
+        self._collector.enter_context(_collector_as_it_was())
+        self._bus = SimulatedBus(self.network)
+        self._start_scheduler()
+        for host in self._hosts.values():
+            await self._start_worker(host)
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + READY_S_MAX
+        while not self._is_ready():
+            if self._leading is not None and self._leading.done():
+                self._leading.result()
+            if loop.time() > ends_s:
+                raise ClientError(
+                    client_problem(
+                        "timed-out",
+                        f"the simulated fleet {self.word} is not ready after {READY_S_MAX:g} s",
+                        next_step="give it a network that is less faulty",
+                    )
+                )
+            await asyncio.sleep(LOOK_S)
+
+    def _is_ready(self) -> bool:
+        """A leader has heard every worker."""
+        reign = self.scheduler.reign if self.scheduler is not None else None
+        if reign is None:
+            return False
+        known = reign.engine.state.workers
+        hosts = reign.engine.fleet.hosts
+        return all(
+            name in known and worker_state(known[name], hosts.get(known[name].num)) == "up" for name in self._hosts
+        )
+
+    def _start_scheduler(self) -> None:
+        self._leading = asyncio.get_running_loop().create_task(self._keep_scheduler())
+
+    async def _keep_scheduler(self) -> None:
+        """Start it again when NATS fails it, as whatever keeps processes alive would."""
+        while True:
+            self._schedulers += 1
+            name = f"scheduler-{self._schedulers}"
+            links = [self._bus.connect(name), self._bus.connect(name, account="ledger")]
+            # the surface of Connection over the simulated bus, as the scheduler's own tests use it
+            world, ledger = (cast("Connection", link) for link in links)
+            self.scheduler = Scheduler(
+                world, ledger, config=self._config, subjects=self._subjects, name=f"simulated {name}"
+            )
+            try:
+                await self.scheduler.run()
+            except* BusError as failed:
+                log.warning("%s ended and is started again: %s", name, failed.exceptions[0])
+            finally:
+                for link in links:
+                    await link.close()
+            await asyncio.sleep(START_AGAIN_S)
+
+    async def _end_scheduler(self) -> None:
+        """Raises what broke it."""
+        leading, self._leading = self._leading, None
+        if leading is None:
+            return
+        leading.cancel()
+        try:
+            await leading
+        except asyncio.CancelledError:
+            if not leading.cancelled():
+                raise
+
+    async def _start_worker(self, host: SimulatedHost) -> None:
+        self._boots += 1
+        link = self._bus.connect(host.name)
+        fleet_host = FleetHost(link, self._subjects.prefix)
+        settings = WorkerSettings(
+            Path("unused"), host.name, self._subjects.prefix, modes=MODES, drivers=("process", "noop")
+        )
+        facts = HostFacts(
+            host.name, host.name, f"simulated-{host.name}", f"boot-{self._boots}", host.cpu_milli, host.memory_mib
+        )
+        agent = Agent(
+            fleet_host,
+            host.name,
+            settings,
+            facts,
+            SimulatedInventory(host),
+            [ScriptedDriver(host.name, self._script), NoopDriver()],
+            MemoryJournal(join_n=int(time.time()) + self._boots),
+        )
+        await fleet_host.open()
+        self._workers[host.name] = fleet_host
+        await fleet_host.add(agent)
+
+    async def _end_worker(self, host: FleetHost) -> None:
+        """Raises what its agent raised, where it broke."""
+        broke = host.failed.exception() if host.failed.done() and not host.failed.cancelled() else None
+        await host.close()
+        await host.transport.close()
+        if broke is not None:
+            raise broke
+
+    async def _close(self) -> None:
+        """Raises what broke in the scheduler or a worker, so that a test does not pass over it."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self._collector is not None:
+                stack.push(self._collector)
+                self._collector = None
+            stack.push_async_callback(self._close_links)
+            stack.push_async_callback(self._end_scheduler)
+            workers, self._workers = self._workers, {}
+            for host in workers.values():
+                stack.push_async_callback(self._end_worker, host)
+
+    async def _close_links(self) -> None:
+        for connection in list(self._bus.connections):
+            await connection.close()
+        self.scheduler = None
+
+
+@contextlib.contextmanager
+def _collector_as_it_was() -> Iterator[None]:
+    """A scheduler tunes the garbage collector for a process of its own; a test's process gets its numbers back."""
+    threshold, frozen = gc.get_threshold(), gc.get_freeze_count()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        if not frozen:
+            gc.unfreeze()

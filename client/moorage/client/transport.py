@@ -1,0 +1,28 @@
+"""Where a client gets its connection: NATS, or something in its place, as `sim_fleet.SimFleet`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from moorage.bus.health import State
+from moorage.bus.inbox import InboxTransport
+from moorage.bus.transport import Transport
+
+
+class Link(Transport, InboxTransport, Protocol):
+    """One connection, as `bus.connection.Connection` is it."""
+
+
+class ClientTransport(Protocol):
+    """What `AsyncClient(transport=…)` takes. One may serve several clients, one after the other or at once."""
+
+    @property
+    def where(self) -> str:
+        """The server's name for messages, without secrets."""
+
+    async def connect(self, name: str, on_state: Callable[[State], None]) -> Link:
+        """A connection of the caller's own; `on_state` is told when it is lost and back."""
+
+    async def release(self, link: Link) -> None:
+        """Close what `connect` gave."""

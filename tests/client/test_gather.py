@@ -1,0 +1,168 @@
+"""Many jobs waited for at once: over one subscription, from whatever of their story was seen or missed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from moorage.client import AsyncClient, JobFailed, NotFound, Ran, SimFleet, SimulatedClock, Task, TimedOut
+from moorage.client.gather import FRAMES_MAX, Gathering
+from moorage.schemas.frames import Accepted
+from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
+from tests.client.test_sim_fleet import in_virtual_time
+from tests.waiting import until
+
+
+def by_words(task: Task) -> Ran:
+    return Ran(int(task.argv[0]), seconds=float(task.argv[1]))
+
+
+@in_virtual_time
+async def test_jobs_come_as_they_end() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
+        jobs = await moorage.submit_many([["0", str(seconds)] for seconds in (5, 1, 3)], gpu=1)
+        assert [job.id async for job in moorage.as_completed(jobs)] == [jobs[at].id for at in (1, 2, 0)]
+        assert (await jobs[0].result()).code == 0
+
+
+@in_virtual_time
+async def test_a_batch_is_one_frame_and_one_commit() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
+        before = (await moorage.operate("fleet")).ledger
+        jobs = await moorage.submit_many([["0", "100"]] * 1000, gpu=1)
+        accepted = [job.accepted for job in jobs if job.accepted is not None]
+        assert len({each.ledger for each in accepted}) == 1
+        assert len(accepted) == 1000
+        assert accepted[0].ledger - before <= 2  # a heartbeat may have come between
+
+
+@in_virtual_time
+async def test_results_come_in_the_order_of_the_jobs_failed_ones_among_them() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
+        jobs = await moorage.submit_many([["0", "1"], ["7", "0"], ["-9", "0"]], gpu=1)
+        results = await moorage.wait([*jobs, jobs[0]])
+        assert [(each.state, each.code) for each in results] == [
+            ("SUCCEEDED", 0),
+            ("FAILED", 7),
+            ("FAILED", -9),
+            ("SUCCEEDED", 0),
+        ]
+        with pytest.raises(JobFailed):
+            await jobs[1].result()
+        assert await moorage.wait([]) == []
+
+
+@in_virtual_time
+async def test_jobs_that_are_over_already_are_found_one_by_one_and_by_the_list() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
+        jobs = await moorage.submit_many([[str(at % 2), "0"] for at in range(40)], gpu=1)
+        await moorage.wait(jobs)
+        for crowd in (3, 40):
+            handles = [moorage.job(job.id) for job in jobs[:crowd]]
+            assert [each.code for each in await moorage.wait(handles)] == [at % 2 for at in range(crowd)]
+        with pytest.raises(NotFound):
+            await moorage.wait([moorage.job("nobody")])
+
+
+@in_virtual_time
+async def test_a_wait_is_bounded_and_says_how_many_are_left() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
+        jobs = await moorage.submit_many([["0", "1"], ["0", "1000"]], gpu=1)
+        with pytest.raises(TimedOut) as late:
+            await moorage.wait(jobs, "10s")
+        assert (late.value.job, "1 of 2 jobs" in late.value.why) == (jobs[1].id, True)
+        assert jobs[0].known_result is not None
+
+
+@in_virtual_time
+async def test_it_goes_on_over_a_takeover() -> None:
+    fleet = SimFleet("8xH100", script=by_words)
+    async with AsyncClient(transport=fleet, timeout="1s") as moorage:
+        jobs = await moorage.submit_many([["0", "3"]] * 8, gpu=1)
+        waiting = asyncio.create_task(moorage.wait(jobs))
+        await asyncio.sleep(1)  # of virtual time: it has asked where they stand
+        await fleet.kill_scheduler()
+        assert {each.state for each in await waiting} == {"SUCCEEDED"}
+
+
+@in_virtual_time
+async def test_a_crowd_that_one_list_does_not_hold() -> None:
+    async with AsyncClient(transport=SimFleet("64xH100", script=by_words)) as moorage:
+        jobs = await moorage.submit_many([["0", "0"]] * 1500, gpu=1)
+        assert len(await moorage.wait([moorage.job(job.id) for job in jobs])) == 1500
+
+
+@in_virtual_time
+async def test_the_tenants_events_come_whole() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
+        events = moorage.events()
+        first = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        jobs = await moorage.submit_many([["0", "0"]] * 10, gpu=1)
+        seen = {(await first).job: 1}
+        async for event in events:
+            seen[event.job] = event.rev
+            if list(seen.values()).count(5) == len(jobs):
+                break
+        await events.aclose()  # type: ignore[attr-defined]
+        assert sorted(seen) == sorted(job.id for job in jobs)
+
+
+def test_a_handle_says_what_is_known_of_it() -> None:
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("8xH100", script=by_words), tenant="vision") as moorage:
+            assert repr(moorage.job("a")) == "<Job a of vision not asked yet>"
+            job = await moorage.submit(["0", "100"], gpu="2xH100:80G", key="a")
+            assert repr(job) == "<Job a of vision QUEUED 2xH100:80G accepted 0ms ago>"
+            await asyncio.sleep(95)
+            other = moorage.job("a")
+            await other.show()
+            assert repr(other).startswith("<Job a of vision RUNNING 2xH100:80G on sim-0000 accepted 1m3")
+            await job.result()
+            assert repr(job).startswith("<Job a of vision SUCCEEDED 2xH100:80G on sim-0000 accepted 1m4")
+
+    SimulatedClock().run(scene())
+
+
+async def test_an_end_whose_decision_was_not_heard_is_asked_for(nats_url: str, unique: str) -> None:
+    """Replica 0 failed in a frame that was lost, replica 1 succeeded in the one that came."""
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        failed = change(3, "FAILED", code=7)
+        scheduler.will_show(
+            shown("j", "RUNNING", change(1), change(2)),
+            shown("j", "FAILED", change(1), change(2), failed, change(4, "SUCCEEDED", code=0)),
+        )
+        waiting = asyncio.create_task(client.wait([client.job("j")], "20s"))
+        await until(lambda: len(scheduler.asked) == 1, what="asked where it stands")
+        await scheduler.say_to_tenant(scheduler.event("j", "FAILED", change(4, "SUCCEEDED", code=0)))
+        (result,) = await waiting
+        assert (result.state, result.code, len(scheduler.asked)) == ("FAILED", 7, 2)
+
+
+async def test_a_last_frame_that_was_lost_is_asked_for_and_a_broken_one_too(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        running = shown("j", "RUNNING", change(1))
+        scheduler.will_show(running, running, shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED", code=0)))
+        waiting = asyncio.create_task(client.wait([client.job("j")], "20s"))
+        await until(lambda: len(scheduler.asked) == 1, what="asked where it stands")
+        await scheduler.say_raw(scheduler.subjects.events(unique), b"{not json")
+        await until(lambda: len(scheduler.asked) == 2, what="asked again")
+        assert (await waiting)[0].state == "SUCCEEDED"  # after a silence
+
+
+async def test_a_flood_that_is_not_taken_is_bounded(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will("submit", Accepted("j", 1, "QUEUED"))
+        scheduler.will_show(
+            shown("j", "RUNNING", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
+        )
+        job = await client.submit(["x"], key="j")
+        async with Gathering(client, [job]) as gathering:
+            over = gathering.over(20)
+            first = asyncio.ensure_future(anext(over))
+            await until(lambda: len(scheduler.asked) == 2, what="asked where it stands")
+            for _ in range(FRAMES_MAX + 1):
+                gathering._frames.append(b"")
+            await scheduler.say_to_tenant(scheduler.event("j", "SUCCEEDED", change(2, "SUCCEEDED", code=0)))
+            assert (await first).id == "j"

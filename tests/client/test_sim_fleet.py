@@ -1,0 +1,256 @@
+"""`SimFleet`: a service tested against the real scheduler and the real agents, in virtual time and in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.bus.simulated import FaultyNetwork
+from moorage.client import AsyncClient, GpuSpec, JobFailed, NoScheduler, Ran, Rejected, SimFleet, SimulatedClock, Task
+from tests.waiting import until
+
+Scene = Callable[[], Coroutine[Any, Any, None]]
+
+
+def in_virtual_time(scene: Scene) -> Callable[[], None]:
+    def test() -> None:
+        SimulatedClock().run(scene())
+
+    test.__name__, test.__doc__ = scene.__name__, scene.__doc__
+    return test
+
+
+def say_devices(task: Task) -> Ran:
+    return Ran(out=f"{task.env['CUDA_VISIBLE_DEVICES']}\n", seconds=1)
+
+
+@in_virtual_time
+async def test_a_job_runs_its_script_on_its_lease() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100+4xL40S", script=say_devices)) as moorage:
+        result = await moorage.run(["python", "train.py"], gpu="2xL40S")
+        changes = result.changes
+        assert [change.state for change in changes] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+        assert (changes[1].worker, len(changes[1].gpus)) == ("sim-0001", 2)
+        assert result.stdout == ",".join(changes[1].gpus) + "\n"
+        assert 1000 <= changes[4].time_ms - changes[3].time_ms <= 1100
+
+
+@in_virtual_time
+async def test_everything_says_simulated() -> None:
+    fleet = SimFleet("1x2xH100", script=lambda task: Ran(seconds=5))
+    assert "simulated" in repr(fleet)
+    async with AsyncClient(transport=fleet) as moorage:
+        assert "simulated" in repr(moorage)
+        job = await moorage.submit(["x"], gpu=1)
+        heard: list[Any] = []
+        for subject in (moorage.subjects.hello_all, moorage.subjects.load_all, moorage.subjects.fleet_frame):
+            await moorage.subscribe(subject, lambda delivery: heard.append(msgspec.json.decode(delivery.data)))
+        events = [event async for event in job.events()]
+        assert all(event.simulated for event in events if any(change.worker for change in event.changes))
+        assert all(gpu.startswith("SIM-") for event in events for change in event.changes for gpu in change.gpus)
+        assert all(row["simulated"] for row in (await moorage.ls())["jobs"])
+        assert all(row["simulated"] for row in (await moorage.fleet())["workers"])
+        assert {frame["kind"] for frame in heard} >= {"load", "fleet"}
+        for frame in heard:
+            assert all(row["simulated"] for row in frame.get("workers", [frame]))
+
+
+@in_virtual_time
+async def test_what_does_not_fit_waits_for_what_runs() -> None:
+    async with AsyncClient(transport=SimFleet("1x2xH100", script=say_devices)) as moorage:
+        jobs = await moorage.submit_many([["x"]] * 5, gpu="1xH100")
+        assert (await jobs[-1].explain())["reason"] in ("busy", "placing")
+        results = await moorage.wait(jobs)
+        ends = [result.changes[-1].time_ms for result in results]
+        assert max(ends) - min(ends) >= 1900  # three rounds of a second on two devices
+
+
+@in_virtual_time
+async def test_a_gang_starts_together_and_its_ranks_know_each_other() -> None:
+    tasks: list[Task] = []
+
+    def remember(task: Task) -> Ran:
+        tasks.append(task)
+        return Ran(seconds=1)
+
+    async with AsyncClient(transport=SimFleet("2x4xH100", script=remember)) as moorage:
+        await moorage.run(["rank"], gpu=GpuSpec(count=4, scheduling="gang"), replicas=2)
+    assert sorted(task.env["RANK"] for task in tasks) == ["0", "1"]
+    assert {task.env["WORLD_SIZE"] for task in tasks} == {"2"}
+    assert len({task.worker for task in tasks}) == 2
+
+
+@in_virtual_time
+async def test_a_script_that_raises_is_a_program_that_failed() -> None:
+    def broken(task: Task) -> Ran:
+        raise ValueError(f"no such data: {task.argv[0]}")
+
+    async with AsyncClient(transport=SimFleet("1xH100", script=broken)) as moorage:
+        with pytest.raises(JobFailed) as failed:
+            await moorage.run(["data.csv"])
+        assert failed.value.exit_code == 1
+        assert "no such data: data.csv" in failed.value.result.stderr
+        assert "no such data: data.csv" in failed.value.log_tail
+
+
+@in_virtual_time
+async def test_a_coroutine_is_cancelled_with_its_job_and_by_its_time_limit() -> None:
+    ended: list[str] = []
+
+    async def hang(task: Task) -> Ran:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(task.job)
+        raise AssertionError
+
+    async with AsyncClient(transport=SimFleet("1xH100", script=hang)) as moorage:
+        first = await moorage.submit(["x"], key="first")
+        await until(lambda: _state(moorage, "first", "RUNNING"))
+        await first.cancel("enough")
+        with pytest.raises(JobFailed) as cancelled:
+            await first.result()
+        assert cancelled.value.state == "CANCELLED"
+        with pytest.raises(JobFailed) as late:
+            await moorage.run(["x"], key="second", timeout_s=30.0)
+        assert late.value.state == "TIMED_OUT"
+        await moorage.submit(["x"], key="third")
+        await until(lambda: _state(moorage, "third", "RUNNING"))
+    assert ended == ["first", "second", "third"]  # the last with the fleet
+
+
+@in_virtual_time
+async def test_a_retry_runs_the_script_again() -> None:
+    async with AsyncClient(transport=SimFleet("1xH100", script=lambda task: Ran(int(task.attempt < 3)))) as moorage:
+        result = await moorage.run(["x"], retries=5)
+        assert result.changes[-1].attempt == 3
+
+
+@in_virtual_time
+async def test_what_was_accepted_outlives_the_scheduler() -> None:
+    fleet = SimFleet("1x2xH100", script=lambda task: Ran(seconds=3))
+    async with AsyncClient(transport=fleet) as moorage:
+        jobs = await moorage.submit_many([["x"]] * 4, gpu=1)
+        await fleet.kill_scheduler()
+        with pytest.raises(NoScheduler):
+            async with AsyncClient(transport=fleet, timeout="100ms") as impatient:
+                await impatient.ls()
+        assert {result.state for result in await moorage.wait(jobs)} == {"SUCCEEDED"}
+        assert (await moorage.fleet())["epoch"] == 2
+
+
+@in_virtual_time
+async def test_a_job_on_a_worker_that_dies_is_placed_again() -> None:
+    fleet = SimFleet("2x1xH100", script=lambda task: Ran(seconds=60))
+    async with AsyncClient(transport=fleet) as moorage:
+        job = await moorage.submit(["x"], gpu=1)
+        await until(lambda: _state(moorage, job.id, "RUNNING"))
+        await job.show()
+        dead = job.worker
+        await fleet.kill_worker(dead)
+        result = await job.result()
+        assert {change.worker for change in result.changes if change.state == "RUNNING"} == {"sim-0000", "sim-0001"}
+        assert fleet.workers == [name for name in ("sim-0000", "sim-0001") if name != dead]
+        await fleet.start_worker(dead)
+        await until(lambda: _all_up(moorage), 60)
+        with pytest.raises(KeyError):
+            await fleet.start_worker(dead)
+
+
+@in_virtual_time
+async def test_a_worker_that_is_cut_off_ends_its_job_before_another_gets_it() -> None:
+    running: set[str] = set()
+    doubled: list[str] = []
+
+    async def train(task: Task) -> Ran:
+        if running:
+            doubled.append(task.worker)
+        running.add(task.worker)
+        try:
+            await asyncio.sleep(100)
+        finally:
+            running.discard(task.worker)
+        return Ran()
+
+    fleet = SimFleet("2x1xH100", script=train)
+    async with AsyncClient(transport=fleet) as moorage:
+        job = await moorage.submit(["x"], gpu=1)
+        await until(lambda: running)
+        fleet.cut_off(*running)
+        result = await job.result()
+        assert (result.state, doubled) == ("SUCCEEDED", [])
+        fleet.reconnect()
+        await until(lambda: _all_up(moorage), 60)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_of_the_network_lose_nothing(seed: int) -> None:
+    network = FaultyNetwork(seed, drop=0.03, duplicate=0.03, reorder=0.05, delay_ms=(0.1, 20))
+
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("2x4xH100", script=say_devices, network=network)) as moorage:
+            jobs = await moorage.submit_many([["x"]] * 20, gpu=1)
+            results = await moorage.wait(jobs)
+            assert {result.state for result in results} == {"SUCCEEDED"}
+            assert {change.attempt for result in results for change in result.changes if change.attempt} == {1}
+
+    SimulatedClock().run(scene())
+    assert network.counters["dropped"] > 0
+
+
+async def test_in_real_time_it_is_there_at_once_and_leaves_nothing() -> None:
+    threshold, threads = gc.get_threshold(), threading.active_count()
+    fleet = SimFleet("2x8xH100")
+    async with fleet, AsyncClient(transport=fleet, tenant="a") as one, AsyncClient(transport=fleet, tenant="b") as two:
+        await one.submit(["x"], key="same")
+        await two.submit(["y"], key="same")
+        assert [len((await client.ls())["jobs"]) for client in (one, two)] == [1, 1]
+    assert len(asyncio.all_tasks()) == 1
+    assert (gc.get_threshold(), threading.active_count()) == (threshold, threads)
+    async with AsyncClient(transport=fleet) as again:  # a new fleet: the ledger went with the old one
+        assert (await again.ls())["jobs"] == []
+
+
+async def test_what_breaks_inside_is_told() -> None:
+    fleet = SimFleet("1xH100")
+
+    async def broken() -> None:
+        raise OSError("the disk is on fire")
+
+    async def use() -> None:
+        async with fleet:
+            assert fleet._leading is not None
+            fleet._leading.cancel()
+            fleet._leading = asyncio.create_task(broken())
+            await asyncio.wait({fleet._leading})
+
+    with pytest.raises(OSError, match="on fire"):
+        await use()
+
+
+@pytest.mark.parametrize("fields", [{"code": 300}, {"code": True}, {"seconds": -1}, {"seconds": float("inf")}])
+def test_an_end_that_cannot_be_is_told(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Ran(**fields)
+
+
+@pytest.mark.parametrize("word", ["", "8", "0xH100", "8xNothing", "300x1xH100"])
+def test_a_word_that_is_no_fleet_is_told(word: str) -> None:
+    with pytest.raises(Rejected) as refused:
+        SimFleet(word)
+    assert refused.value.code == "invalid-argument"
+    assert refused.value.fixes
+
+
+async def _state(client: AsyncClient, job: str, state: str) -> bool:
+    return bool((await client.job(job).show())["state"] == state)
+
+
+async def _all_up(client: AsyncClient) -> bool:
+    return {row["state"] for row in (await client.fleet())["workers"]} == {"up"}

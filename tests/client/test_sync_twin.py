@@ -1,0 +1,254 @@
+"""`Client` is `AsyncClient` without await: compared signature by signature, and tried from threads and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from moorage.client import (
+    AsyncClient,
+    BatchRejected,
+    Client,
+    Event,
+    Job,
+    JobFailed,
+    NotFound,
+    Ran,
+    Rejected,
+    SimFleet,
+    SyncJob,
+    Task,
+    TimedOut,
+    Watch,
+)
+from moorage.client.sync import LoopThread, SyncWatch
+
+#: what only the async side has, with the reason
+ASYNC_ALONE = {
+    "subscribe": "its handler runs in the loop",
+    "saw": "fed by the SDK itself",
+    "learn": "fed by the SDK itself",
+    "ended": "fed by the SDK itself",
+}
+
+
+def _public(kind: type) -> dict[str, inspect.Signature]:
+    found = {}
+    for name, member in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_") or name == "__init__":
+            found[name] = inspect.signature(member)
+    return found
+
+
+def _synced(annotation: object) -> str:
+    """An async side's annotation as the sync side must have it."""
+    text = re.sub(r"AsyncIterator\b", "Iterator", str(annotation))
+    return re.sub(r"\b(?<!Sync)(Job|Watch)\b", r"Sync\1", text)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(Client, AsyncClient), (SyncJob, Job), (SyncWatch, Watch)])
+def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) -> None:
+    sync, asynchronous = _public(ours), _public(theirs)
+    expected = {name: each for name, each in asynchronous.items() if name not in ASYNC_ALONE}
+    if ours is not Client:  # handles are made by the client
+        sync.pop("__init__")
+        expected.pop("__init__")
+    assert sorted(sync) == sorted(expected)
+    for name, wanted in expected.items():
+        found = sync[name]
+        assert [
+            (each.name, each.kind, each.default, str(each.annotation)) for each in found.parameters.values()
+        ] == [
+            (each.name, each.kind, each.default, _synced(each.annotation)) for each in wanted.parameters.values()
+        ], name  # fmt: skip
+        assert str(found.return_annotation) == _synced(wanted.return_annotation), name
+
+
+def test_no_method_of_the_twin_is_awaited() -> None:
+    for kind in (Client, SyncJob, SyncWatch):
+        for name, member in inspect.getmembers(kind, inspect.isfunction):
+            assert not inspect.iscoroutinefunction(member), name
+            assert not inspect.isasyncgenfunction(member), name
+
+
+def _script(task: Task) -> Ran:
+    word, *rest = task.argv
+    return Ran(int(rest[0])) if word == "exit" else Ran(0, f"{word} on {task.env['CUDA_VISIBLE_DEVICES']}\n")
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Client(transport=SimFleet("2x4xH100", script=_script), tenant="sync") as opened:
+        yield opened
+
+
+def test_a_script_submits_follows_and_ends_jobs(client: Client) -> None:
+    result = client.run(["train"], gpu="2xH100")
+    assert result.stdout.startswith("train on SIM-")
+    job = client.submit(["exit", "0"], gpu=1, key="one")
+    states = [change.state for event in job.events("10s") for change in event.changes]
+    assert states == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+    assert job.result().state == "SUCCEEDED"
+    assert re.fullmatch(r"<SyncJob one of sync SUCCEEDED 1xany on sim-\d+ accepted \d+m?s ago>", repr(job))
+    with pytest.raises(JobFailed) as failed:
+        client.submit(["exit", "7"]).result("10s")
+    assert failed.value.exit_code == 7
+    assert next(row["job"] for row in client.ls(["SUCCEEDED"])["jobs"]) == "one"
+    assert {row["state"] for row in client.fleet()["workers"]} == {"up"}
+    assert client.drain("sim-0001")["worker"] == "sim-0001"
+    with pytest.raises(NotFound):
+        client.job("nobody").show()
+    with pytest.raises(Rejected):
+        client.job("no.id")
+
+
+def test_many_are_waited_for_by_their_own_handles(client: Client) -> None:
+    jobs = client.submit_many([["exit", str(code)] for code in (0, 3, 0)], gpu=1)
+    assert {job.id for job in client.as_completed(jobs, "10s")} == {job.id for job in jobs}
+    assert [result.code for result in client.wait(jobs)] == [0, 3, 0]
+    with pytest.raises(BatchRejected) as refused:
+        client.submit_many([{"job": "a", "run": {"argv": ["x"]}}, {"job": "a", "run": {"argv": ["y"]}}])
+    assert [type(job) for job in refused.value.jobs] == [SyncJob, type(None)]
+
+
+def test_a_watch_hears_all_of_a_job_that_comes_later(client: Client) -> None:
+    with client.watch("later", output=True) as watch:
+        client.submit(["loud"], key="later")
+        items = list(watch)
+    assert [type(item) for item in items].count(Event) >= 1
+    assert "".join(getattr(item, "text", "") for item in items).startswith("loud on")
+    assert watch.state == "SUCCEEDED"
+
+
+def test_an_iterator_that_is_left_early_lets_go_of_its_subscription(client: Client) -> None:
+    job = client.submit(["hang"], driver="noop")
+    for event in job.events("10s"):
+        assert event.job == job.id
+        break
+    assert not client._twin.watches
+    job.cancel("enough")
+    with pytest.raises(TimedOut):
+        client.submit(["hang"], driver="noop").result("50ms")
+
+
+def test_several_threads_share_one_client(client: Client) -> None:
+    codes: list[int | None] = []
+    threads = [
+        threading.Thread(target=lambda: codes.append(client.run(["exit", "0"], gpu=1, timeout="20s").code))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [0] * 8
+
+
+def test_it_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    client = Client(transport=SimFleet("1xH100"), name="a name to look for")
+    with client:
+        assert [each for each in threading.enumerate() if each.name == "a name to look for"]
+        left = client.submit(["hang"], driver="noop").events()
+        next(left)
+    assert set(threading.enumerate()) == before
+    with pytest.raises(RuntimeError, match="closed while"):
+        next(left)
+    client.close()
+    with client:  # and it opens again, on a fleet that is new
+        assert client.ls()["jobs"] == []
+    assert set(threading.enumerate()) == before
+    with pytest.raises(RuntimeError, match="not open"):
+        client.ls()
+
+
+def test_a_client_that_cannot_connect_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(Exception, match="cannot reach"):
+        Client("nats://127.0.0.1:1", connect_timeout="100ms").open()
+    assert set(threading.enumerate()) == before
+
+
+async def test_inside_a_loop_it_refuses_and_names_the_other() -> None:
+    with pytest.raises(RuntimeError, match="AsyncClient"):
+        Client()
+
+
+def test_inside_a_loop_an_open_one_refuses_too(client: Client) -> None:
+    async def inside() -> None:
+        with pytest.raises(RuntimeError, match="AsyncClient"):
+            client.ls()
+        with pytest.raises(RuntimeError, match="AsyncClient"):
+            next(client.events())
+
+    asyncio.run(inside())
+    assert client.ls()["jobs"] == []
+
+
+def test_an_interrupted_call_is_ended_in_the_loop_too() -> None:
+    thread = LoopThread("interrupted")
+    thread.start()
+    ended: list[str] = []
+
+    async def forever() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("ended")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.call(forever())
+        assert ended == ["ended"]
+    finally:
+        thread.stop()
+
+
+def test_after_a_fork_the_child_is_told(client: Client) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # no pytest here: only the word, and the end
+        try:
+            client.ls()
+        except RuntimeError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader, "rb") as told:
+        assert b"before a fork" in told.read()
+
+
+def test_a_closed_client_fails_what_other_threads_wait_for() -> None:
+    thread = LoopThread("closed")
+    thread.start()
+    waits, failed = threading.Event(), []
+
+    async def forever() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            thread.call(forever())
+        except RuntimeError as error:
+            failed.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert waits.wait(10)
+    began = time.monotonic()
+    thread.stop()
+    waiting.join(10)
+    assert not waiting.is_alive(), time.monotonic() - began
+    assert "closed" in failed[0]

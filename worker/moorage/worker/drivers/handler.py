@@ -1,0 +1,392 @@
+"""The driver of handlers: functions in the service's own process, called for a job as another driver starts a process.
+
+`run.argv[0]` names the function, the other words and `run.env` are its input. The request must also say
+`requires: {"handler.<name>": ["1"]}`: that label is how a worker tells which functions it has.
+
+The code is the service's own and trusted. It is ended by asking: a coroutine is cancelled, a plain function, which
+runs in a thread of its own, finds `context.cancelled` true. One that has not stopped when its grace is over cannot be
+ended at all: its slots are quarantined, the service is told, and they come free when it returns after all. What it
+returns after it was asked to stop counts as ended, never as a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, cast
+
+import msgspec
+
+from moorage.schemas import frames
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import MoorageError, refuse
+from moorage.schemas.gpu import Sharing
+from moorage.schemas.job import Request, Run
+from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
+from moorage.worker.environment import Gang, gpu_environment, lay_over, resolve_secrets
+from moorage.worker.handler_context import HandlerCancelled, HandlerContext
+from moorage.worker.handler_results import Result, encode_result, inline, result_object
+from moorage.worker.lease_session import NEVER_S
+from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
+
+#: a coroutine function, or a plain one for a thread; its result is bytes, text, what JSON can hold, or None
+Handler = Callable[[HandlerContext], Awaitable[object]] | Callable[[HandlerContext], object]
+Overdue = Callable[[HandlerContext], None]
+
+#: running at once, each with a task or a thread
+RUNNING_MAX: Final = 256
+PROGRESS_PER_S_MAX: Final = 5
+#: of a traceback on the log subject: its end, which names the error
+TRACEBACK_CHARS_MAX: Final = 8 * 1024
+DETAIL_CHARS_MAX: Final = 200
+#: how long closing waits for functions that were asked to stop
+CLOSE_S_MAX: Final = 1.0
+#: how long the storing of a result may hold up the end of its job
+STORE_S_MAX: Final = 30.0
+CODE_FAILED: Final = 1
+#: minus SIGTERM, as a process asked to end would tell it
+CODE_ENDED: Final = -15
+LABEL_PREFIX: Final = "handler."
+
+log = logging.getLogger("moorage.worker")
+
+
+class Store(Protocol):
+    """Where results are kept; see `handler_results.ResultStore`."""
+
+    async def put(self, tenant: str, name: str, result: Result) -> None: ...
+
+
+class _Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of standard output: how far a handler is."""
+
+    progress: float
+    text: str = ""
+
+
+class _ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of standard output: the object that holds the result, and a small result itself."""
+
+    result: str
+    size_bytes: int
+    content_type: str
+    value: object = msgspec.UNSET
+
+
+class _Running:
+    """One run of a function."""
+
+    __slots__ = ("context", "grace", "keeping", "newest", "offsets", "overdue", "reason", "saying", "timeout", "work")
+
+    def __init__(self) -> None:
+        self.context: HandlerContext
+        self.work: asyncio.Future[object]
+        self.reason = ""  # why it was asked to stop: end, fence or timeout
+        self.overdue = False
+        self.keeping = False  # it returned, and its result is being kept
+        self.grace: asyncio.TimerHandle | None = None
+        self.timeout: asyncio.TimerHandle | None = None
+        self.newest: tuple[float, str] | None = None
+        self.saying = False
+        self.offsets = {"out": 0, "err": 0}
+
+
+class HandlerDriver(Driver):
+    """`handlers` by name. `on_overdue` is called in the event loop for a function that does not stop."""
+
+    name = "handler"
+    #: the service keeps its context on the device from one call to the next, so the device's memory proves nothing
+    traits = Traits(uses_devices=False, remembers=False)
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        store: Store,
+        *,
+        secrets_dir: Path | None = None,
+        interface: str | None = None,
+        simulated: bool = False,
+        on_overdue: Overdue | None = None,
+    ) -> None:
+        super().__init__()
+        self._handlers = handlers
+        self._store = store
+        self._secrets_dir = secrets_dir
+        self._interface = interface
+        self._simulated = simulated
+        self._on_overdue = on_overdue
+        self._running: dict[MemberName, _Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fence_s = NEVER_S
+        self._closed = False
+
+    def running(self) -> list[HandlerContext]:
+        """The runs whose function has not returned, or whose result is being kept."""
+        return [running.context for running in self._running.values()]
+
+    async def close(self) -> None:
+        """Ask all to stop and wait a moment. A thread that goes on cannot hold up the end of the process."""
+        self._closed = True
+        works: list[asyncio.Future[Any]] = [*self._tasks]
+        for running in self._running.values():
+            self._cancel_timers(running)
+            running.context.cancel("the worker closes")
+            if isinstance(running.work, asyncio.Task):
+                running.work.cancel()
+            works.append(running.work)
+        if works:
+            await asyncio.wait(works, timeout=CLOSE_S_MAX)
+
+    def check(self, request: Request) -> None:
+        self._handler_of(request.workload)
+        if len(self._running) >= RUNNING_MAX:
+            raise refuse("queue-full", f"this worker runs {RUNNING_MAX} handlers already")
+
+    def start(self, assignments: list[Assignment]) -> None:
+        started: list[tuple[_Running, Handler]] = []
+        failed: list[tuple[MemberName, int, str]] = []
+        for assignment in assignments:
+            try:
+                handler = self._handler_of(assignment.run)
+                self._check_startable(assignment.run)
+                running = self._prepare(assignment)
+            except MoorageError as error:
+                failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
+                continue
+            self._running[assignment.name] = running
+            started.append((running, handler))
+        if failed:
+            self.report(StartFailed(failed))
+        if started:
+            self.report(Started([running.context.name for running, _ in started]))
+        for running, handler in started:
+            self._call(running, handler)
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        running = self._running.get(name)
+        if running is not None and not running.keeping:
+            self._ask_to_stop(running, grace_s, "fence" if why == "fence" else "end", why)
+
+    def set_fence(self, deadline_s: float, grace_s: float) -> None:
+        self._fence_s = deadline_s  # read by `context.cancelled`, in whatever thread
+
+    # -- starting
+
+    def _handler_of(self, run: Run) -> Handler:
+        handler = self._handlers.get(run.argv[0]) if run.argv else None
+        if handler is None:
+            raise refuse(
+                "failed-precondition",
+                "argv[0] names no handler of this worker",
+                field="$.run.argv",
+                found=run.argv[0] if run.argv else "",
+                allowed=", ".join(self._handlers),
+                next='say requires: {"handler.<name>": ["1"]}, so that it is placed where that handler is',
+            )
+        return handler
+
+    @staticmethod
+    def _check_startable(run: Run) -> None:
+        for field in ("cwd", "user", "checkpoint_signal"):
+            if getattr(run, field) is not None:
+                raise refuse("invalid-argument", f"a function has no {field}", field=f"$.run.{field}")
+
+    def _prepare(self, assignment: Assignment) -> _Running:
+        """Raises SharingUnavailable, SecretRefused, Refused."""
+        if len(self._running) >= RUNNING_MAX:
+            raise refuse("queue-full", f"this worker runs {RUNNING_MAX} handlers already")
+        tenant, job, replica, attempt, fence = assignment.name
+        start = assignment.start
+        gang = None
+        if start is not None:
+            gang = Gang(start.world_size, start.master_addr, start.master_port, self._interface)
+        ours = gpu_environment(
+            assignment.devices,
+            tenant=tenant,
+            job=job,
+            replica=replica,
+            attempt=attempt,
+            fence=fence,
+            mode=cast(Sharing, assignment.mode),
+            gpu_spec=assignment.request.effective_gpu,
+            gang=gang,
+            traceparent=assignment.traceparent,
+            simulated=self._simulated,
+        )
+        loop = asyncio.get_running_loop()
+        running = _Running()
+
+        def say_progress(fraction: float, text: str) -> None:
+            running.newest = (fraction, text)
+            if not running.saying:  # at worst two threads both see False: then it is looked at twice
+                running.saying = True
+                with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever would listen
+                    loop.call_soon_threadsafe(self._say_progress, running)
+
+        running.context = HandlerContext(
+            assignment.name,
+            assignment.request,
+            tuple(assignment.devices),
+            assignment.mode,
+            lay_over(resolve_secrets(assignment.run.env, self._secrets_dir), ours),
+            say_progress=say_progress,
+            fence_s=lambda: self._fence_s,
+        )
+        return running
+
+    def _call(self, running: _Running, handler: Handler) -> None:
+        loop = asyncio.get_running_loop()
+        context = running.context
+        if inspect.iscoroutinefunction(handler):
+            running.work = loop.create_task(handler(context), name=f"handler {context.job}")
+        else:
+            running.work = _in_thread(handler, context)
+        running.work.add_done_callback(lambda work: self._returned(running, work))
+        run = context.request.workload
+        if run.timeout_s is not None:
+            running.timeout = loop.call_later(
+                run.timeout_s, self._ask_to_stop, running, run.grace_s, "timeout", "timeout"
+            )
+
+    # -- stopping
+
+    def _ask_to_stop(self, running: _Running, grace_s: float, reason: str, why: str) -> None:
+        """Once; a second word can only shorten the wait. A coroutine is cancelled once, so that it can clean up."""
+        if running.overdue or running.keeping or running.work.done():
+            return
+        if not running.reason:
+            running.reason = reason
+            running.context.cancel(why or reason)
+            if isinstance(running.work, asyncio.Task):
+                running.work.cancel(why or reason)
+        loop = asyncio.get_running_loop()
+        if running.grace is not None:
+            if running.grace.when() <= loop.time() + grace_s:
+                return
+            running.grace.cancel()
+        running.grace = loop.call_later(grace_s, self._is_overdue, running)
+
+    def _is_overdue(self, running: _Running) -> None:
+        running.overdue = True
+        context = running.context
+        log.error("%r was asked to stop (%s) and goes on; its devices stay out of use", context, running.reason)
+        self._say(running, "err", f"moorage: asked to stop ({running.reason}), and still running after its grace\n")
+        self.report(Stuck([context.name]))
+        if self._on_overdue is not None:
+            self._on_overdue(context)
+
+    # -- what comes of it
+
+    def _returned(self, running: _Running, work: asyncio.Future[object]) -> None:
+        if self._closed:
+            if not work.cancelled():
+                work.exception()  # looked at, so that the loop does not complain of it
+            return
+        error: BaseException | None = asyncio.CancelledError() if work.cancelled() else work.exception()
+        if isinstance(error, asyncio.CancelledError | HandlerCancelled):
+            self._over(running, CODE_ENDED, running.reason or running.context.cancel_reason or "cancelled by itself")
+        elif error is not None:
+            text = "".join(traceback.format_exception(error))
+            self._say(running, "err", text[-TRACEBACK_CHARS_MAX:])
+            self._over(running, CODE_FAILED, f"{type(error).__name__}: {error}")
+        elif running.reason:
+            self._over(running, 0, running.reason)
+        elif (value := work.result()) is None:
+            self._over(running, 0, "exit")
+        else:
+            running.keeping = True
+            task = asyncio.get_running_loop().create_task(self._keep(running, value))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _keep(self, running: _Running, value: object) -> None:
+        context = running.context
+        name = result_object(context.job, context.replica, context.fence)
+        try:
+            result = encode_result(value)
+            async with asyncio.timeout(STORE_S_MAX):
+                await self._store.put(context.tenant, name, result)
+        except (MoorageError, TimeoutError) as error:
+            why = error.problem.message if isinstance(error, MoorageError) else f"not within {STORE_S_MAX:g} s"
+            self._over(running, CODE_FAILED, f"the result could not be kept: {why}")
+            return
+        small = inline(result)
+        line = _ResultLine(
+            name, len(result.data), result.content_type, msgspec.UNSET if small is None else cast(Any, small)
+        )
+        self._flush_progress(running)  # what was said first stands first
+        self._say(running, "out", encode(line).decode() + "\n")
+        self._over(running, 0, "exit")
+
+    def _over(self, running: _Running, code: int, reason: str) -> None:
+        self._flush_progress(running)
+        self._cancel_timers(running)
+        for stream in ("out", "err"):
+            self._say(running, stream, "", end=True)
+        del self._running[running.context.name]
+        self.report(Ended([(running.context.name, code, reason[:DETAIL_CHARS_MAX])]))
+
+    @staticmethod
+    def _cancel_timers(running: _Running) -> None:
+        for timer in (running.grace, running.timeout):
+            if timer is not None:
+                timer.cancel()
+
+    # -- what is said
+
+    def _say_progress(self, running: _Running) -> None:
+        """Say the newest, then let the next one wait."""
+        if running.context.name not in self._running or self._closed:
+            return
+        if running.newest is None:
+            running.saying = False
+            if running.newest is None:  # again: a thread may have set it before it could see that nobody looks
+                return
+            running.saying = True
+        self._flush_progress(running)
+        asyncio.get_running_loop().call_later(1 / PROGRESS_PER_S_MAX, self._say_progress, running)
+
+    def _flush_progress(self, running: _Running) -> None:
+        newest, running.newest = running.newest, None
+        if newest is not None:
+            self._say(running, "out", encode(_Progress(*newest)).decode() + "\n")
+
+    def _say(self, running: _Running, stream: Literal["out", "err"], text: str, *, end: bool = False) -> None:
+        context = running.context
+        offset = running.offsets[stream]
+        running.offsets[stream] += len(text.encode())
+        self.publish(context.name, encode(frames.Output(context.attempt, stream, offset, text, end=end)))
+
+
+def _in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
+    """Call a plain function in a thread of its own: a pool's threads could all be held by functions that hang, and
+    those of asyncio's pool are waited for at the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[object] = loop.create_future()
+
+    def settle(value: object, error: BaseException | None) -> None:
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+    def call() -> None:
+        value: object = None
+        error: BaseException | None = None
+        try:
+            value = handler(context)
+        except StopIteration as stop:  # a future cannot hold it
+            error = RuntimeError(f"the handler raised {stop!r}")
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=call, name=f"handler {context.job}", daemon=True).start()
+    return future

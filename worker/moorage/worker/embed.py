@@ -1,0 +1,226 @@
+"""A worker inside a service's own process: the fleet calls the service's functions on the GPUs of its pool.
+
+    worker = EmbeddedWorker("nats://127.0.0.1:4222", WorkerSettings(Path("state"), "transcoder-1"))
+
+    @worker.handler("transcode")
+    async def transcode(context: HandlerContext) -> bytes: ...
+
+    async with worker:
+        async with await worker.pool.claim() as lease: ...  # the service's own work, first come, first served
+        await worker.serve(stop)
+
+Jobs reach the function by `"run": {"driver": "handler", "argv": ["transcode", ...]}` together with
+`"requires": {"handler.transcode": ["1"]}`, the label under which this worker offers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from moorage.bus.connection import Connection, State, connect
+from moorage.bus.contexts import Context
+from moorage.bus.jetstream import JetStream
+from moorage.schemas.errors import refuse
+from moorage.worker.agent import Agent
+from moorage.worker.drivers.handler import LABEL_PREFIX, Handler, HandlerDriver
+from moorage.worker.fleet_host import FleetHost
+from moorage.worker.handler_context import HandlerContext
+from moorage.worker.handler_results import ResultStore
+from moorage.worker.inventory.base import Inventory
+from moorage.worker.inventory.host import HostFacts, host_facts
+from moorage.worker.inventory.nvml import open_nvml
+from moorage.worker.inventory.simulated import SimulatedInventory
+from moorage.worker.journal import MemoryJournal
+from moorage.worker.pool import GpuPool
+from moorage.worker.run import simulated_of
+from moorage.worker.settings import WorkerSettings
+
+HANDLERS_MAX: Final = 32
+#: beyond the longest grace of what runs, for the facts and the goodbye
+LEAVE_S_MAX: Final = 5.0
+GRACE_S_MAX: Final = 60.0
+_NAME: Final = re.compile(r"[a-z0-9_.-]{1,48}")
+_Function = TypeVar("_Function", bound=Handler)
+
+log = logging.getLogger("moorage.worker")
+
+
+class EmbeddedWorker:
+    """One worker that calls functions. Register them, then enter it; used once, in one event loop.
+
+    `settings.worker` is required: an id of its own, beside the machine's plain worker. `settings.drivers` and the
+    socket for leases are not used. The devices are this machine's, or `settings.simulate`'s (one host), or those of
+    `inventory`; `settings.lent_slots` keeps some for the service alone. `on_overdue` is called in the event loop for
+    a function that does not stop when asked. Nothing of it outlives the process: a killed service's jobs are lost,
+    and are placed again by their `retries_on_lost`.
+    """
+
+    def __init__(
+        self,
+        target: Context | str | None,
+        settings: WorkerSettings,
+        *,
+        inventory: Inventory | None = None,
+        on_overdue: Callable[[HandlerContext], None] | None = None,
+    ) -> None:
+        self._target = target
+        self._settings = settings
+        self._inventory = inventory
+        self._on_overdue = on_overdue
+        self._handlers: dict[str, Handler] = {}
+        self._opened = False
+        self._agent: Agent | None = None
+        self._driver: HandlerDriver | None = None
+        self._host: FleetHost | None = None
+        self._connection: Connection | None = None
+
+    def handler(self, name: str) -> Callable[[_Function], _Function]:
+        """Offer the decorated function under `name` (`[a-z0-9_.-]{1,48}`).
+
+        A coroutine function runs in the event loop, any other in a thread of its own. It gets a `HandlerContext`; what
+        it returns is the job's result: bytes, text, what JSON can hold, or None for no result. An exception fails
+        the job with code 1. Raises Refused for a bad or second name, or once the worker is open: the fleet learns
+        the names when the worker joins.
+        """
+        if self._opened:
+            raise refuse("failed-precondition", "handlers are registered before the worker is opened", found=name)
+        if not _NAME.fullmatch(name):
+            raise refuse("invalid-argument", "no name of a handler", found=name, allowed="[a-z0-9_.-]{1,48}")
+        if name in self._handlers or len(self._handlers) >= HANDLERS_MAX:
+            raise refuse(
+                "invalid-argument",
+                f"a worker has at most {HANDLERS_MAX} handlers, each with a name of its own",
+                found=name,
+            )
+
+        def register(function: _Function) -> _Function:
+            self._handlers[name] = function
+            return function
+
+        return register
+
+    @property
+    def pool(self) -> GpuPool:
+        """The GPUs, for the service's own claims: waiting ones come before any placement of the fleet."""
+        return self._opened_agent.pool
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the fleet has taken it in and its lease session stands now."""
+        return self._opened_agent.members.session.phase == "live"
+
+    @property
+    def running(self) -> list[HandlerContext]:
+        """What runs for the fleet now."""
+        return [] if self._driver is None else self._driver.running()
+
+    async def open(self) -> None:
+        """Connect and ask to join. Raises MoorageError of the connection, Refused for settings that cannot be."""
+        if self._opened:
+            raise refuse("failed-precondition", "an embedded worker is opened once; make another one")
+        settings, worker = self._settings, self._settings.worker
+        if worker is None:
+            raise refuse("failed-precondition", "an embedded worker needs an id of its own", field="$.worker")
+        if not self._handlers:
+            raise refuse("failed-precondition", "no handler is registered", next='@worker.handler("name")')
+        self._opened = True
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts, inventory = await self._machine(worker)
+
+        def on_state(state: State) -> None:
+            if state is State.CONNECTED and self._host is not None:
+                self._host.reconnected()
+
+        try:
+            self._connection = await connect(self._target, f"moorage service {worker}", on_state=on_state)
+            host = FleetHost(self._connection, settings.prefix)
+            await host.open()
+            self._host = host
+            api = self._target.api_prefix if isinstance(self._target, Context) else "$JS.API"
+            self._driver = HandlerDriver(
+                self._handlers,
+                ResultStore(JetStream(self._connection, api), settings.prefix),
+                secrets_dir=settings.secrets_dir,
+                interface=settings.interface,
+                simulated=inventory.simulated,
+                on_overdue=self._on_overdue,
+            )
+            labels = settings.labels | {f"{LABEL_PREFIX}{name}": "1" for name in self._handlers}
+            # nothing to take up again; wall seconds grow over every restart, faster than joins are asked
+            journal = MemoryJournal(join_n=int(time.time()))
+            settings = msgspec.structs.replace(settings, labels=labels)
+            self._agent = Agent(host, worker, settings, facts, inventory, [self._driver], journal)
+            await host.add(self._agent)
+        except BaseException:
+            await self._close(inventory)
+            raise
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Wait until `stop` is set. Raises what broke the worker, if anything did."""
+        host = self._host
+        if host is None:
+            raise refuse("failed-precondition", "the worker is not open")
+        stopped = asyncio.get_running_loop().create_task(stop.wait())
+        try:
+            await asyncio.wait((stopped, host.failed), return_when=asyncio.FIRST_COMPLETED)
+            if host.failed.done():
+                host.failed.result()
+        finally:
+            stopped.cancel()
+
+    async def close(self) -> None:
+        """Ask what runs to stop, each within its own grace (at most a minute), say goodbye, let go."""
+        agent = self._agent
+        if agent is None:
+            return
+        graces = [min(context.request.workload.grace_s, GRACE_S_MAX) for context in self.running]
+        agent.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(graces, default=0.0) + LEAVE_S_MAX):
+                await agent.left.wait()
+        for context in self.running:
+            log.error("%r runs on: whoever ends this process ends it", context)
+        await self._close(agent.inventory)
+
+    async def __aenter__(self) -> EmbeddedWorker:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def _opened_agent(self) -> Agent:
+        if self._agent is None:
+            raise refuse("failed-precondition", "the worker is not open")
+        return self._agent
+
+    async def _machine(self, worker: str) -> tuple[HostFacts, Inventory]:
+        """What this worker is and has. Raises Refused, NvmlUnavailable."""
+        settings = self._settings
+        facts = host_facts(settings.state_dir)
+        hosts = simulated_of(settings)
+        if hosts is None:
+            return facts, await open_nvml() if self._inventory is None else self._inventory
+        if len(hosts) != 1 or self._inventory is not None:
+            raise refuse("failed-precondition", "an embedded worker has the devices of one host", field="$.simulate")
+        host = hosts[0]
+        machine = f"{facts.machine}-{worker}"
+        simulated = HostFacts(worker, worker, machine, facts.boot, host.cpu_milli, host.memory_mib)
+        return simulated, SimulatedInventory(host)
+
+    async def _close(self, inventory: Inventory) -> None:
+        self._agent = None
+        inventory.close()
+        if self._host is not None:
+            await self._host.close()
+        if self._connection is not None:
+            await self._connection.close()

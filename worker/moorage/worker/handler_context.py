@@ -1,0 +1,102 @@
+"""What a handler gets, and how it is asked to stop: `HandlerContext`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from moorage.schemas.frames import Device
+from moorage.schemas.job import Request
+from moorage.worker.member_messages import MemberName
+from moorage.worker.proctree import boottime_s
+
+PROGRESS_TEXT_CHARS_MAX: Final = 200
+
+
+class HandlerCancelled(Exception):
+    """Raised by `HandlerContext.raise_if_cancelled` in a function that is asked to stop; let it pass."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason: Final = reason
+        super().__init__(f"asked to stop: {reason}")
+
+
+class HandlerContext:
+    """One run of a handler: whose job it is, what it was given, and whether it should go on.
+
+    `devices` are those of the lease, in its order; nobody else has them until the function returned (whole devices;
+    in a shared `mode` as many as share them). `environment` is what a process of this job would find in its own:
+    the request's variables, secrets resolved, and ours over them; the service's `os.environ` is never touched, so it
+    is for the function to hand `CUDA_VISIBLE_DEVICES` to what it starts, or `uuids` to the library that it uses.
+
+    `progress`, `cancelled` and what follows from it may be used from any thread.
+    """
+
+    def __init__(
+        self,
+        name: MemberName,
+        request: Request,
+        devices: tuple[Device, ...],
+        mode: str,
+        environment: Mapping[str, str],
+        *,
+        say_progress: Callable[[float, str], None],
+        fence_s: Callable[[], float],
+    ) -> None:
+        self.name: Final = name
+        self.tenant, self.job, self.replica, self.attempt, self.fence = name
+        self.request: Final = request
+        self.arguments: Final = tuple(request.workload.argv[1:])
+        self.devices: Final = devices
+        self.mode: Final = mode
+        self.environment: Final = environment
+        self._say_progress = say_progress
+        self._fence_s = fence_s
+        self._cancelled = threading.Event()
+        self._reason = ""
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """The lease's devices by uuid, as CUDA takes them in `CUDA_VISIBLE_DEVICES`."""
+        return tuple(device.uuid for device in self.devices)
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Tell how far it is, 0..1, with one line of at most 200 characters (more are cut).
+
+        Said on the job's log subject as a line of JSON, some five times a second at most: of more, the newest.
+        Raises ValueError for a fraction outside 0..1.
+        """
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction must be 0..1, found {fraction}")
+        self._say_progress(fraction, text[:PROGRESS_TEXT_CHARS_MAX])
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop: cancelled, timed out, the worker leaves, or its lease of the fleet is over.
+
+        The last is looked up on the clock (CLOCK_BOOTTIME), so it is seen even while the event loop is blocked.
+        """
+        return self._cancelled.is_set() or (self.request.on_partition != "keep" and boottime_s() >= self._fence_s())
+
+    @property
+    def cancel_reason(self) -> str:
+        """Why, in a word or line; "" while it may go on."""
+        return self._reason or ("fence" if self.cancelled else "")
+
+    def wait_cancelled(self, timeout_s: float) -> bool:
+        """Block this thread until asked to stop, at most `timeout_s`; whether it was. Not for async functions."""
+        return self._cancelled.wait(timeout_s) or self.cancelled
+
+    def raise_if_cancelled(self) -> None:
+        """Raises HandlerCancelled once asked to stop. Call it between the steps of a plain function."""
+        if self.cancelled:
+            raise HandlerCancelled(self.cancel_reason)
+
+    def cancel(self, reason: str) -> None:
+        """Ask the function to stop; the driver's to call."""
+        self._reason = self._reason or reason
+        self._cancelled.set()
+
+    def __repr__(self) -> str:
+        return f"<HandlerContext {self.tenant}/{self.job}/{self.replica} attempt {self.attempt}>"

@@ -1,0 +1,159 @@
+"""Where a handler's result goes: the tenant's bucket in NATS' object store, acknowledged before the job is over.
+
+The layout is NATS ADR-20, so `nats object get` and any client's object store read it: bucket
+`<PREFIX>_RESULT_<tenant>`, object `<job>.<replica>.<fence>`. The fence is in the name, so that an attempt that outlived
+its lease can never replace the result of the one after it. A small result is said on the job's log subject as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import secrets
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError, JetStreamRefused, StreamMismatch
+from moorage.bus.jetstream import ERR_STREAM_FULL, JetStream, JsError
+from moorage.schemas.errors import refuse
+
+#: of one result; larger ones belong in a store of the service's own, with the result naming the place
+RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
+#: a result up to this size is said on the log subject as well
+INLINE_BYTES_MAX: Final = 32 * 1024
+#: how long results stay, and how much of a tenant's; both only where this worker is the one that makes the bucket
+RESULT_AGE_S: Final = 7 * 86400
+BUCKET_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
+CHUNK_BYTES: Final = 128 * 1024
+STORE_TRIES_MAX: Final = 5
+STORE_RETRY_S: Final = 0.5
+_NO_STREAM: Final = 503
+_SECOND_NS: Final = 10**9
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a function returned, as bytes: `content_type` says which Python type it was."""
+
+    content_type: str
+    data: bytes
+
+
+def encode_result(value: object) -> Result:
+    """`bytes` as they are, `str` as UTF-8, anything else as JSON. Raises Refused for what is neither, or too large."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        result = Result("application/octet-stream", bytes(value))
+    elif isinstance(value, str):
+        result = Result("text/plain; charset=utf-8", value.encode())
+    else:
+        try:
+            result = Result("application/json", _encode(value))
+        except (TypeError, msgspec.MsgspecError) as error:
+            raise refuse("invalid-argument", f"the result is no bytes, text or JSON: {error}") from None
+    if len(result.data) > RESULT_BYTES_MAX:
+        raise refuse("too-large", f"a result has at most {RESULT_BYTES_MAX} bytes", found=len(result.data))
+    return result
+
+
+def inline(result: Result) -> object:
+    """A small result as it stands in the line on the log subject: JSON, text, or bytes in base64; else None."""
+    if len(result.data) > INLINE_BYTES_MAX:
+        return None
+    if result.content_type == "application/json":
+        return msgspec.Raw(result.data)
+    return result.data.decode() if result.content_type.startswith("text/") else base64.b64encode(result.data).decode()
+
+
+def result_bucket(prefix: str, tenant: str) -> str:
+    """The tenant's bucket; its stream is `OBJ_<bucket>`."""
+    return f"{prefix.upper().replace('.', '_')}_RESULT_{tenant}"
+
+
+def result_object(job: str, replica: int, fence: int) -> str:
+    """The object's name; `fence` is in the change that made the replica RUNNING and SUCCEEDED."""
+    return f"{job}.{replica}.{fence}"
+
+
+class ResultStore:
+    """Puts results into the buckets of tenants. Makes a bucket that is missing; an operator's own is used as it is."""
+
+    def __init__(self, jetstream: JetStream, prefix: str) -> None:
+        self._jetstream = jetstream
+        self._prefix = prefix
+
+    async def put(self, tenant: str, name: str, result: Result) -> None:
+        """Store and return once JetStream has acknowledged the whole. A second time with the same name replaces it.
+
+        Tries `STORE_TRIES_MAX` times, a full bucket once; each may take the append's own time-out. Raises the last
+        BusError.
+        """
+        bucket = result_bucket(self._prefix, tenant)
+        for left in reversed(range(STORE_TRIES_MAX)):
+            try:
+                return await self._put(bucket, name, result)
+            except BusError as error:
+                if not left or (isinstance(error, JetStreamRefused) and error.err_code == ERR_STREAM_FULL):
+                    raise
+                await asyncio.sleep(STORE_RETRY_S)
+        return None
+
+    async def _put(self, bucket: str, name: str, result: Result) -> None:
+        nuid = secrets.token_hex(11)
+        chunks_subject = f"$O.{bucket}.C.{nuid}"
+        data = memoryview(result.data)
+        pieces = [bytes(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+        try:
+            for piece in pieces:
+                await self._append(bucket, chunks_subject, piece)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(result.data).digest()).decode()
+            meta: dict[str, Any] = {
+                "name": name,
+                "headers": {"Content-Type": [result.content_type]},
+                "options": {"max_chunk_size": CHUNK_BYTES},
+                "bucket": bucket,
+                "nuid": nuid,
+                "size": len(data),
+                "chunks": len(pieces),
+                "digest": f"SHA-256={digest}",
+                "mtime": datetime.now(UTC).isoformat(),
+            }
+            subject = f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+            await self._append(bucket, subject, _encode(meta), {"Nats-Rollup": "sub"})
+        except BusError:
+            await self._forget(bucket, chunks_subject)
+            raise
+
+    async def _append(self, bucket: str, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
+        answer = await self._jetstream.append(subject, payload, headers)
+        if isinstance(answer, JsError) and answer.code == _NO_STREAM:
+            await self._make(bucket)
+            answer = await self._jetstream.append(subject, payload, headers)
+        if isinstance(answer, JsError):
+            raise JetStreamRefused(f"keep a result in {bucket}", answer.code, answer.err_code, answer.description)
+
+    async def _make(self, bucket: str) -> None:
+        config = {
+            "name": f"OBJ_{bucket}",
+            "description": "results of handlers, kept by moorage workers",
+            "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+            "discard": "new",
+            "max_age": RESULT_AGE_S * _SECOND_NS,
+            "max_bytes": BUCKET_BYTES_MAX,
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+        }
+        try:
+            await self._jetstream.ensure_stream(config)
+        except StreamMismatch:
+            pass  # somebody made it in the meantime, with limits of their own: theirs hold
+
+    async def _forget(self, bucket: str, subject: str) -> None:
+        """Pieces without a description would fill the bucket until they are too old."""
+        try:
+            await self._jetstream.purge(f"OBJ_{bucket}", subject=subject)
+        except BusError:
+            pass

@@ -1,0 +1,220 @@
+"""Borrow GPUs for a process that already runs: the holder's side of the agent's socket.
+
+    async with borrow("/run/moorage/lease.sock", "1xL40S", purpose="fine-tune") as lease:
+        model.to(torch.device("cuda", lease.devices[0].index))
+        ...
+        if lease.asked_back:  # the agent leaves, or an operator asks: reason and deadline, no surprise
+            save_checkpoint(within_s=lease.asked_back.left_s)
+            break
+
+The devices go round once their memory is free, so let go of it before the block ends: what keeps a context on a device
+for as long as it lives (CUDA does) had better do its GPU work in a child process, with `lease.environment`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from moorage.schemas.errors import MoorageError, Problem, problem
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import GpuSpec, parse_token
+from moorage.worker import lease_protocol as protocol
+from moorage.worker.environment import RESERVED, gpu_environment
+from moorage.worker.lease_protocol import FrameRefused, frame, read_answer
+from moorage.worker.proctree import boottime_s
+from moorage.worker.supervisor_server import open_folder
+
+RETURN_S_MAX: Final = 5.0
+ANSWER_S_MAX: Final = 10.0
+#: why a lease was lost: the connection to the agent ended, by its end or restart
+AGENT_GONE: Final = "agent-gone"
+
+
+class LeaseRefused(MoorageError):
+    """The agent lends nothing, or not this; `code` and fields say why."""
+
+
+class AskedBack:
+    """`reason`, and until when to give back: `deadline_boottime_s`, in seconds of CLOCK_BOOTTIME."""
+
+    __slots__ = ("deadline_boottime_s", "reason")
+
+    def __init__(self, reason: str, deadline_boottime_s: float) -> None:
+        self.reason: Final = reason
+        self.deadline_boottime_s: Final = deadline_boottime_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, 0 after it."""
+        return max(0.0, self.deadline_boottime_s - boottime_s())
+
+    def __repr__(self) -> str:
+        return f"<AskedBack {self.reason!r} within {self.left_s:.1f} s>"
+
+
+class BorrowedLease:
+    """Whole devices of this host, nobody else's until given back. Made by `borrow`."""
+
+    def __init__(self, granted: protocol.Granted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.worker: Final = granted.worker
+        self.devices: Final[tuple[Device, ...]] = tuple(granted.devices)
+        self.asked_back: AskedBack | None = None
+        self._writer = writer
+        self._news = asyncio.Event()
+        self._over = False
+        self._lost = False
+        self._listening = asyncio.get_running_loop().create_task(self._listen(reader))
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        return tuple(device.uuid for device in self.devices)
+
+    @property
+    def lost(self) -> bool:
+        """The agent is gone and with it the lease: others may get the devices. `asked_back` says so too."""
+        return self._lost
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin)."""
+        variables = gpu_environment(self.devices, tenant="", job="", replica=0, attempt=0, fence=0)
+        shown = {"MOORAGE_GPU_UUIDS", "MOORAGE_GPU_INDICES"}
+        return {name: value for name, value in variables.items() if name in RESERVED or name in shown}
+
+    async def wait_asked_back(self) -> AskedBack:
+        """Wait until the lease is asked back or lost; at once where it was."""
+        await self._news.wait()
+        assert self.asked_back is not None
+        return self.asked_back
+
+    async def give_back(self) -> None:
+        """Give the devices back; the agent has heard it when this returns. Again, or once lost: nothing."""
+        if self._over:
+            return
+        self._over = True
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(RETURN_S_MAX):
+                self._writer.write(frame(protocol.GiveBack()))
+                await self._writer.drain()
+                await asyncio.shield(self._listening)
+        self._listening.cancel()
+        self._writer.close()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                answer = await read_answer(reader)
+            except FrameRefused:
+                answer = None
+            if isinstance(answer, protocol.AskedBack):
+                self._told(AskedBack(answer.reason, answer.deadline_boottime_s))
+            elif isinstance(answer, protocol.Returned):
+                return
+            else:
+                if not self._over:
+                    self._over = self._lost = True
+                    self._told(AskedBack(AGENT_GONE, boottime_s()))
+                return
+
+    def _told(self, asked: AskedBack) -> None:
+        self.asked_back = asked
+        self._news.set()
+
+    def __repr__(self) -> str:
+        state = "lost" if self._lost else "given back" if self._over else "held"
+        return f"<BorrowedLease {' '.join(self.uuids)} of {self.worker} {state}>"
+
+
+@contextlib.asynccontextmanager
+async def borrow(
+    path: Path | str, gpu: str | GpuSpec = "1x", *, purpose: str = "", timeout_s: float | None = None
+) -> AsyncIterator[BorrowedLease]:
+    """Whole GPUs of this host's worker, in its line; given back on the way out.
+
+    `path` is the agent's socket. `gpu` is a token (`2xH100:80G`) or a spec, of one replica and exclusive: all of it or
+    nothing is granted. Waits first come, first served, `timeout_s` None for as long as it takes. The lease belongs to
+    this process: it ends with it. Raises LeaseRefused (no agent there, not this user's, nothing that matches),
+    ValueError for a token that is none, TimeoutError.
+    """
+    spec = gpu if isinstance(gpu, GpuSpec) else _spec_of(gpu)
+    reader, writer = await _connect(Path(path))
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer = await _ask(reader, writer, protocol.Borrow(spec, purpose))
+        if not isinstance(answer, protocol.Granted):
+            raise LeaseRefused(_problem_of(answer))
+        lease = BorrowedLease(answer, reader, writer)
+        try:
+            yield lease
+        finally:
+            await lease.give_back()
+    finally:
+        writer.close()
+
+
+async def recall(path: Path | str, reason: str, within_s: float, pid: int | None = None) -> int:
+    """An operator's: ask back what is lent, all of it or that of process `pid`; how many leases were asked.
+
+    Only for the agent's own user and root. Raises LeaseRefused, TimeoutError.
+    """
+    reader, writer = await _connect(Path(path))
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            answer = await _ask(reader, writer, protocol.Recall(reason, within_s, pid))
+        if not isinstance(answer, protocol.Recalled):
+            raise LeaseRefused(_problem_of(answer))
+        return answer.leases
+    finally:
+        writer.close()
+
+
+async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with open_folder(path.parent) as folder:
+            # of a socket of this host: connects at once, or fails
+            peer.connect(f"{folder}/{path.name}")
+        peer.setblocking(False)
+        return await asyncio.open_unix_connection(sock=peer)
+    except OSError as error:
+        peer.close()
+        raise LeaseRefused(
+            problem(
+                "failed-precondition",
+                f"no agent lends GPUs to this process at {path}: {error.strerror or error}",
+                found=str(path),
+                next="start a worker on this host, or let its lease_uids name this user",
+            )
+        ) from None
+
+
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: protocol.Request
+) -> protocol.Answer | None:
+    try:
+        writer.write(frame(request))
+        await writer.drain()
+    except ConnectionError:
+        pass  # why it closed on us stands in what it said
+    try:
+        return await read_answer(reader)
+    except FrameRefused as error:
+        return problem("unknown-version", str(error))
+
+
+def _problem_of(answer: protocol.Answer | None) -> Problem:
+    if isinstance(answer, Problem):
+        return answer
+    return problem("failed-precondition", "the agent closed the connection", next="ask again once it is back")
+
+
+def _spec_of(token: str) -> GpuSpec:
+    replicas, spec = parse_token(token)
+    if replicas != 1:
+        raise ValueError(f"a lease is of one host: write {spec.count * replicas}x, found {token!r}")
+    return spec

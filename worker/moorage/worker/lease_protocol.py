@@ -1,0 +1,110 @@
+"""Frames between the agent and a process of its host that borrows GPUs, on the agent's UNIX stream socket.
+
+A frame is a 4-byte big-endian length and so many bytes of msgpack, one message each. A connection is one lease:
+`Borrow`, then `Granted` (or an error frame), then perhaps `AskedBack`, then `GiveBack` and `Returned`, or the end of
+the connection. There is no heartbeat: the open socket and the living process are the renewal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeAlias
+
+import msgspec
+
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import GpuSpec
+
+PROTOCOL: Final = 1
+SOCKET_NAME: Final = "lease.sock"
+FRAME_BYTES_MAX: Final = 64 * 1024
+PURPOSE_CHARS_MAX: Final = 200
+_HEADER_BYTES: Final = 4
+
+
+class Borrow(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="borrow"):
+    """Whole devices, `gpu.count` of them that match; `purpose` is for whoever looks who holds what."""
+
+    gpu: GpuSpec
+    purpose: str = ""
+    protocol: int = PROTOCOL
+
+
+class GiveBack(msgspec.Struct, frozen=True, tag_field="kind", tag="give-back"):
+    """The holder has let go of the devices' memory."""
+
+
+class Recall(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="recall"):
+    """An operator's: ask leases back, those of process `pid` or all, within `within_s` seconds."""
+
+    reason: str
+    within_s: float
+    pid: int | None = None
+
+
+class Granted(msgspec.Struct, frozen=True, tag_field="kind", tag="granted"):
+    worker: str
+    devices: list[Device]
+
+
+class AskedBack(msgspec.Struct, frozen=True, tag_field="kind", tag="asked-back"):
+    """Please give back until `deadline_boottime_s` (seconds of CLOCK_BOOTTIME, which both ends share)."""
+
+    reason: str
+    deadline_boottime_s: float
+
+
+class Returned(msgspec.Struct, frozen=True, tag_field="kind", tag="returned"):
+    """The lease is over. The devices go round once their memory is seen back."""
+
+
+class Recalled(msgspec.Struct, frozen=True, tag_field="kind", tag="recalled"):
+    """So many leases were asked back."""
+
+    leases: int
+
+
+Request: TypeAlias = Borrow | GiveBack | Recall
+Answer: TypeAlias = Granted | AskedBack | Returned | Recalled | Problem
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_request: Final = msgspec.msgpack.Decoder(Request).decode
+_decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
+
+
+class FrameRefused(Exception):
+    """What came is no frame of this protocol; the connection cannot be read on."""
+
+
+def frame(message: Request | Answer) -> bytes:
+    body = _encode(message)
+    return len(body).to_bytes(_HEADER_BYTES, "big") + body
+
+
+async def read_request(reader: asyncio.StreamReader) -> Request | None:
+    """The next request; None at the end of the connection. Raises FrameRefused."""
+    body = await _read(reader)
+    try:
+        return None if body is None else _decode_request(body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise FrameRefused(str(error)) from None
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer | None:
+    """The next answer; None at the end of the connection. Raises FrameRefused."""
+    body = await _read(reader)
+    try:
+        return None if body is None else _decode_answer(body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise FrameRefused(str(error)) from None
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes | None:
+    try:
+        length_bytes = int.from_bytes(await reader.readexactly(_HEADER_BYTES), "big")
+        if length_bytes > FRAME_BYTES_MAX:
+            raise FrameRefused(f"a frame of {length_bytes} bytes, at most {FRAME_BYTES_MAX} are allowed")
+        return await reader.readexactly(length_bytes)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
