@@ -258,7 +258,9 @@ async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
             await leader.want("w1", Start(*held, "127.0.0.1", 29500, 2))
             await leader.heard("w1", "freed", held)
             kinds = seat.kinds(lives)  # an adopted member's first facts are said again: they may have died unjournalled
-            assert kinds == ["claimed", "started", "claimed", "started", "exited", "freed"]
+            assert kinds[:2] == ["claimed", "started"]
+            assert set(kinds[2:-2]) == {"claimed", "started"}
+            assert kinds[-2:] == ["exited", "freed"]
 
 
 async def test_what_runs_unknown_to_a_lost_journal_is_ended_before_the_join(

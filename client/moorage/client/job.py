@@ -101,6 +101,8 @@ class Job:
                 watching.take(item)
                 if isinstance(item, Event):
                     self.saw(item)
+                if watch.state == SUCCEEDED:
+                    break  # the end of its output is for those that failed
         self._result = watching.result(watch.shown)
         return _succeeded(self._result, watching.tail)
 

@@ -97,11 +97,18 @@ class LoopThread:
             task.add_done_callback(lambda over: _hand_over(over, done))
             tasks.append(task)
 
-        loop.call_soon_threadsafe(begin)
+        def give_up() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:  # interrupted before it was handed over
+                work.close()
+                done.cancel()
+
         try:
+            loop.call_soon_threadsafe(begin)
             return done.result()
         except (KeyboardInterrupt, SystemExit):
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+            loop.call_soon_threadsafe(give_up)
             concurrent.futures.wait([done], CANCEL_S_MAX)
             raise
 

@@ -7,6 +7,7 @@ may be lost, so a gap, a reconnection, an overflow or a long silence asks `show`
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
@@ -154,8 +155,11 @@ class Watch:
         loop = asyncio.get_running_loop()
         ends_s = None if timeout_s is None else loop.time() + timeout_s
         repair_s = REPAIR_S_FIRST
+        grace_s = OUTPUT_GRACE_S
         for event in await self._show(first=True):
             yield event
+            if self.state in TERMINAL and event.changes:  # the end of its output is under way, or was said before
+                grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
         while True:
             while self._pending:
                 item = self._pending.popleft()
@@ -173,15 +177,14 @@ class Watch:
                     raise TimedOut(self._too_late(timeout_s or 0.0))
                 self._stale = True
                 repair_s = REPAIR_S
-        async for piece in self._rest():
+        async for piece in self._rest(grace_s):
             yield piece
 
-    async def _rest(self) -> AsyncIterator[Piece]:
+    async def _rest(self, grace_s: float) -> AsyncIterator[Piece]:
         """The output that comes behind the job's last event."""
         if not self._output:
             return
-        loop = asyncio.get_running_loop()
-        ends_s = loop.time() + OUTPUT_GRACE_S
+        ends_s = asyncio.get_running_loop().time() + grace_s
         while True:
             while self._pending:
                 item = self._pending.popleft()

@@ -145,10 +145,11 @@ class Supervised(asyncio.Protocol):
                 if loop.time() >= deadline_s or (isinstance(error, OSError) and not spawn_if_absent):
                     raise SupervisorUnavailable(f"no supervisor answers on {state}: {error}") from error
             if spawn_if_absent and not spawned:
-                spawned = True
-                await _spawn(state, arguments)
-            else:
-                await asyncio.sleep(CONNECT_RETRY_S)
+                # refused by one that holds the folder: it answers soon, or it is just ending and a next one may start
+                spawned = await _spawn(state, arguments)
+                if spawned:
+                    continue
+            await asyncio.sleep(CONNECT_RETRY_S)
 
     @classmethod
     async def _try_connect(
@@ -375,10 +376,10 @@ class Supervised(asyncio.Protocol):
             self._close_pidfd()
 
 
-async def _spawn(state: Path, arguments: Sequence[str]) -> None:
+async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
     """Start a supervisor in a session of its own with a clean environment. Raises `SupervisorUnavailable`.
 
-    That another one came first is no error: the caller connects to that one.
+    False when another one holds the folder: that is no error.
     """
     from moorage.worker.supervisor import EXIT_HELD
 
@@ -404,3 +405,4 @@ async def _spawn(state: Path, arguments: Sequence[str]) -> None:
     _, output = await process.communicate()
     if process.returncode not in (0, EXIT_HELD):
         raise SupervisorUnavailable(output.decode(errors="replace").strip()[-2000:])
+    return process.returncode == 0

@@ -1,0 +1,363 @@
+"""Leases for processes that already run: the agent's socket and its client, with real processes as holders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moorage
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import End, Place
+from moorage.worker import lease_socket
+from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
+from moorage.worker.lease_client import LeaseRefused, borrow, recall
+from moorage.worker.lease_protocol import SOCKET_NAME
+from moorage.worker.lease_socket import LeaseServer
+from moorage.worker.pool import GpuPool
+from moorage.worker.run import start
+from moorage.worker.settings import WorkerSettings
+from tests.waiting import until
+from tests.worker.scripted_leader import ScriptedLeader
+from tests.worker.test_agent_process import agent_process, state_folder
+
+#: says what it holds, what it is asked, and that it lost it, a line each; gives back when asked, if told so
+HOLDER = """
+import asyncio, os, subprocess, sys
+from moorage.worker.lease_client import LeaseRefused, borrow
+
+async def main(path, gpu, how):
+    if how == "nobody":
+        os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+    try:
+        async with borrow(path, gpu, purpose=how) as lease:
+            if how == "heir":
+                os.set_inheritable(lease._writer.get_extra_info("socket").fileno(), True)
+                heir = subprocess.Popen([sys.executable, "-c", "input()"], close_fds=False)
+                print("heir", heir.pid, flush=True)
+            print("held", *lease.uuids, lease.environment["CUDA_VISIBLE_DEVICES"], flush=True)
+            asked = await lease.wait_asked_back()
+            print("lost" if lease.lost else "asked", asked.reason, flush=True)
+    except LeaseRefused as refused:
+        print("refused", refused.code, refused.problem.message, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class HolderProcess:
+    """A process that borrows."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    async def line(self) -> list[str]:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(20):
+            return (await self.process.stdout.readline()).decode().split()
+
+
+@contextlib.asynccontextmanager
+async def holder(path: Path, gpu: str = "1x", how: str = "plain") -> AsyncIterator[HolderProcess]:
+    roots = os.pathsep.join(str(Path(root).parent) for root in moorage.__path__)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        HOLDER,
+        str(path),
+        gpu,
+        how,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": roots},
+    )
+    try:
+        yield HolderProcess(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        assert process.stdin is not None
+        process.stdin.close()  # an heir reads from it
+        await process.wait()
+        assert process.stdout is not None
+        await process.stdout.read()
+
+
+class Lender:
+    def __init__(self, server: LeaseServer, pool: GpuPool, inventory: SimulatedInventory, path: Path) -> None:
+        self.server = server
+        self.pool = pool
+        self.inventory = inventory
+        self.path = path
+
+    def taken(self) -> list[int]:
+        return [state.slot for state in self.pool.slot_states() if state.sharers]
+
+    def quarantined(self) -> dict[int, str]:
+        return {state.slot: state.quarantine for state in self.pool.slot_states() if state.quarantine}
+
+
+@contextlib.asynccontextmanager
+async def lender(devices: str = "2xH100", **fields: Any) -> AsyncIterator[Lender]:
+    with tempfile.TemporaryDirectory(prefix="moorage-lease-") as folder:
+        inventory = SimulatedInventory(simulated_hosts(devices)[0])
+        pool = GpuPool(inventory.devices())
+        server = LeaseServer("w1", pool, inventory, **fields)
+        path = Path(folder) / SOCKET_NAME
+        await server.open(path)
+        try:
+            yield Lender(server, pool, inventory, path)
+            pool.validate()
+        finally:
+            await server.close()
+            assert pool.pending_claimers() == 0
+
+
+async def test_a_lease_is_whole_devices_until_given_back() -> None:
+    async with lender("1xL40S,2xH100") as w:
+        async with borrow(w.path, "2xH100:80G", purpose="train") as lease:
+            assert (lease.worker, [device.index for device in lease.devices]) == ("w1", [1, 2])
+            assert lease.environment["CUDA_VISIBLE_DEVICES"] == ",".join(lease.uuids)
+            assert not any(name in lease.environment for name in ("MOORAGE_JOB", "MOORAGE_FENCE"))
+            assert w.taken() == [1, 2]
+            [held] = w.server.holders
+            assert (held.pid, held.uid, held.slots, held.purpose) == (os.getpid(), os.geteuid(), (1, 2), "train")
+            assert not lease.lost
+        await until(lambda: not w.taken(), what="both devices free")
+        await lease.give_back()  # again: nothing
+
+
+async def test_the_line_is_first_come_first_served() -> None:
+    async with lender("1xH100") as w:
+        order: list[int] = []
+
+        async def work(number: int) -> None:
+            async with borrow(w.path):
+                order.append(number)
+
+        async with borrow(w.path):
+            tasks = []
+            for number in range(4):
+                tasks.append(asyncio.create_task(work(number)))
+                await until(lambda: len(w.server._holders) == len(tasks) + 1, what="it stands in line")
+            assert w.pool.pending_claimers() == 1
+        await asyncio.gather(*tasks)
+        assert order == [0, 1, 2, 3]
+
+
+async def test_all_or_nothing_and_nothing_of_another_kind_is_kept() -> None:
+    async with lender("1xL40S,2xH100") as w:
+        async with borrow(w.path, "1xH100"):
+            with pytest.raises(TimeoutError):
+                async with borrow(w.path, "2xH100", timeout_s=0.1):
+                    raise AssertionError("one of the two is lent")
+            await until(lambda: w.taken() == [1], what="only the first one's device is taken")
+            waiting = asyncio.create_task(_uuids(w.path, "2xH100"))
+            await until(lambda: w.pool.pending_claimers() == 1, what="it waits")
+        assert len(await waiting) == 2
+        await until(lambda: not w.taken(), what="all free")
+
+
+async def _uuids(path: Path, gpu: str) -> tuple[str, ...]:
+    async with borrow(path, gpu) as lease:
+        return lease.uuids
+
+
+async def test_what_this_host_will_never_have_is_refused_at_once() -> None:
+    async with lender("2xH100") as w:
+        for gpu, code in {"1xA100": "no-match", "3x": "no-match", "1x@mps": "failed-precondition"}.items():
+            with pytest.raises(LeaseRefused) as refused:
+                async with borrow(w.path, gpu):
+                    pass
+            assert refused.value.code == code
+        with pytest.raises(ValueError, match="of one host"):
+            async with borrow(w.path, "2x1xH100"):
+                pass
+        with pytest.raises(LeaseRefused, match="no agent lends"):
+            async with borrow(w.path.with_name("nothing.sock")):
+                pass
+
+
+async def test_a_killed_holder_s_device_goes_round_once_its_memory_is_seen_free() -> None:
+    async with lender("1xH100") as w, holder(w.path) as process:
+        assert (await process.line())[0] == "held"
+        w.inventory.keep_memory(0, 5000)  # the driver has not yet cleared it away
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: not w.server.holders, what="the lease is over")
+        next_one = asyncio.create_task(_uuids(w.path, "1xH100"))
+        await until(lambda: w.pool.pending_claimers() == 1, what="the next one waits for the memory")
+        assert w.taken() == [0]
+        w.inventory.set_reading(0, None)
+        assert len(await next_one) == 1
+
+
+async def test_memory_that_does_not_come_back_quarantines_the_device_until_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_socket, "PROBE_S", 0.01)
+    monkeypatch.setattr(lease_socket, "PROBE_QUARANTINED_S", 0.01)
+    async with lender("1xH100", free_wait_s=0.05) as w:
+        async with borrow(w.path):
+            w.inventory.keep_memory(0, 300)
+        await until(lambda: "memory kept" in w.quarantined().get(0, ""), what="quarantine")
+        w.inventory.set_reading(0, None)
+        await until(lambda: not w.quarantined() and not w.taken(), what="free again")
+
+
+async def test_a_child_that_inherited_the_socket_does_not_keep_the_lease() -> None:
+    async with lender("1xH100") as w, holder(w.path, how="heir") as process:
+        word, heir = await process.line()
+        assert (word, (await process.line())[0]) == ("heir", "held")
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: not w.taken(), what="the lease is over although the socket is open")
+        os.kill(int(heir), 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_another_user_is_refused_by_its_credentials() -> None:
+    async with lender("1xH100", gid=65534) as w:
+        w.path.parent.chmod(0o711)
+        assert w.path.stat().st_mode & 0o777 == 0o660
+        async with holder(w.path, how="nobody") as process:  # the file's mode lets it in, SO_PEERCRED does not
+            assert (await process.line())[:2] == ["refused", "failed-precondition"]
+        assert not w.taken()
+    async with lender("1xH100") as w:
+        w.path.parent.chmod(0o711)
+        assert w.path.stat().st_mode & 0o777 == 0o600
+        async with holder(w.path, how="nobody") as process:
+            assert "Permission denied" in " ".join(await process.line())
+    async with lender("1xH100", gid=65534, uids=(65534,)) as w:
+        w.path.parent.chmod(0o711)
+        async with holder(w.path, how="nobody") as process:
+            assert (await process.line())[0] == "held"
+            assert w.server.holders[0].uid == 65534
+
+
+async def test_a_lease_is_asked_back_with_reason_and_deadline_and_marked_when_overdue() -> None:
+    async with lender("2xH100") as w:
+        async with borrow(w.path) as lease, borrow(w.path) as other:
+            assert await recall(w.path, "maintenance", 60.0, pid=os.getpid() + 1) == 0
+            assert w.server.ask_back("maintenance at noon", 60.0) == 2
+            asked = await lease.wait_asked_back()
+            assert asked.reason == "maintenance at noon"
+            assert 0 < asked.left_s <= 60
+            assert not w.quarantined()
+            assert await recall(w.path, "now", 0.0) == 2
+            await until(lambda: len(w.quarantined()) == 2, what="both are overdue")
+            assert "now" in w.quarantined()[0]
+            assert w.taken() == [0, 1]  # nobody is killed: they hold on
+            await other.give_back()
+            await until(lambda: list(w.quarantined()) == [0], what="one came back")
+        await until(lambda: not w.quarantined() and not w.taken(), what="both are back")
+
+
+async def test_leaving_asks_back_and_refuses_who_waits() -> None:
+    async with lender("1xH100") as w, holder(w.path) as process:
+        assert (await process.line())[0] == "held"
+        waiting = asyncio.create_task(_uuids(w.path, "1x"))
+        await until(lambda: w.pool.pending_claimers() == 1, what="another waits")
+        await w.server.leave("the agent stops", 10.0)  # returns as soon as it is given back
+        assert await process.line() == ["asked", "the", "agent", "stops"]
+        with pytest.raises(LeaseRefused, match="no more leases: the agent stops"):
+            await waiting
+        assert not w.server.holders
+
+
+async def test_frames_that_are_none_end_their_connection_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_socket, "FIRST_WORD_S_MAX", 0.05)
+    async with lender("1xH100") as w, borrow(w.path) as lease:
+        for words in (b"\x00\x00\x00\x02\xc1\xc1", b"\xff\xff\xff\xff", b"", b"\x00\x00"):
+            reader, writer = await asyncio.open_unix_connection(str(w.path))
+            writer.write(words)
+            async with asyncio.timeout(5):
+                answer = await reader.read()
+            assert (b"error" in answer) == (len(words) > 2)
+            writer.close()
+        monkeypatch.setattr(lease_socket, "CONNECTIONS_MAX", 1)
+        with pytest.raises(LeaseRefused) as refused:
+            async with borrow(w.path):
+                pass
+        assert refused.value.code == "queue-full"
+        assert w.taken() == [0]
+        assert lease.asked_back is None
+
+
+async def test_a_live_agent_s_socket_is_not_taken_over() -> None:
+    async with lender("1xH100") as w:
+        second = LeaseServer("w2", w.pool, w.inventory)
+        with pytest.raises(OSError, match="another agent lends") as refused:
+            await second.open(w.path)
+        assert refused.value.errno == errno.EADDRINUSE
+    with tempfile.TemporaryDirectory(prefix="moorage-lease-") as folder:  # a stale one is replaced
+        path = Path(folder) / SOCKET_NAME
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(path))
+        again = LeaseServer("w1", w.pool, w.inventory)
+        await again.open(path)
+        async with borrow(path):
+            pass
+        await again.close()
+
+
+async def test_a_borrower_is_in_line_with_placements(nats_url: str, unique: str) -> None:
+    def place(job: str, fence: int, *argv: str) -> Place:
+        body = encode({"gpu": {}, "run": {"driver": "noop", "argv": list(argv)}})
+        return Place("acme", job, 0, 1, fence, [0], "exclusive", False, body)
+
+    async with state_folder() as state, ScriptedLeader(nats_url, unique) as leader:
+        settings = WorkerSettings(state, "w1", unique, simulate="1xH100", drivers=("noop",))
+        worker = await start(settings, nats_url)
+        try:
+            seat = await leader.joined("w1")
+            await leader.want("w1", place("first", 1, "hang"))
+            await leader.heard("w1", "started", ("acme", "first", 0, 1, 1))
+            pool = worker.agents[0].pool
+            waiting = asyncio.create_task(_held(state / SOCKET_NAME, seat))
+            await until(lambda: pool.pending_claimers() == 1, what="the borrower waits")
+            await until(lambda: seat.renewals[-1].waiting, what="a renewal that says that a local claimer waits")
+            await leader.want("w1", place("second", 2), End("acme", "first", 0, 1, 1, "cancelled"))
+            await leader.heard("w1", "freed", ("acme", "first", 0, 1, 1))
+            await leader.want("w1", place("third", 3))
+            refused = await leader.heard("w1", "refused", ("acme", "third", 0, 1, 3))
+            assert refused.detail == "leased 0"
+            await waiting
+            await until(lambda: not pool.slot_states()[0].sharers, what="given back")
+            await leader.want("w1", place("fourth", 4))
+            await leader.heard("w1", "freed", ("acme", "fourth", 0, 1, 4))
+        finally:
+            await worker.stop()
+
+
+async def _held(path: Path, seat: Any) -> None:
+    """Hold until a refusal of the device was told."""
+    async with borrow(path):
+        await until(lambda: seat.renewals[-1].busy == [0], what="a renewal that shows the lease")
+        await until(lambda: seat.fact("refused", ("acme", "third", 0, 1, 3)), what="a refused placement")
+
+
+async def test_a_killed_agent_s_leases_are_gone_and_the_holder_is_told(nats_url: str, unique: str) -> None:
+    async with state_folder() as state, ScriptedLeader(nats_url, unique) as leader:
+        path = state / SOCKET_NAME
+        async with agent_process(state, nats_url, unique) as agent:
+            await leader.joined("w1")
+            await until(path.exists, what="the socket")
+            async with borrow(path, "2xH100") as lease:
+                assert len(lease.uuids) == 2
+                agent.send_signal(signal.SIGKILL)
+                asked = await lease.wait_asked_back()
+                assert (lease.lost, asked.reason, asked.left_s) == (True, "agent-gone", 0.0)
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1", joins=2)
+            async with borrow(path, "4xH100", timeout_s=10) as lease:  # nothing is remembered of the former agent's
+                assert len(lease.uuids) == 4
