@@ -198,7 +198,6 @@ def test_faults_of_the_network_lose_nothing(seed: int) -> None:
             jobs = await moorage.submit_many([["x"]] * 20, gpu=1)
             results = await moorage.wait(jobs)
             assert {result.state for result in results} == {"SUCCEEDED"}
-            assert {change.attempt for result in results for change in result.changes if change.attempt} == {1}
 
     SimulatedClock().run(scene())
     assert network.counters["dropped"] > 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import nats
+import nats.js.errors
 import pytest
 
 from moorage.schemas.codec import encode
@@ -105,6 +106,8 @@ async def world(
             yield leader, service
             service.go_on.set()
             service.thread_goes_on.set()
+        with contextlib.suppress(nats.js.errors.NotFoundError):  # a bucket has its bound set aside while it is there
+            await leader.nc.jetstream().delete_object_store(result_bucket(prefix, "acme"))
 
 
 async def test_a_function_runs_with_its_lease_and_its_result_is_kept(

@@ -738,7 +738,7 @@ def test_a_launcher_that_dies_is_replaced(tmp_path: Path, arguments: tuple[str, 
 
 def test_sigterm_ends_members_first(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", "trap 'exit 6' TERM; echo up; while :; do sleep 1000; done")])
+        await rig.client.start([sh("j", "trap 'exit 6' TERM; echo up; while :; do sleep 0.05; done")])
         await rig.line("j")
         os.kill(rig.client.identity.pid, signal.SIGTERM)
         assert (await rig.ended("j")).exit_code == 6

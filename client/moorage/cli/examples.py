@@ -10,7 +10,16 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage run --gpu 2xH100:80G --time-limit 1h -- python train.py",
         "moorage run --gpu 3x2xA100 --gang -- ./rank.sh",
     ),
-    "logs": ("moorage logs train-42",),
+    "logs": ("moorage logs train-42", "moorage logs last"),
+    "wait": (
+        "moorage wait train-42",
+        "moorage wait all --at-most 2h",
+        "moorage submit --gpu -- ./train.sh && moorage wait last",
+    ),
+    "events": (
+        "moorage events train-42",
+        "moorage events --json | jq -r .job",
+    ),
     "submit": (
         "moorage submit --gpu 2xH100:80G -- python train.py",
         "moorage submit --gpu 8xA100 --replicas 4 --gang --job train-42 -- ./rank.sh",
@@ -19,13 +28,19 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "show": (
         "moorage show train-42",
+        "moorage show last",
         "moorage show train-42 --watch --json",
     ),
     "ls": (
         "moorage ls --state RUNNING --state QUEUED",
+        "moorage ls --watch",
         "moorage ls --json | jq -r .data.jobs[].job",
     ),
-    "cancel": ("moorage cancel train-42 --reason superseded",),
+    "cancel": (
+        "moorage cancel train-42 --reason superseded",
+        "moorage cancel last",
+        "moorage cancel train-42,train-43",
+    ),
     "explain": (
         "moorage explain train-42",
         "moorage explain no-match",
@@ -46,6 +61,22 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worker": (
         "moorage worker --label zone=a",
         "moorage worker --simulate 4x8xH100",
+    ),
+    "doctor": (
+        "moorage doctor",
+        "moorage doctor --nats prod --json",
+    ),
+    "errors": (
+        "moorage errors",
+        "moorage errors queue-full",
+    ),
+    "schema": (
+        "moorage schema request",
+        "moorage schema event --json",
+    ),
+    "completion": (
+        'eval "$(moorage completion bash)"',
+        "moorage completion fish > ~/.config/fish/completions/moorage.fish",
     ),
     "up": (
         "moorage up --simulate 4x8xH100",

@@ -2,69 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from moorage.cli.console import emit, say, tell
+from moorage.cli.lookup import FIXES, code_of
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.render import age, facts, ordinal
+from moorage.cli.selectors import ask_each
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-
-#: what helps against a reason, where a line can say it; {job} and {asks} are filled in
-FIXES: Final[dict[str, str]] = {
-    "no-worker": "start one: moorage worker",
-    "driver": "ask for a driver that moorage fleet --json shows, or start a worker that offers it",
-    "label": "ask for labels that moorage fleet --json shows",
-    "model": "ask for a model that moorage fleet shows",
-    "memory": "ask for less memory than {asks}; moorage fleet shows the models",
-    "count": "ask for fewer GPUs a replica: all of them must be on one host",
-    "gang-size": "ask for fewer replicas, or smaller ones",
-    "closed": "moorage fleet shows who is cordoned or draining; moorage uncordon WORKER opens one",
-    "sick": "moorage fleet shows the sick GPUs",
-    "busy": "wait, or cancel what you need no longer: moorage ls --state RUNNING",
-    "reserved": "a smaller request may fit beside the reservation",
-    "contended": "moorage fleet shows what local claims hold",
-}
+    from moorage.schemas.frames import Answer
 
 
 def explain(
-    what: Annotated[str, Parameter(help="A job's id, or the code of an error or of a reason.")],
-    /,
-    *,
+    *what: Annotated[str, Parameter(help="Jobs (see moorage show --help), or the code of an error or of a reason.")],
     options: Options = DEFAULTS,
 ) -> int:
     """Why a job waits, or what a code means."""
-    if (meaning := _meaning(what)) is not None:
-        return guarded(options, lambda: tell(meaning))
+    if len(what) == 1 and (code := code_of(what[0])) is not None:
+        return guarded(
+            options, lambda: tell(f"{code.code}: {code.means}" + (f" (fault: {code.fault})" * bool(code.fault)))
+        )
 
     async def work(client: AsyncClient) -> int | None:
-        answer = await client.answer("explain", {"job": client.job(what).id})
-        if options.json:
-            emit(answer)
-        else:
-            _explain(answer.data)
+        async def ask(name: str) -> Answer:
+            return await client.answer("explain", {"job": name})
+
+        for at, answer in enumerate(await ask_each(client, what, ask)):
+            if options.json:
+                emit(answer)
+            else:
+                if at:
+                    tell("")
+                _explain(answer.data)
         return None
 
     return with_client(options, work)
-
-
-def _meaning(code: str) -> str | None:
-    """What a code means, from the tables that the reference is made of."""
-    from moorage.bus.errors import BUS_CODES
-    from moorage.client.errors import CLIENT_CODES
-    from moorage.schemas.errors import CODES
-
-    if (known := {**CODES, **BUS_CODES, **CLIENT_CODES}.get(code)) is not None:
-        return f"{code}: {known[1]} (fault: {known[0]})"
-    if not code.replace("-", "").isalpha() or not code.islower():
-        return None
-    from moorage.scheduler.core.explain import REASONS
-
-    reason = REASONS.get(code)
-    return None if reason is None else f"{code}: {reason}"
 
 
 def _explain(data: dict[str, Any]) -> None:

@@ -10,37 +10,43 @@ from cyclopts import Parameter
 from moorage.cli.console import emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, Options, with_client
 from moorage.cli.render import age, facts, many, table
+from moorage.cli.selectors import HELP, ask_each, ids_to_cancel, one_id
 from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import Answer
 
 _SIMULATED_UUID: Final = "SIM-"
 
 
 def show(
-    job: Annotated[str, Parameter(help="The job's id.")],
-    /,
-    *,
+    *jobs: Annotated[str, Parameter(help=HELP)],
     watch: Annotated[bool, Parameter(negative="", help="Follow it: a line a transition, until it is over.")] = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """One job: request, state, transitions."""
+    """Jobs, whole: request, state, transitions."""
 
     async def work(client: AsyncClient) -> int | None:
         if watch:
-            async for event in client.job(job).events():
+            async for event in client.job(await one_id(client, ",".join(jobs), "show --watch")).events():
                 if options.json:
                     emit(event)
                 else:
                     for change in event.changes:
                         tell("\t".join(map(str, _change_row(_as_dict(change), None))))
             return None
-        answer = await client.answer("show", {"job": client.job(job).id})
-        if options.json:
-            emit(answer)
-        else:
-            _show(answer.data)
+
+        async def ask(name: str) -> Answer:
+            return await client.answer("show", {"job": name})
+
+        for at, answer in enumerate(await ask_each(client, jobs, ask)):
+            if options.json:
+                emit(answer)
+            else:
+                if at:
+                    tell("")
+                _show(answer.data)
         return None
 
     return with_client(options, work)
@@ -109,82 +115,83 @@ def ls(
     *,
     state: Annotated[list[str] | None, Parameter(negative="", help="Only these, as RUNNING; may be repeated.")] = None,
     limit: Annotated[int, Parameter(help="At most so many, 1..1000.")] = 100,
+    watch: Annotated[
+        bool, Parameter(negative="", help="Again whenever something changes; in a pipe a row a change.")
+    ] = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Your jobs, newest first."""
 
+    states = [name.upper().replace("-", "_") for name in state or ()]
+
     async def work(client: AsyncClient) -> int | None:
-        states = [name.upper().replace("-", "_") for name in state or ()]
+        if watch:
+            from moorage.cli.ls_watch import watch_jobs
+
+            await watch_jobs(client, states, limit, options)
+            return None
         answer = await client.answer("ls", {"states": states, "limit": limit})
         if options.json:
             emit(answer)
             return None
         rows = answer.data["jobs"]
         if not rows:
-            asked = f" in {', '.join(states)}" if states else ""
-            say(f"no jobs of tenant {client.tenant}{asked} in memory")
+            say(no_jobs(client.tenant, states))
             return None
-        simulated = await _simulated_workers(client, rows)
-        tell(
-            table(
-                ["JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "CODE", "WORKER", "WHY"],
-                [
-                    [
-                        row["job"],
-                        row["state"],
-                        row["gpu"],
-                        row["priority"],
-                        row["attempt"],
-                        age(row["age_ms"]),
-                        row["code"],
-                        row["worker"] + (" sim" if row["worker"] in simulated else ""),
-                        row["why"],
-                    ]
-                    for row in rows
-                ],
-                numbers=("PRI", "TRY", "AGE", "CODE"),
-            )
-        )
+        tell(jobs_table(rows))
         if sys.stderr.isatty():
-            counts = ", ".join(f"{number} {name}" for name, number in sorted(answer.data["counts"].items()))
-            say(paint(counts, "dim", sys.stderr))
+            say(paint(counts_line(answer.data["counts"]), "dim", sys.stderr))
         return None
 
     return with_client(options, work)
 
 
-async def _simulated_workers(client: AsyncClient, rows: list[dict[str, Any]]) -> set[str]:
-    """Which of the rows' workers are simulated: every screen that shows one must say so."""
-    if all("simulated" in row for row in rows):
-        return {row["worker"] for row in rows if row["simulated"]}
-    if not any(row["worker"] for row in rows):
-        return set()
-    from moorage.client.errors import ClientError
+COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "CODE", "WORKER", "WHY")
 
-    try:
-        workers = (await client.fleet())["workers"]
-    except ClientError:  # a submitter may not ask for the fleet
-        return set()
-    return {worker["worker"] for worker in workers if worker["simulated"]}
+
+def jobs_table(rows: list[dict[str, Any]]) -> str:
+    return table(COLUMNS, [job_row(row) for row in rows], numbers=("PRI", "TRY", "AGE", "CODE"))
+
+
+def job_row(row: dict[str, Any]) -> list[Any]:
+    """The cells of `COLUMNS`."""
+    return [
+        row["job"],
+        row["state"],
+        row["gpu"],
+        row["priority"],
+        row["attempt"],
+        age(row["age_ms"]),
+        row["code"],
+        row["worker"] + (" sim" if row["simulated"] else ""),
+        row["why"],
+    ]
+
+
+def no_jobs(tenant: str, states: list[str]) -> str:
+    asked = f" in {', '.join(states)}" if states else ""
+    return f"no jobs of tenant {tenant}{asked} in memory"
+
+
+def counts_line(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
 
 def cancel(
-    *jobs: Annotated[str, Parameter(help="Ids of the jobs.")],
+    *jobs: Annotated[str, Parameter(help=HELP)],
     reason: Annotated[str, Parameter(help="For the job's story.")] = "",
     options: Options = DEFAULTS,
 ) -> int:
     """Cancel jobs, at any stage; answered once it is in the ledger.
 
-    An id that is not known yet is remembered: its submit is then cancelled at once.
+    An id that is not known yet is remembered: its submit is then cancelled at once. So a name of your own is taken as
+    it stands; the beginning of an id is enough where moorage made it up.
     """
 
     async def work(client: AsyncClient) -> int | None:
-        if not jobs:
-            from moorage.client.errors import rejected
-
-            raise rejected("invalid-argument", "no job to cancel", next="moorage cancel JOB; moorage ls lists them")
-        for name in jobs:
-            answer = await client.answer("cancel", {"job": client.job(name).id, "reason": reason})
+        names = await ids_to_cancel(client, jobs)
+        for name in names:
+            answer = await client.answer("cancel", {"job": name, "reason": reason})
             if options.json:
                 emit(answer)
                 continue
@@ -195,8 +202,8 @@ def cancel(
                 tell(f"{name}\twas over already: {was}")
             else:
                 tell(f"{name}\t{'cancelling' if answer.data['cancelled'] else 'unchanged'}, was {was}")
-        if len(jobs) > 1 and not options.json:
-            say(many(len(jobs), "job"))
+        if len(names) != 1 and not options.json:
+            say(many(len(names), "job"))
         return None
 
     return with_client(options, work)

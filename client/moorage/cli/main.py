@@ -30,14 +30,17 @@ class Verb(NamedTuple):
 JOBS: Final = "Your jobs"
 FLEET: Final = "The fleet"
 RUNNING: Final = "Running moorage"
+LOOKUP: Final = "Looking things up"
 
 VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     JOBS: (
         Verb("run", "moorage.cli.run:run", "Run a command on GPUs, follow it, return its exit code."),
         Verb("submit", "moorage.cli.submit:submit", "Hand in a job and go on; answered once it is in the ledger."),
-        Verb("show", "moorage.cli.jobs:show", "One job: request, state, transitions."),
+        Verb("wait", "moorage.cli.wait:wait", "Wait until jobs are over; ends with their code."),
+        Verb("show", "moorage.cli.jobs:show", "Jobs, whole: request, state, transitions."),
         Verb("ls", "moorage.cli.jobs:ls", "Your jobs, newest first."),
         Verb("logs", "moorage.cli.run:logs", "Follow a job's output until it is over."),
+        Verb("events", "moorage.cli.wait:events", "Transitions as they happen, of a job or of the tenant."),
         Verb("explain", "moorage.cli.explain:explain", "Why a job waits, or what a code means."),
         Verb("cancel", "moorage.cli.jobs:cancel", "Cancel jobs, at any stage."),
     ),
@@ -53,6 +56,12 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("scheduler", "moorage.cli.processes:scheduler", "Run a scheduler in the foreground."),
         Verb("worker", "moorage.cli.processes:worker", "Run a worker in the foreground."),
         Verb("demo", "moorage.cli.demo:main", "A guided tour on a simulated fleet."),
+        Verb("doctor", "moorage.cli.doctor:doctor", "Is everything there: server, permissions, leader, this host."),
+    ),
+    LOOKUP: (
+        Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),
+        Verb("schema", "moorage.cli.lookup:schema", "The JSON Schema of the request, or of a frame."),
+        Verb("completion", "moorage.cli.lookup:completion", "A script that completes verbs and options in your shell."),
     ),
 }
 

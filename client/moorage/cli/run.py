@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from moorage.cli.console import EXIT_FAILED, EXIT_INTERRUPTED, emit, paint, say, tell_error
+from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say, tell_error
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.progress import Progress
+from moorage.cli.selectors import HELP_ONE, one_id
 from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warnings
+from moorage.cli.wait import exit_code_of_result
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.job import Result
     from moorage.client.watch import Watch
     from moorage.schemas.job import Request
 
@@ -66,7 +67,7 @@ def run(
 
 
 def logs(
-    job: Annotated[str, Parameter(help="The job's id.")],
+    job: Annotated[str, Parameter(help=HELP_ONE)],
     /,
     *,
     options: Options = DEFAULTS,
@@ -77,7 +78,8 @@ def logs(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        return await _detachable(_follow(client, client.job(job).id, options), lambda: _say_detached(job))
+        name = await one_id(client, job, "logs")
+        return await _detachable(_follow(client, name, options), lambda: _say_detached(name))
 
     gc.enable()
     return with_client(options, work)
@@ -154,20 +156,13 @@ async def _follow(
     if result.state == SUCCEEDED:
         return 0
     if options.json:
-        return _code(result)
+        return exit_code_of_result(result)
     failed = JobFailed(result)
     if result.code is None or result.state != "FAILED":
         tell_error(failed.problem, failed.fixes)
     else:
         say(paint(failed.why, "red", sys.stderr))
-    return _code(result)
-
-
-def _code(result: Result) -> int:
-    """The job's own code; 128 + the signal that ended it, as a shell has it; 1 where nothing ran."""
-    if result.code is None or result.code == 0:
-        return EXIT_FAILED
-    return result.code if result.code > 0 else 128 - result.code
+    return exit_code_of_result(result)
 
 
 async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar, Unpack
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack
 
 from moorage.bus.contexts import Context
 from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
@@ -15,37 +11,33 @@ from moorage.bus.health import State
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import ask, decode_accepted, decode_answer, decode_batch, done
-from moorage.client.errors import BatchRejected, JobFailed, NotPermitted, no_server, rejected
-from moorage.client.gather import Gathering
-from moorage.client.job import Job, Outcome, Result
-from moorage.client.output import Captured
+from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
-from moorage.client.transport import ClientTransport, Link
 from moorage.client.values import Duration, Fields, build_request, seconds
-from moorage.client.watch import Piece, Watch
-from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder, encode
-from moorage.schemas.errors import Problem, Refused
-from moorage.schemas.frames import Accepted, Answer, Event, Events, FleetFrame
+from moorage.schemas.codec import FRAME_BYTES_MAX, encode
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec, format_token
-from moorage.schemas.job import SUCCEEDED, Request
+from moorage.schemas.job import Request
 from moorage.schemas.names import is_job, is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+
+if TYPE_CHECKING:
+    from moorage.client.job import Job, Result
+    from moorage.client.transport import ClientTransport, Link
+    from moorage.client.watch import Watch
+
+# What follows jobs is imported by the methods that do: a one-shot command must not pay for it.
 
 TIMEOUT_S_DEFAULT: Final = 30.0
 CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
 WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
 #: requests in one frame, as the scheduler takes them; `submit_many` sends more as several
 BATCH_MAX: Final = 10_000
-FLEET_FRAMES_MAX: Final = 16
-#: frames of a tenant's events that wait to be taken; the newest are let go beyond it
-EVENTS_FRAMES_MAX: Final = 10_000
 
 What = Request | Sequence[str] | Mapping[str, Any]
 
 T = TypeVar("T")
-
-_decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
-_decode_events: Final[Decoder[Events]] = Decoder(Events)
 
 
 class _Follower(Protocol):
@@ -158,6 +150,8 @@ class AsyncClient:
         same content is the same job (without one a time-ordered id is made, and a retry in here keeps it).
         Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
+        from moorage.client.job import Job
+
         request = self.request(what, gpu, key, fields)
         accepted = await self._ask("submit", encode(request), decode_accepted)
         return Job(self, accepted.job, accepted, _token(request))
@@ -177,24 +171,10 @@ class AsyncClient:
         is over, and when this call is cancelled, the job goes on.
         Raises `JobFailed` (its `result` has the output, too) unless it SUCCEEDED, `TimedOut`, and as `submit`.
         """
-        request = self.request(what, gpu, key, fields)
-        assert request.job is not None
-        outcome, captured = Outcome(request.job), Captured()
-        async with self.watch(request.job, output=True) as watch:
-            await self.submit(request)
-            async for item in watch.follow(self.wait_timeout_s if timeout is None else seconds(timeout)):
-                outcome.take(item)
-                if isinstance(item, Piece):
-                    captured.take(item)
-        result = msgspec.structs.replace(
-            outcome.result(watch.shown),
-            stdout=captured.text("out"),
-            stderr=captured.text("err"),
-            lost_bytes=captured.lost_bytes,
-        )
-        if result.state != SUCCEEDED:
-            raise JobFailed(result, outcome.tail)
-        return result
+        from moorage.client.running import run
+
+        timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
+        return await run(self, self.request(what, gpu, key, fields), timeout_s)
 
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
@@ -203,6 +183,8 @@ class AsyncClient:
 
         Each is accepted or refused by itself. Raises `BatchRejected`, which holds those accepted, and as `submit`.
         """
+        from moorage.client.job import Job
+
         requests = [self.request(what, gpu, None, fields) for what in many]
         bodies = [encode(request) for request in requests]
         answers: list[Accepted | Problem] = []
@@ -225,6 +207,8 @@ class AsyncClient:
 
     def job(self, id: str) -> Job:
         """A handle on a job by its id; asks nothing. Raises `Rejected` for what is no job id."""
+        from moorage.client.job import Job
+
         if not is_job(id):
             raise rejected(
                 "invalid-argument",
@@ -238,6 +222,8 @@ class AsyncClient:
 
     def watch(self, id: str, *, output: bool = False) -> Watch:
         """Events, and with `output` the output, of a job that may not be submitted yet; see `Watch`."""
+        from moorage.client.watch import Watch
+
         return Watch(self, self.job(id).id, output=output)
 
     async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
@@ -246,6 +232,8 @@ class AsyncClient:
         One subscription for all of them. `timeout` bounds it in all and defaults to `wait_timeout`.
         Raises `TimedOut` (those left go on), `NotFound`, `NoScheduler`, `NotPermitted`.
         """
+        from moorage.client.gather import Gathering
+
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
         async with Gathering(self, jobs) as gathering:
             async for job in gathering.over(timeout_s):
@@ -266,31 +254,13 @@ class AsyncClient:
     async def events(self) -> AsyncIterator[Event]:
         """Every transition of the tenant's jobs from now on, without end.
 
-        Events are said: what comes while the connection is down, or beyond 10,000 frames not yet taken, is not heard.
+        Events are said: what comes while the connection is down, or beyond 10,000 frames not yet taken, is lost.
         A gap shows in the job's `rev`, and `show` has the whole story. Raises `NotPermitted`.
         """
-        frames: deque[bytes] = deque()
-        some = asyncio.Event()
+        from moorage.client.hearing import tenant_events
 
-        def on_events(delivery: Any) -> None:
-            if len(frames) < EVENTS_FRAMES_MAX:
-                frames.append(delivery.data)
-            some.set()
-
-        subscription = await self.subscribe(self.subjects.events(self.tenant), on_events)
-        try:
-            while True:
-                while frames:
-                    try:
-                        heard = _decode_events(frames.popleft())
-                    except Refused:
-                        continue
-                    for event in heard.jobs:
-                        yield event
-                some.clear()
-                await some.wait()
-        finally:
-            await subscription.unsubscribe()
+        async for event in tenant_events(self):
+            yield event
 
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
@@ -325,23 +295,10 @@ class AsyncClient:
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
         """The leader's digest of the fleet as it is said, twice a second, without end; only the newest is kept."""
-        queue: asyncio.Queue[FleetFrame] = asyncio.Queue(FLEET_FRAMES_MAX)
+        from moorage.client.hearing import fleet_frames
 
-        def on_frame(delivery: Any) -> None:
-            try:
-                frame = _decode_fleet(delivery.data)
-            except Refused:
-                return
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(frame)
-
-        subscription = await self.subscribe(self.subjects.fleet_frame, on_frame)
-        try:
-            while True:
-                yield await queue.get()
-        finally:
-            await subscription.unsubscribe()
+        async for frame in fleet_frames(self):
+            yield frame
 
     # ---------------------------------------------------------------------------------------------------- asking
 

@@ -17,7 +17,8 @@ from moorage.schemas.job import DURATION_S_MAX, Request, Resources, Secret
 
 Duration = float | str
 
-_BASE32: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+#: what ids that are made up here consist of, behind their j
+JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _DIGITS: Final = 14
 _CHANCE_BITS: Final = 25
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -112,7 +113,7 @@ def fresh_job_id() -> str:
     digits = ""
     for _ in range(_DIGITS):
         number, digit = divmod(number, 32)
-        digits = _BASE32[digit] + digits
+        digits = JOB_ID_DIGITS[digit] + digits
     return "j" + digits
 
 

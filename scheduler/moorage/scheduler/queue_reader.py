@@ -32,7 +32,8 @@ AHEAD_MAX: Final = 5_000
 PURGE_EVERY_S: Final = 5.0
 SWEEP_EVERY_S: Final = 10.0
 MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
-BYTES_MAX: Final = 8 * 1024**3
+#: JetStream reserves it, so a small disk must have it
+BYTES_MAX: Final = 1024**3
 DEAD_LETTERS_MAX: Final = 100_000
 AGAIN_S: Final = 1.0
 

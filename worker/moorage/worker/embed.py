@@ -6,7 +6,7 @@
     async def transcode(context: HandlerContext) -> bytes: ...
 
     async with worker:
-        async with await worker.pool.claim() as lease: ...  # the service's own work, first come, first served
+        lease = await worker.pool.claim()  # for the service's own work, in line; None where the host has no GPU
         await worker.serve(stop)
 
 Jobs reach the function by `"run": {"driver": "handler", "argv": ["transcode", ...]}` together with
@@ -58,9 +58,10 @@ class EmbeddedWorker:
 
     `settings.worker` is required: an id of its own, beside the machine's plain worker. `settings.drivers` and the
     socket for leases are not used. The devices are this machine's, or `settings.simulate`'s (one host), or those of
-    `inventory`; `settings.lent_slots` keeps some for the service alone. `on_overdue` is called in the event loop for
-    a function that does not stop when asked. Nothing of it outlives the process: a killed service's jobs are lost,
-    and are placed again by their `retries_on_lost`.
+    `inventory`; `settings.lent_slots` keeps some for the service alone. A device belongs to one worker: where this
+    machine's plain worker offers the same ones, both would lend them. `on_overdue` is called in the event loop for a
+    function that does not stop when asked. Nothing of it outlives the process: a killed service's jobs are lost, and
+    are placed again by their `retries_on_lost`.
     """
 
     def __init__(

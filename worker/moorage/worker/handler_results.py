@@ -24,9 +24,10 @@ from moorage.schemas.errors import refuse
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
 #: a result up to this size is said on the log subject as well
 INLINE_BYTES_MAX: Final = 32 * 1024
-#: how long results stay, and how much of a tenant's; both only where this worker is the one that makes the bucket
+#: how long results stay in a bucket made here
 RESULT_AGE_S: Final = 7 * 86400
-BUCKET_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
+#: of a bucket made here; JetStream sets it aside on its disk at once, so an operator who wants more makes the bucket
+BUCKET_BYTES_MAX: Final = 256 * 1024 * 1024
 CHUNK_BYTES: Final = 128 * 1024
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5

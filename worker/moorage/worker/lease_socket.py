@@ -114,6 +114,7 @@ class LeaseServer:
         self._empty = asyncio.Event()
         self._empty.set()
         self._closing = ""
+        self._closed = False
 
     @property
     def holders(self) -> list[Holder]:
@@ -163,6 +164,7 @@ class LeaseServer:
     async def close(self) -> None:
         """Close every connection, which tells the holders that their leases are gone."""
         self._closing = self._closing or "the agent stops"
+        self._closed = True
         if self._server is not None:
             self._server.close()
         while self._tasks:  # a connection that ends begins the freeing of its devices
@@ -173,11 +175,16 @@ class LeaseServer:
 
     # -- one connection
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed:  # taken off the listener just before it was closed
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._connected(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())  # also of a task that was cancelled before it began
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("socket")
         pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         holder = Holder(pid, uid, writer)
@@ -204,7 +211,6 @@ class LeaseServer:
                 holder.overdue.cancel()
             if not self.holders:
                 self._empty.set()
-            writer.close()
 
     async def _serve(self, holder: Holder, reader: asyncio.StreamReader, dead: asyncio.Future[None]) -> None:
         try:

@@ -119,6 +119,7 @@ class Supervised(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
         self._ping_interval_s = PING_INTERVAL_S
         self._silence_s = SILENCE_S
+        self._beat_due_s = self._loop.time()
 
     @classmethod
     async def connect(
@@ -327,6 +328,10 @@ class Supervised(asyncio.Protocol):
             self._identity.set_exception(SupervisorRefused("protocol", message))
             return
         self.cgroup, self.controllers = hello.cgroup, hello.controllers
+        if self._pidfd < 0:
+            # Whoever started it is connected to the socket of its starter, which has forked and is gone.
+            with contextlib.suppress(OSError):
+                self._pidfd = os.pidfd_open(hello.pid)
         self._identity.set_result(SupervisorIdentity(hello.boot_id, hello.start_ticks, hello.pid))
 
     def _answered(self, answer: Done | Listed) -> None:
@@ -346,10 +351,12 @@ class Supervised(asyncio.Protocol):
         """Ping, and end a connection on which nothing was heard for too long."""
         if self._transport is None:
             return
-        quiet_s = self._loop.time() - self._heard_s
-        if not self._transport.is_reading():
-            # It is this side that does not listen.
-            self._heard_s = self._loop.time()
+        now_s = self._loop.time()
+        quiet_s = now_s - self._heard_s
+        late_s, self._beat_due_s = now_s - self._beat_due_s, now_s + self._ping_interval_s
+        if not self._transport.is_reading() or late_s > self._ping_interval_s:
+            # It is this side that does not listen, or was stopped: what it said meanwhile is still unread.
+            self._heard_s = now_s
         elif quiet_s > self._silence_s:
             self._end(SupervisorGone(f"silent for {quiet_s:.1f} s", silent=True))
             return

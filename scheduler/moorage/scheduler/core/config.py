@@ -32,6 +32,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ranker: str = "pack"
 
     def __post_init__(self) -> None:
+        if self.heartbeat_s >= self.renew_s:  # else every idle tick looks like a leader that was stopped
+            raise ValueError(f"heartbeat_s must be below renew_s = {self.renew_s:g}, found {self.heartbeat_s:g}")
         needed = self.renew_s + self.takeover_s + 1 + self.server_gap_s + self.margin_s
         if self.lease_s <= needed:
             raise ValueError(

@@ -206,13 +206,12 @@ class SupervisorLink:
         self._supervised = supervised
         if self._fence is not None:
             self._spawn(self._quietly(supervised.fence(*self._fence)))
+        # what was asked for meanwhile is in no list, so its listeners tell it lost: it must not start after that
+        self._pending.clear()
         for worker, listener in list(self._listeners.items()):
             if replaced:
                 listener.on_replaced()
             listener.on_listed(_of_worker(worker, listed))
-        pending, self._pending = self._pending, []
-        if pending:
-            self.start(pending)
 
 
 def _boot_of(supervised: Supervised) -> str:

@@ -1,0 +1,287 @@
+"""What `moorage doctor` looks at. Each check gives lines: what, ok or warn or fail, what was found, and a fix.
+
+`fail` is what stops moorage here, `warn` what a worker or an operator on this machine would miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from moorage.cli.options import CONNECT_TIMEOUT_S_MAX, Options
+from moorage.cli.render import many
+from moorage.schemas.errors import MoorageError
+
+if TYPE_CHECKING:
+    from moorage.bus.connection import Connection
+    from moorage.bus.contexts import Context
+    from moorage.client.client import AsyncClient
+
+ANSWER_S_MAX: Final = 3.0
+NVML_S_MAX: Final = 10.0
+#: this machine's wall clock against the server's
+CLOCK_OFF_S_MAX: Final = 1.0
+#: a round trip that makes renewals and appends slow
+ROUND_TRIP_MS_MAX: Final = 100.0
+_CONF_BYTES_MAX: Final = 64 * 1024
+
+Verdict = Literal["ok", "warn", "fail"]
+
+
+class Check(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="check"):
+    """A line of the doctor. `fix` says what to do where it is not ok."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+async def all_checks(options: Options) -> AsyncIterator[Check]:
+    """Every check in the order in which one would ask; those that need what is missing are left out."""
+    for check in [_python(), _uvloop(), _cgroup(), await _nvml()]:
+        yield check
+    context: Context | None = None
+    try:
+        from moorage.client.target import find_context
+
+        context = find_context(options.nats)
+        shown = f"{context.safe_url}, from {context.source or f'context {context.name}'}"
+        yield Check("context", "ok", shown)
+    except MoorageError as error:
+        yield _failed("context", error)
+    if context is not None:
+        async for check in _of_nats(context, options):
+            yield check
+
+
+def _failed(name: str, error: MoorageError, verdict: Verdict = "fail", fix: str = "") -> Check:
+    fixes = (*getattr(error, "fixes", ()), error.problem.next)
+    return Check(name, verdict, error.problem.message, fix or next(filter(None, fixes), ""))
+
+
+# ------------------------------------------------------------------------------------------------------ this host
+
+
+def _python() -> Check:
+    return Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.release()}")
+
+
+def _uvloop() -> Check:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Check("uvloop", "ok", version("uvloop"))
+    except PackageNotFoundError:
+        return Check("uvloop", "warn", "not installed", "pip install uvloop halves what a scheduler costs when idle")
+
+
+def _cgroup() -> Check:
+    from moorage.worker.cgroup import own_cgroup
+
+    own = own_cgroup()
+    if own is None:
+        return Check(
+            "cgroup", "warn", "no cgroup v2 is mounted", "mount one: without it a worker proves ends by a process walk"
+        )
+    probe = own / f"moorage-doctor-{os.getpid()}"
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        return Check(
+            "cgroup",
+            "warn",
+            f"{own} is not writable: {error.strerror}",
+            "run workers as root, or give their unit Delegate=yes",
+        )
+    return Check("cgroup", "ok", f"v2 at {own}, writable")
+
+
+async def _nvml() -> Check:
+    from moorage.worker.inventory.nvml import NvmlUnavailable, open_nvml
+
+    try:
+        inventory = await open_nvml(open_timeout_s=NVML_S_MAX)
+    except NvmlUnavailable as error:
+        return Check("nvml", "warn", str(error), "nvidia-smi must work here before a worker can lend these GPUs")
+    try:
+        devices = inventory.devices()
+        if inventory.faults:
+            return Check("nvml", "warn", "; ".join(inventory.faults), "reset or replace those devices")
+        names = ", ".join(sorted({device.name for device in devices}))
+        return Check("nvml", "ok", f"{many(len(devices), 'GPU')}: {names}" if devices else "no NVIDIA GPU here")
+    finally:
+        inventory.close()
+
+
+# ----------------------------------------------------------------------------------------------------------- NATS
+
+
+async def _of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
+    from moorage.bus.connection import connect
+    from moorage.bus.errors import CannotConnect
+    from moorage.client.errors import no_server
+
+    try:
+        connection = await connect(context, "moorage doctor", give_up_after_s=CONNECT_TIMEOUT_S_MAX)
+    except CannotConnect as error:
+        yield _failed("nats", no_server(error))
+        return
+    except MoorageError as error:
+        yield _failed("nats", error)
+        return
+    try:
+        began = time.monotonic()
+        await connection.flush(ANSWER_S_MAX)
+        yield _round_trip(connection, (time.monotonic() - began) * 1000)
+        user = await _asked(connection, "$SYS.REQ.USER.INFO")
+        yield _user(user)
+        yield _clock(user)
+        yield await _jetstream(connection, context)
+        yield _sync(context)
+    except MoorageError as error:
+        yield _failed("nats", error)
+        return
+    finally:
+        await connection.close()
+    async for check in _of_moorage(options):
+        yield check
+
+
+def _round_trip(connection: Connection, milliseconds: float) -> Check:
+    found = f"nats-server {connection.server_version}, round trip {milliseconds:.1f} ms"
+    if milliseconds > ROUND_TRIP_MS_MAX:
+        return Check("nats", "warn", found, f"come nearer: leases and appends count on under {ROUND_TRIP_MS_MAX:g} ms")
+    return Check("nats", "ok", found)
+
+
+async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
+    """The JSON that answers on a subject of the server's own; {} where nobody may ask, or it says nothing."""
+    try:
+        answer = (await connection.request(subject, b"", ANSWER_S_MAX)).data
+        data: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+    except (MoorageError, msgspec.MsgspecError):
+        return {}
+    return data
+
+
+def _user(info: dict[str, Any]) -> Check:
+    data = info.get("data", {})
+    if not data:
+        return Check("user", "ok", "the server does not say who we are: this user may not ask")
+    bounds = "with permissions of its own" if data.get("permissions") else "without limits in its account"
+    return Check("user", "ok", f"{data.get('user', '?')} of account {data.get('account', '?')}, {bounds}")
+
+
+def _clock(info: dict[str, Any]) -> Check:
+    try:
+        off_s = time.time() - datetime.fromisoformat(_microseconds(info["server"]["time"])).timestamp()
+    except (KeyError, ValueError):
+        return Check(
+            "clock", "warn", "cannot be compared with the server's", "let this user publish on $SYS.REQ.USER.INFO"
+        )
+    found = f"{abs(off_s) * 1000:.0f} ms {'before' if off_s > 0 else 'behind'} the server's"
+    if abs(off_s) > CLOCK_OFF_S_MAX:
+        return Check("clock", "warn", found, "run chrony or ntpd: deadlines are told in wall time at a takeover")
+    return Check("clock", "ok", found)
+
+
+def _microseconds(stamp: str) -> str:
+    """An RFC 3339 time of Go, with nanoseconds, as `datetime` reads it."""
+    head, dot, rest = stamp.rstrip("Z").partition(".")
+    return f"{head}{dot}{rest[:6].ljust(6, '0') if dot else ''}+00:00"
+
+
+async def _jetstream(connection: Connection, context: Context) -> Check:
+    info = await _asked(connection, f"{context.api_prefix}.INFO")
+    if not info:
+        return Check("jetstream", "warn", "this user may not ask for it", "submitters need none; schedulers do")
+    if error := info.get("error"):
+        return Check(
+            "jetstream", "fail", str(error.get("description", error)), "turn it on: jetstream {} in the server's file"
+        )
+    return Check("jetstream", "ok", f"{many(info['streams'], 'stream')}, {info['storage'] // 1024} KiB on disk")
+
+
+def _sync(context: Context) -> Check:
+    """Only the server of a `moorage up` shows its file; of others a client cannot see it."""
+    from moorage.client.target import home
+
+    hint = "set sync_interval: always on the ledger's servers, or run three of them"
+    conf = home() / "nats" / "nats.conf"
+    if context.source.startswith(str(home())) and conf.is_file():
+        always = "sync_interval: always" in _head(conf)
+        found = f"sync_interval {'always' if always else 'is not always'}, in {conf}"
+        return Check("sync", "ok", found) if always else Check("sync", "warn", found, hint)
+    return Check("sync", "warn", "a client cannot see whether the server writes through", hint)
+
+
+def _head(path: Path) -> str:
+    with path.open(errors="replace") as file:
+        return file.read(_CONF_BYTES_MAX)
+
+
+# -------------------------------------------------------------------------------------------------------- moorage
+
+
+async def _of_moorage(options: Options) -> AsyncIterator[Check]:
+    from moorage.cli.options import client_of
+    from moorage.client.errors import NoScheduler
+
+    try:
+        async with client_of(options) as client:
+            yield await _may_hear(client)
+            try:
+                listed = await client.answer("ls", {"limit": 1})
+            except NoScheduler as error:
+                yield _failed("leader", error)
+                return
+            yield Check("submitter", "ok", f"tenant {client.tenant} may ask and submit")
+            async for check in _of_operators(client, listed.ledger):
+                yield check
+    except MoorageError as error:
+        yield _failed("submitter", error, fix=f"give this user the submitter's role of tenant {options.tenant or '…'}")
+
+
+async def _may_hear(client: AsyncClient) -> Check:
+    try:
+        await (await client.subscribe(client.subjects.events(client.tenant), lambda _: None)).unsubscribe()
+    except MoorageError as error:
+        return _failed("events", error, "warn", "let this user subscribe to its tenant's events: waits need them")
+    return Check("events", "ok", f"tenant {client.tenant}'s may be heard")
+
+
+async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            fleet = await client.fleet()
+    except (MoorageError, TimeoutError):
+        yield Check("leader", "ok", f"answers, at ledger record {ledger}")
+        yield Check("operator", "ok", "this user may not ask for the fleet: drain and audit are for operators")
+        return
+    yield Check("leader", "ok", f"{fleet['leader']}, epoch {fleet['epoch']}, ledger record {fleet['ledger']}")
+    yield Check("operator", "ok", "this user may ask for the fleet")
+    yield _workers(fleet["workers"])
+
+
+def _workers(rows: list[dict[str, Any]]) -> Check:
+    if not rows:
+        return Check("workers", "warn", "none has joined", "start one: moorage worker")
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["state"]] = counts.get(row["state"], 0) + 1
+    simulated = sum(row["simulated"] for row in rows)
+    found = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    found += f" ({simulated} simulated)" if simulated else ""
+    if counts.get("up", 0) == 0:
+        return Check("workers", "warn", found, "moorage fleet shows them")
+    return Check("workers", "ok", found)

@@ -1,0 +1,187 @@
+"""What moorage means by a word, without a server: `errors`, `schema`, `completion`, and codes in `explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, NamedTuple
+
+from cyclopts import Parameter
+
+from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
+from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.render import facts, table
+
+#: what helps against a reason, where a line can say it; {job} and {asks} are filled in
+FIXES: Final[dict[str, str]] = {
+    "no-worker": "start one: moorage worker",
+    "driver": "ask for a driver that moorage fleet --json shows, or start a worker that offers it",
+    "label": "ask for labels that moorage fleet --json shows",
+    "model": "ask for a model that moorage fleet shows",
+    "memory": "ask for less memory than {asks}; moorage fleet shows the models",
+    "count": "ask for fewer GPUs a replica: all of them must be on one host",
+    "gang-size": "ask for fewer replicas, or smaller ones",
+    "closed": "moorage fleet shows who is cordoned or draining; moorage uncordon WORKER opens one",
+    "sick": "moorage fleet shows the sick GPUs",
+    "busy": "wait, or cancel what you need no longer: moorage ls --state RUNNING",
+    "reserved": "a smaller request may fit beside the reservation",
+    "contended": "moorage fleet shows what local claims hold",
+}
+
+
+class Code(NamedTuple):
+    """An error's code, or the reason of a job that waits (`fault` is then "")."""
+
+    code: str
+    fault: str
+    means: str
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the command that ends with it; None for a reason, which ends none."""
+        return EXIT_OF_CODE.get(self.code, EXIT_FAILED) if self.fault else None
+
+
+def error_codes() -> dict[str, Code]:
+    """Every code of an error that a user can meet."""
+    from moorage.bus.errors import BUS_CODES
+    from moorage.client.errors import CLIENT_CODES
+    from moorage.schemas.errors import CODES
+
+    known = {**CODES, **BUS_CODES, **CLIENT_CODES}
+    return {code: Code(code, fault, means) for code, (fault, means) in known.items()}
+
+
+def reasons() -> dict[str, Code]:
+    """Every reason for which a job waits."""
+    from moorage.scheduler.core.explain import REASONS
+
+    return {code: Code(code, "", means) for code, means in REASONS.items()}
+
+
+def code_of(word: str) -> Code | None:
+    """The code that a word is, where it is one; the scheduler's core is imported only for what looks like a code."""
+    if (known := error_codes().get(word)) is not None:
+        return known
+    if not word.replace("-", "").isalpha() or not word.islower():
+        return None
+    return reasons().get(word)
+
+
+def errors(
+    code: Annotated[str | None, Parameter(help="One code; without it all of them.")] = None,
+    /,
+    *,
+    options: Options = DEFAULTS,
+) -> int:
+    """What the codes of errors and of waiting mean, whose fault they are, and the exit codes."""
+
+    def act() -> int | None:
+        known = [code_of(code)] if code is not None else [*error_codes().values(), *reasons().values()]
+        if known == [None]:
+            raise _nothing("code", code or "", [*error_codes(), *reasons()], "moorage errors")
+        found = [each for each in known if each is not None]
+        if options.json:
+            for each in found:
+                emit({"kind": "code", **each._asdict(), "exit_code": each.exit_code, "fix": FIXES.get(each.code, "")})
+        elif code is not None:
+            tell(page(found[0]))
+        else:
+            rows = [[each.code, each.fault or "waiting", each.exit_code, each.means] for each in found]
+            tell(table(["CODE", "FAULT", "EXIT", "MEANS"], rows, numbers=("EXIT",)))
+        return None
+
+    return guarded(options, act)
+
+
+def page(code: Code) -> str:
+    """Everything that is known of a code."""
+    where = {"caller": "the caller's", "fleet": "the fleet's, not yours", "moorage": "moorage's own: report it"}
+    fix = FIXES.get(code.code, "").format(job="JOB", asks="the request")
+    return facts(
+        [
+            ("code", code.code),
+            ("means", code.means),
+            ("fault", where.get(code.fault)),
+            ("kind", "" if code.fault else "a reason for waiting: the job is queued and goes on by itself"),
+            ("exit code", code.exit_code),
+            ("fix", fix),
+        ]
+    )
+
+
+def schema(
+    name: Annotated[
+        str | None, Parameter(help="request, or a frame's kind as `event`; without it their names.")
+    ] = None,
+    /,
+    *,
+    options: Options = DEFAULTS,
+) -> int:
+    """The JSON Schema of the request, or of a frame, as this release reads and writes it."""
+
+    def act() -> int | None:
+        known = _structs()
+        if name is None:
+            for each in sorted(known):
+                tell(each)
+            return None
+        struct = known.get(name.lower())
+        if struct is None:
+            raise _nothing("schema", name, known, "moorage schema")
+        import msgspec
+
+        made = msgspec.json.schema(struct)
+        text = msgspec.json.encode(made)
+        tell((text if options.json else msgspec.json.format(text, indent=2)).decode())
+        return None
+
+    return guarded(options, act)
+
+
+def _structs() -> dict[str, type]:
+    """Every frame by its kind, and the request."""
+    import msgspec
+
+    from moorage.schemas import frames
+    from moorage.schemas.errors import Problem
+    from moorage.schemas.job import Request
+
+    found: dict[str, type] = {"request": Request, "error": Problem}
+    for struct in vars(frames).values():
+        if isinstance(struct, type) and issubclass(struct, msgspec.Struct):
+            tag = struct.__struct_config__.tag
+            if isinstance(tag, str):
+                found[tag] = struct
+    return found
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell reads it.")],
+    /,
+    *,
+    options: Options = DEFAULTS,
+) -> int:
+    """A script that completes verbs and options in your shell; static, so that no Python starts at a Tab."""
+
+    def act() -> None:
+        from moorage.cli.main import application
+
+        tell(application().generate_completion(prog_name="moorage", shell=shell).rstrip())
+
+    return guarded(options, act)
+
+
+def _nothing(kind: str, word: str, known: dict[str, type] | list[str], verb: str) -> Exception:
+    import difflib
+
+    from moorage.client.errors import NotFound
+    from moorage.schemas.errors import problem
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return NotFound(
+        problem(
+            "not-found",
+            f"no {kind} {word!r}",
+            found=word,
+            next=f"{verb} {near[0]}" if near else f"{verb} lists them",
+        )
+    )

@@ -1,0 +1,66 @@
+"""`moorage ls --watch`: again whenever something of the tenant changes, by its events and not by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.cli.console import emit, say, tell
+from moorage.cli.jobs import counts_line, job_row, jobs_table, no_jobs
+from moorage.cli.options import Options
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+#: changes that come closer together are shown together
+APART_S: Final = 0.5
+#: ages grow without an event; on a terminal they are drawn again this often
+REDRAW_S: Final = 5.0
+
+
+async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options: Options) -> None:
+    """Without end. On a terminal redrawn in place; in a pipe a row for each job that changed; with --json answers."""
+    tty = sys.stdout.isatty() and not options.json
+    shown: dict[str, tuple[Any, ...]] = {}
+    lines_before = 0
+    changed = asyncio.Event()
+    changed.set()
+    listening = await client.subscribe(client.subjects.events(client.tenant), lambda _: changed.set())
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(REDRAW_S if tty else None):
+                    await changed.wait()
+            except TimeoutError:
+                pass  # only the ages are new
+            changed.clear()
+            answer = await client.answer("ls", {"states": states, "limit": limit})
+            rows = answer.data["jobs"]
+            if options.json:
+                emit(answer)
+            elif tty:
+                text = jobs_table(rows) if rows else no_jobs(client.tenant, states)
+                text += "\n" + (counts_line(answer.data["counts"]) or "nothing yet")
+                sys.stdout.write(f"\x1b[{lines_before}F\x1b[J" if lines_before else "")
+                lines_before = text.count("\n") + 1
+                tell(text)
+            else:
+                _tell_changed(rows, shown)
+            await asyncio.sleep(APART_S)
+    finally:
+        await listening.unsubscribe()
+
+
+def _tell_changed(rows: list[dict[str, Any]], shown: dict[str, tuple[Any, ...]]) -> None:
+    """The rows that are not as they were, oldest first; ages do not count."""
+    if not rows and not shown:
+        say("nothing yet; a row for each change follows")
+    for row in reversed(rows):
+        seen = (row["state"], row["rev"])
+        if shown.get(row["job"]) != seen:
+            shown[row["job"]] = seen
+            tell("\t".join("-" if cell in (None, "") else str(cell).replace("\n", " ") for cell in job_row(row)))
+    listed = {row["job"] for row in rows}
+    for name in [name for name in shown if name not in listed]:
+        del shown[name]

@@ -1,0 +1,68 @@
+"""What is said to everybody who listens, as async iterators without end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from moorage.bus.transport import Delivery
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Event, Events, FleetFrame
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+FLEET_FRAMES_MAX: Final = 16
+#: frames of a tenant's events that wait to be taken; beyond it the oldest are let go
+EVENTS_FRAMES_MAX: Final = 10_000
+
+T = TypeVar("T")
+
+_decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
+_decode_events: Final[Decoder[Events]] = Decoder(Events)
+
+
+async def fleet_frames(client: AsyncClient) -> AsyncIterator[FleetFrame]:
+    """See `AsyncClient.fleet_frames`."""
+    async with contextlib.aclosing(
+        _heard(client, client.subjects.fleet_frame, _decode_fleet, FLEET_FRAMES_MAX)
+    ) as frames:
+        async for frame in frames:
+            yield frame
+
+
+async def tenant_events(client: AsyncClient) -> AsyncIterator[Event]:
+    """See `AsyncClient.events`."""
+    subject = client.subjects.events(client.tenant)
+    async with contextlib.aclosing(_heard(client, subject, _decode_events, EVENTS_FRAMES_MAX)) as frames:
+        async for frame in frames:
+            for event in frame.jobs:
+                yield event
+
+
+async def _heard(client: AsyncClient, subject: str, decode: Callable[[bytes], T], most: int) -> AsyncGenerator[T, None]:
+    """What comes on a subject, the newest `most` of it; what cannot be read is passed over."""
+    waiting: deque[bytes] = deque(maxlen=most)
+    some = asyncio.Event()
+
+    def on_frame(delivery: Delivery) -> None:
+        waiting.append(delivery.data)
+        some.set()
+
+    subscription = await client.subscribe(subject, on_frame)
+    try:
+        while True:
+            while waiting:
+                try:
+                    frame = decode(waiting.popleft())
+                except Refused:
+                    continue
+                yield frame
+            some.clear()
+            await some.wait()
+    finally:
+        await subscription.unsubscribe()
