@@ -1,0 +1,79 @@
+"""The link to the supervisor while one supervisor dies and the next one comes."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.supervised import Supervised
+from moorage.worker.supervisor_protocol import Event, StartMember
+from tests.waiting import until
+
+
+class Told:
+    """A listener that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[str]] = []
+        self.events: list[str] = []
+
+    def on_event(self, key: str, event: Event) -> None:
+        self.events.append(key)
+
+    def on_events_over(self) -> None:
+        return
+
+    def on_replaced(self) -> None:
+        return
+
+    def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
+        self.lists.append([key for key, _, _ in listed])
+
+    def on_start_refused(self, keys: Sequence[str], why: str) -> None:
+        self.events += keys
+
+
+class GatedLink(SupervisorLink):
+    """The real link, whose way back to a supervisor waits for the gate."""
+
+    gate: asyncio.Event | None = None
+
+    async def _connect(self) -> Supervised:
+        if self.gate is not None:
+            await self.gate.wait()
+        return await super()._connect()
+
+
+async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_starts() -> None:
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link, told = GatedLink(Path(folder) / "s"), Told()
+        await link.open("w1", told)
+        link.gate = asyncio.Event()
+        first = link._supervised
+        assert first is not None
+        mark = Path(folder) / "ran"
+        try:
+            first.kill()
+            await first.wait_gone()
+            await until(lambda: link._supervised is None, what="the link knows that its supervisor is gone")
+            member = StartMember(key="w1|a", argv=("/bin/sh", "-c", f"touch {mark}"), env={"PATH": "/bin:/usr/bin"})
+            link.start([member])
+            link.gate.set()
+            await until(lambda: told.lists, what="the next supervisor's list")
+            assert told.lists == [[]], "what is not listed is told lost by its listener"
+            # a later start of the same supervisor has run: nothing asked for before it still waits
+            after = Path(folder) / "after"
+            link.start(
+                [StartMember(key="w1|b", argv=("/bin/sh", "-c", f"touch {after}"), env={"PATH": "/bin:/usr/bin"})]
+            )
+            await until(after.exists, what="the later start")
+            assert not mark.exists(), "it started although it was told lost"
+            assert "a" not in told.events
+        finally:
+            last = link._supervised
+            assert last is not None
+            await last.shutdown(0.0)
+            await link.close("w1")
