@@ -59,33 +59,30 @@ async def test_an_audit_of_a_sound_fleet_finds_nothing(node: Node) -> None:
     assert ran.err.startswith("no drift: ")
 
 
-async def test_an_audit_finds_a_member_that_only_the_worker_holds(node: Node, unique: str) -> None:
-    async with ScriptedWorker(node.url, unique) as worker:
-        await worker.renew(Held("ghosts", "boo", 0, 1, 999_999_999, "running"))
-        ran = await node.run("audit")
-        assert ran.code == 10
-        (row,) = [row for row in ran.rows if row[0] == unique]
-        assert row[1:3] == ["worker-only", "ghosts/boo/0 fence 999999999"]
-        assert "fix: " in ran.err
-        quick = await node.run("audit", "--quick", "--json")
-        assert quick.code == 10
-        assert {"worker": unique, "kind": "worker-only", "member": row[2]} in quick.frame["data"]["drift"]
-        await worker.renew()
-        healed = await node.run("audit", "--quick")
-        assert healed.code == 0, healed.out
-
-
-async def test_an_audit_finds_a_member_that_only_the_ledger_has(node: Node, unique: str) -> None:
-    async with ScriptedWorker(node.url, unique) as worker:
-        flags = ("--job", "gone", "--gpu", "1xDrifter", "--requires", f"only={unique}")
+async def test_an_audit_finds_members_that_only_one_side_has(node: Node, unique: str) -> None:
+    """One audit for both: it looks twice, some seconds apart."""
+    async with (
+        ScriptedWorker(node.url, f"{unique}-w") as holds,
+        ScriptedWorker(node.url, f"{unique}-l") as forgets,
+    ):
+        await holds.renew(Held("ghosts", "boo", 0, 1, 999_999_999, "running"))
+        flags = ("--job", "gone", "--gpu", "1xDrifter", "--requires", f"only={unique}-l")
         assert (await node.run("submit", *flags, "--", "x", tenant=unique)).code == 0
-        await until(lambda: worker.placed, what="placed on the scripted worker")
-        place = worker.placed[0]
-        await worker.tell(fact("claimed", place), fact("started", place))
-        await worker.renew()
+        await until(lambda: forgets.placed, what="placed on the scripted worker")
+        place = forgets.placed[0]
+        await forgets.tell(fact("claimed", place), fact("started", place))
+        await forgets.renew()
         ran = await node.run("audit")
         assert ran.code == 10, ran.err
-        (row,) = [row for row in ran.rows if row[0] == unique]
-        assert row[1:3] == ["ledger-only", f"{unique}/gone/0 fence {place.fence}"]
-        await worker.tell(fact("exited", place, detail="exit"), fact("freed", place))
-        assert (await node.run("audit", "--quick")).code == 0
+        assert "fix: " in ran.err
+        drift = {row[0]: row[1:3] for row in ran.rows}
+        assert drift[f"{unique}-w"] == ["worker-only", "ghosts/boo/0 fence 999999999"]
+        assert drift[f"{unique}-l"] == ["ledger-only", f"{unique}/gone/0 fence {place.fence}"]
+        quick = await node.run("audit", "--quick", "--json")
+        assert quick.code == 10
+        ghost = {"worker": f"{unique}-w", "kind": "worker-only", "member": drift[f"{unique}-w"][1]}
+        assert ghost in quick.frame["data"]["drift"]
+        await holds.renew()
+        await forgets.tell(fact("exited", place, detail="exit"), fact("freed", place))
+        healed = await node.run("audit", "--quick")
+        assert healed.code == 0, healed.out

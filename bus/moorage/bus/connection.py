@@ -333,13 +333,17 @@ class Connection:
     async def _redial(self) -> None:
         told = False
         while not (self._connected.is_set() or self._closing):
-            await self._drop(self._client)
             try:
+                await self._drop(self._client)
                 await self._adopt(await self._dialer.dial(None))
             except BusError as error:  # credentials or TLS: tell once, and try on, as the server may be repaired
                 if not told:
                     self._report(error)
                 told = True
+                await asyncio.sleep(REFUSED_WAIT_S)
+            except Exception as error:  # whatever nats-py or the event loop makes of a dead socket: dial again
+                self.counters.link_errors += 1
+                self._report(HandlerFailed("a reconnect", error))
                 await asyncio.sleep(REFUSED_WAIT_S)
 
     async def _watch(self) -> None:

@@ -35,6 +35,9 @@ SOCKET_BACKLOG_BYTES_MAX: Final = 8 * 1024 * 1024
 #: Longest such wait; without it a publish whose socket dies meanwhile would wait for ever.
 BACKLOG_WAIT_S_MAX: Final = 2.0
 
+#: What touching a client without a living socket may raise: asyncio's transports OSError, uvloop's RuntimeError.
+DEAD_CLIENT: Final = (nats.errors.Error, OSError, AssertionError, RuntimeError)
+
 OnError = Callable[[Client, Exception], None]
 OnLost = Callable[[Client], None]
 
@@ -118,7 +121,7 @@ async def abandon(client: Client) -> None:
     try:
         if client.options and not client.is_closed:
             await client.close()
-    except (nats.errors.Error, OSError, AssertionError):
+    except DEAD_CLIENT:
         pass  # it had not come as far as a socket, or has none any more
 
 
@@ -126,7 +129,7 @@ async def quietly(awaitable: Awaitable[object]) -> None:
     """Await what a dead connection may refuse."""
     try:
         await awaitable
-    except (nats.errors.Error, OSError):
+    except DEAD_CLIENT:
         pass
 
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cyclopts import Parameter
-
 from moorage.cli.console import EXIT_DRIFT, emit, say, tell
 from moorage.cli.options import DEFAULTS, Options, with_client
 from moorage.cli.render import many
 
 if TYPE_CHECKING:
+    from cyclopts import Parameter
+
     from moorage.client.client import AsyncClient
 
 #: between the two looks: two renewals of one node (2 s each, and what their answer may wait), more than one of a

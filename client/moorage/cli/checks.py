@@ -130,9 +130,11 @@ async def _of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
     from moorage.bus.connection import connect
     from moorage.bus.errors import CannotConnect
     from moorage.client.errors import no_server
+    from moorage.client.values import seconds
 
     try:
-        connection = await connect(context, "moorage doctor", give_up_after_s=CONNECT_TIMEOUT_S_MAX)
+        patience_s = min(seconds(options.timeout), CONNECT_TIMEOUT_S_MAX)
+        connection = await connect(context, "moorage doctor", give_up_after_s=patience_s)
     except CannotConnect as error:
         yield _failed("nats", no_server(error))
         return

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
 from moorage.cli.console import emit, say, tell
 from moorage.cli.lookup import FIXES, code_of
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
@@ -13,6 +11,8 @@ from moorage.cli.render import age, facts, ordinal
 from moorage.cli.selectors import ask_each
 
 if TYPE_CHECKING:
+    from cyclopts import Parameter
+
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
 

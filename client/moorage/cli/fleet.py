@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from moorage.cli.console import emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, Options, with_client
 from moorage.cli.render import age, many, table
 
 if TYPE_CHECKING:
+    from cyclopts import Parameter
+
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import FleetFrame
 
+WORKER_HELP: Final = "The worker's id, as moorage fleet shows it."
 LEGEND: Final = "· free  # leased  2-9 sharers  ! sick  x used by others  - not lent  ? lost"
 
-_Worker = Annotated[str, Parameter(help="The worker's id, as moorage fleet shows it.")]
+_Worker: TypeAlias = "Annotated[str, Parameter(help=WORKER_HELP)]"
 
 
 def fleet(

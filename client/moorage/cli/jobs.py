@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cyclopts import Parameter
-
 from moorage.cli.console import emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, Options, with_client
 from moorage.cli.render import age, facts, many, table
@@ -14,6 +12,8 @@ from moorage.cli.selectors import HELP, ask_each, ids_to_cancel, one_id
 from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
+    from cyclopts import Parameter
+
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, NamedTuple
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
 from moorage.cli.options import DEFAULTS, Options, guarded
 from moorage.cli.render import facts, table
+
+if TYPE_CHECKING:
+    from cyclopts import Parameter
 
 #: what helps against a reason, where a line can say it; {job} and {asks} are filled in
 FIXES: Final[dict[str, str]] = {

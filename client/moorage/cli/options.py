@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
-from cyclopts import Parameter
-
 from moorage.cli import console
 from moorage.cli.console import Colour, fail
 from moorage.schemas.errors import MoorageError
 
 if TYPE_CHECKING:
+    from cyclopts import Parameter
+
     from moorage.client.client import AsyncClient
 
 #: a one-shot command waits so long for a server and for a scheduler that may be changing hands (4 s on one node)
@@ -21,10 +21,9 @@ TIMEOUT_DEFAULT: Final = "10s"
 CONNECT_TIMEOUT_S_MAX: Final = 3.0
 
 
-@Parameter(name="*", group="Common")
 @dataclass(frozen=True)
 class Options:
-    """What every command understands."""
+    """What every command understands. `verbs` makes it a group of options on the command line."""
 
     nats: Annotated[str | None, Parameter(help="URL or nats context of the server.")] = None
     tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else `default`.")] = None

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from cyclopts import Parameter
-
 from moorage.cli.console import EXIT_FAILED, emit, exit_code_of, say, tell, tell_error
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
 
 if TYPE_CHECKING:
+    from cyclopts import Parameter
+
     from moorage.client.client import AsyncClient
     from moorage.client.job import Job
     from moorage.schemas.job import Request
@@ -25,10 +25,9 @@ _MIB: Final = 1024 * 1024
 _SIZE_UNITS: Final = {"K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "Ki": 1024, "Mi": _MIB, "Gi": 1024**3}
 
 
-@Parameter(name="*", group="Job")
 @dataclass(frozen=True)
 class JobFlags:
-    """A request, in flags. Durations as 90s, 10m, 1h30m."""
+    """A request, in flags. Durations as 90s, 10m, 1h30m. `verbs` makes it a group of options on the command line."""
 
     gpu: Annotated[str | None, Parameter(help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; alone: 1.")] = None
     job: Annotated[str | None, Parameter(help="The job's id; the same id and content is the same job.")] = None

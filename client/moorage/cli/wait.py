@@ -7,14 +7,14 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cyclopts import Parameter
-
 from moorage.cli.console import EXIT_FAILED, emit, say, tell
 from moorage.cli.options import DEFAULTS, Options, with_client
 from moorage.cli.render import many, state
 from moorage.cli.selectors import HELP, HELP_ONE, ids_of, one_id
 
 if TYPE_CHECKING:
+    from cyclopts import Parameter
+
     from moorage.client.client import AsyncClient
     from moorage.client.job import Result
     from moorage.schemas.frames import Event

@@ -1,0 +1,97 @@
+"""What is known without a server: codes, schemas, completion; and the doctor, with a server and without."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from moorage.bus.errors import BUS_CODES
+from moorage.cli.console import EXIT_OF_CODE
+from moorage.cli.lookup import FIXES, error_codes, page, reasons
+from moorage.cli.main import VERBS
+from moorage.client.errors import CLIENT_CODES
+from moorage.scheduler.core.explain import REASONS
+from moorage.schemas.errors import CODES
+from tests.cli.node import Node, moorage
+
+
+def test_every_code_has_a_page_and_every_fix_and_exit_code_a_code() -> None:
+    known = {**error_codes(), **reasons()}
+    assert set(known) == {*CODES, *BUS_CODES, *CLIENT_CODES, *REASONS}
+    assert not set(error_codes()) & set(reasons())
+    for code in known.values():
+        text = page(code)
+        assert code.means in text
+        assert code.code in text
+    assert set(FIXES) <= set(reasons())
+    assert set(EXIT_OF_CODE) <= set(error_codes())
+
+
+async def test_errors_are_a_table_a_page_and_frames() -> None:
+    table = await moorage("errors")
+    assert table.rows[0] == ["CODE", "FAULT", "EXIT", "MEANS"]
+    rows = {row[0]: row for row in table.rows}
+    assert rows["not-found"][1:3] == ["caller", "3"]
+    assert rows["gang-size"][1:3] == ["waiting", "-"]
+    one = dict((await moorage("errors", "queue-full")).rows)
+    assert (one["code"], one["exit code"]) == ("queue-full", "1")
+    frame = (await moorage("errors", "busy", "--json")).frame
+    assert (frame["kind"], frame["fault"], frame["exit_code"]) == ("code", "", None)
+    assert frame["fix"]
+
+
+async def test_a_schema_is_the_one_that_the_documentation_has() -> None:
+    names = (await moorage("schema")).out.split()
+    assert {"request", "error", "event", "accepted", "hello", "wanted"} <= set(names)
+    documented = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "event.json"
+    printed = await moorage("schema", "event", "--json")
+    assert printed.frame == msgspec.json.decode(documented.read_bytes())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_names_every_verb_and_can_be_read(shell: str, tmp_path: Path) -> None:
+    script = asyncio.run(moorage("completion", shell)).out
+    for verbs in VERBS.values():
+        for verb in verbs:
+            assert verb.name in script
+    assert "--gpu" in script
+    assert "python" not in script.lower()  # static: no interpreter starts at a Tab
+    if (found := shutil.which(shell)) is not None:
+        file = tmp_path / shell
+        file.write_text(script)
+        subprocess.run([found, "-n", str(file)], check=True)
+
+
+async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:
+    ran = await node.run("doctor", "--json", tenant=unique)
+    assert ran.code == 0, ran.out
+    checks = {frame["name"]: frame for frame in ran.frames}
+    assert {frame["kind"] for frame in ran.frames} == {"check"}
+    for name in ("python", "context", "nats", "user", "clock", "jetstream", "sync", "events", "submitter", "leader"):
+        assert checks[name]["verdict"] == "ok", checks[name]
+    assert "epoch" in checks["leader"]["found"]
+    assert "simulated" in checks["workers"]["found"]
+    assert "sync_interval always" in checks["sync"]["found"]
+    text = await node.run("doctor", tenant=unique)
+    assert {row[0] for row in text.rows} <= {"ok", "warn", "fail"}
+    assert "0 fail" in text.err
+
+
+async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
+    nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "nobody-here")
+    rows = {row[1]: row for row in nobody.rows}
+    assert (nobody.code, rows["leader"][0]) == (1, "fail")
+    assert "moorage scheduler" in rows["leader"][3]
+    assert rows["jetstream"][0] == "ok"
+    nowhere = await moorage("doctor", "--nats", "nats://me:hunter2@127.0.0.1:1", "--timeout", "200ms")
+    rows = {row[1]: row for row in nowhere.rows}
+    assert (nowhere.code, rows["nats"][0]) == (1, "fail")
+    assert "moorage up" in rows["nats"][3]
+    assert "hunter2" not in nowhere.out + nowhere.err
+    wrong = await moorage("doctor", "--nats", "no-such-context")
+    assert (wrong.code, {row[1]: row for row in wrong.rows}["context"][0]) == (1, "fail")

@@ -1,0 +1,105 @@
+"""Which jobs a word means, against the real scheduler in this process."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorage.cli.selectors import LOOKED_AT_MAX, ask_each, ids_of, ids_to_cancel, one_id, words_of
+from moorage.client import AsyncClient, ClientError, NotFound, Rejected, SimFleet
+from moorage.client.values import fresh_job_id
+from tests.client.test_sim_fleet import in_virtual_time
+
+HANG = {"run": {"driver": "noop", "argv": ["hang"]}}
+
+
+async def some_jobs(client: AsyncClient) -> None:
+    await client.submit_many([{**HANG, "job": name} for name in ("train-4", "train-42", "train-43", "eval-1")])
+
+
+@in_virtual_time
+async def test_ids_beginnings_last_and_all() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100")) as client:
+        await some_jobs(client)
+        over = await client.submit(["x"], key="over")
+        await over.result()
+        for words, names in (
+            (["train-42"], ["train-42"]),
+            (["ev"], ["eval-1"]),
+            (["train-4"], ["train-4"]),  # an id whole is no beginning
+            (["last"], ["over"]),
+            (["all"], ["eval-1", "train-43", "train-42", "train-4"]),
+            (["eval-1,over", "eval-1"], ["eval-1", "over"]),
+            (["last,all"], ["over", "eval-1", "train-43", "train-42", "train-4"]),
+            (["=over"], ["over"]),
+        ):
+            assert await ids_of(client, words) == names, words
+        assert await one_id(client, "ev", "logs") == "eval-1"
+
+
+@in_virtual_time
+async def test_what_is_not_one_job_is_told_with_the_candidates() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100")) as client:
+        await some_jobs(client)
+        with pytest.raises(Rejected) as ambiguous:
+            await ids_of(client, ["tr"])
+        assert ambiguous.value.why == "tr is the beginning of 3 jobs: train-43, train-42, train-4"
+        assert ambiguous.value.fixes
+        for word in ("nobody", "=trai"):
+            with pytest.raises(NotFound):
+                await ids_of(client, [word])
+        with pytest.raises(Rejected, match="takes one job"):
+            await one_id(client, "all", "logs")
+        with pytest.raises(Rejected, match="no job id"):
+            await ids_of(client, ["a.b"])
+        with pytest.raises(Rejected, match="no job is named"):
+            words_of([",", ""])
+
+
+@in_virtual_time
+async def test_a_tenant_without_jobs_has_no_last_one() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100"), tenant="nobody") as client:
+        assert await ids_of(client, ["all"]) == []
+        with pytest.raises(NotFound) as none:
+            await ids_of(client, ["last"])
+        assert none.value.fixes
+
+
+@in_virtual_time
+async def test_a_cancel_takes_names_as_they_stand_and_beginnings_only_of_ids_that_were_made_up() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100")) as client:
+        await some_jobs(client)
+        made_up = fresh_job_id()
+        await client.submit({**HANG, "job": made_up})
+        assert await ids_to_cancel(client, [made_up[:9]]) == [made_up]
+        assert await ids_to_cancel(client, [made_up]) == [made_up]
+        assert await ids_to_cancel(client, ["=" + made_up[:9]]) == [made_up[:9]]
+        assert await ids_to_cancel(client, ["train"]) == ["train"]  # of a job to come
+        assert await ids_to_cancel(client, ["j7"]) == ["j7"]
+        assert await ids_to_cancel(client, ["last,train-4"]) == [made_up, "train-4"]
+        other = made_up[:-1] + ("0" if made_up[-1] != "0" else "1")
+        await client.submit({**HANG, "job": other})
+        with pytest.raises(ClientError, match="beginning of 2"):
+            await ids_to_cancel(client, [made_up[:-1]])
+
+
+@in_virtual_time
+async def test_all_of_very_many_means_the_newest() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100")) as client:
+        await client.submit_many([{**HANG, "gpu": {"count": 64}} for _ in range(LOOKED_AT_MAX + 5)])
+        assert len(await ids_of(client, ["all"])) == LOOKED_AT_MAX
+
+
+@in_virtual_time
+async def test_each_answer_is_asked_for_once() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100")) as client:
+        await some_jobs(client)
+        asked: list[str] = []
+
+        async def ask(name: str) -> str:
+            asked.append(name)
+            return str((await client.job(name).show())["job"])
+
+        assert await ask_each(client, ["eval-1", "last"], ask) == ["eval-1", "eval-1"]
+        assert asked == ["eval-1", "eval-1"]
+        assert await ask_each(client, ["ev"], ask) == ["eval-1"]
+        assert asked[2:] == ["ev", "eval-1"]

@@ -1,0 +1,129 @@
+"""`wait`, `events` and `ls --watch`, against a real node: what they print, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+
+import msgspec
+import pytest
+
+from tests.cli.node import COMMAND, Lines, Node, environment, start
+
+
+@pytest.mark.parametrize(("words", "code"), [(["exit", "0"], 0), (["exit", "3"], 3), (["exit", "-15"], 143)])
+async def test_a_wait_ends_with_the_jobs_own_code(node: Node, unique: str, words: list[str], code: int) -> None:
+    submitted = await node.run("submit", "--driver", "noop", "--", *words, tenant=unique)
+    ran = await node.run("wait", submitted.out.strip()[:12], tenant=unique)
+    assert ran.code == code, ran.err
+    assert ran.rows[0][:2] == [submitted.out.strip(), "SUCCEEDED" if code == 0 else "FAILED"]
+
+
+async def test_of_several_the_first_named_that_failed_decides(node: Node, unique: str) -> None:
+    for name, words in (("a", ("sleep", "0.2", "5")), ("b", ("exit", "0")), ("c", ("exit", "7"))):
+        await node.run("submit", "--job", name, "--driver", "noop", "--", *words, tenant=unique)
+    ran = await node.run("wait", "b,a", "c", tenant=unique)
+    assert ran.code == 5, ran.err
+    assert sorted(row[0] for row in ran.rows) == ["a", "b", "c"]
+    assert "3 jobs over, 2 not SUCCEEDED" in ran.err
+    shown = await node.run("wait", "last", "--json", tenant=unique)
+    assert (shown.frame["verb"], shown.frame["data"]["job"], shown.code) == ("show", "c", 7)
+
+
+async def test_a_wait_that_is_too_long_is_exit_code_6_and_no_job_is_3(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "long", "--driver", "noop", "--", "hang", tenant=unique)
+    ran = await node.run("wait", "all", "--at-most", "200ms", tenant=unique)
+    assert (ran.code, ran.err.startswith("error[timed-out]: 1 of 1 jobs")) == (6, True)
+    assert (await node.run("wait", "nobody", tenant=unique)).code == 3
+    assert (await node.run("cancel", "all", tenant=unique)).rows == [["long", "cancelling, was RUNNING"]]
+    assert (await node.run("wait", "long", tenant=unique)).code != 0
+    over = await node.run("wait", "all", tenant=unique)
+    assert (over.code, over.out, "all are over" in over.err) == (0, "", True)
+
+
+async def test_the_tenants_events_are_heard_as_lines_and_as_frames(node: Node, unique: str) -> None:
+    text = await start("events", env=node.env(unique))
+    frames = await start("events", "--json", env=node.env(unique))
+    lines, json_lines = Lines(text.stdout), Lines(frames.stdout)
+    heard = asyncio.gather(lines.until("SUCCEEDED"), json_lines.until("SUCCEEDED"))
+    at = 0
+    while not heard.done():  # they do not say when they begin to listen
+        at += 1
+        await node.run("submit", "--job", f"e{at}", "--driver", "noop", tenant=unique)
+    await heard
+    row = lines.text.splitlines()[0].split("\t")
+    assert (row[0][-1], row[1][0], len(row)) == ("Z", "e", 9)
+    frame = msgspec.json.decode(json_lines.text.splitlines()[0])
+    assert (frame["kind"], frame["tenant"]) == ("event", unique)
+    for process in (text, frames):
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+
+
+async def test_one_jobs_events_are_its_whole_story_and_end(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "story", "--gpu", "1xH100", "--driver", "noop", tenant=unique)
+    ran = await node.run("events", "sto", tenant=unique)
+    assert [row[4] for row in ran.rows] == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+    assert ran.rows[1][5].endswith(" sim")
+
+
+async def test_a_watched_list_tells_each_change_once(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "seen", "--driver", "noop", "--", "hang", tenant=unique)
+    process = await start("ls", "--watch", env=node.env(unique))
+    lines = Lines(process.stdout)
+    await lines.until("RUNNING")
+    await node.run("cancel", "seen", tenant=unique)
+    await lines.until("CANCELLED")
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
+    rows = [line.split("\t") for line in lines.text.splitlines()]
+    states = [row[1] for row in rows if row[0] == "seen"]
+    assert len(states) == len(set(states))
+    assert states[-1] == "CANCELLED"
+
+
+async def test_a_watched_list_is_redrawn_on_a_terminal(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "seen", "--driver", "noop", "--", "hang", tenant=unique)
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "ls", "--watch",
+        stdin=asyncio.subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+        env=environment(**node.env(unique), TERM="xterm", NO_COLOR="1"),
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        await _until(ours, "1 RUNNING")
+        await node.run("cancel", "seen", tenant=unique)
+        assert "\x1b[3F\x1b[J" in await _until(ours, "1 CANCELLED")
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+    finally:
+        os.close(ours)
+
+
+async def test_several_jobs_are_shown_by_one_command(node: Node, unique: str) -> None:
+    for name in ("one", "two"):
+        await node.run("submit", "--job", name, "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    shown = await node.run("show", "one,two", "--json", tenant=unique)
+    assert [frame["data"]["job"] for frame in shown.frames] == ["one", "two"]
+    assert (await node.run("explain", "on", tenant=unique)).rows[0] == ["job", "one"]
+    assert sum(row == [""] for row in (await node.run("show", "all", tenant=unique)).rows) >= 3
+    await node.run("cancel", "one,two", tenant=unique)
+
+
+async def _until(terminal: int, wanted: str) -> str:
+    """Read a terminal's other end until `wanted` came."""
+    loop = asyncio.get_running_loop()
+    text = ""
+    async with asyncio.timeout(20):
+        while wanted not in text:
+            ready: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(terminal, ready.set_result, None)
+            try:
+                await ready
+            finally:
+                loop.remove_reader(terminal)
+            text += os.read(terminal, 65536).decode()
+    return text
