@@ -137,8 +137,8 @@ def read_environ(pid: int) -> frozenset[bytes] | None:
         return None
 
 
-def kill_process(process: Process) -> bool:
-    """SIGKILL to exactly this process, never to a later one of its pid. False when it was gone."""
+def kill_process(process: Process, number: signal.Signals = signal.SIGKILL) -> bool:
+    """A signal to exactly this process, never to a later one of its pid. False when it was gone."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -147,7 +147,7 @@ def kill_process(process: Process) -> bool:
         now = read_process(process.pid)
         if now is None or now.start_ticks != process.start_ticks:
             return False
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
         return False
     finally:
@@ -158,14 +158,14 @@ def kill_process(process: Process) -> bool:
 def kill_trees(roots: Iterable[int]) -> int:
     """SIGKILL to the roots and all their descendants, children first so that none is orphaned on the way.
 
-    Returns how many were signalled. A process forked meanwhile is missed: repeat until nothing is left.
+    All are stopped before, parents first: a parent that saw its child die could go on, fork, or exit as if all were
+    well. Returns how many were killed. A process forked meanwhile is missed: repeat until nothing is left.
     """
-    killed = 0
-    for pid in reversed(descendants(roots)):
-        process = read_process(pid)
-        if process is not None and not process.dead and kill_process(process):
-            killed += 1
-    return killed
+    found = [read_process(pid) for pid in descendants(roots)]
+    living = [process for process in found if process is not None and not process.dead]
+    for process in living:
+        kill_process(process, signal.SIGSTOP)
+    return sum(kill_process(process) for process in reversed(living))
 
 
 @dataclass(frozen=True, slots=True)
