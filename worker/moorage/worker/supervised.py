@@ -11,10 +11,11 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -291,8 +292,7 @@ class Supervised(asyncio.Protocol):
     # -- the protocol's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
         peer: socket.socket = transport.get_extra_info("socket")
         pid, _, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         with contextlib.suppress(OSError):
@@ -394,22 +394,26 @@ async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
     roots = dict.fromkeys(
         str(Path(path).parent) for path in (*moorage.__path__, os.path.dirname(str(msgspec.__file__)))
     )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        "moorage.worker.supervisor",
-        "--state",
-        str(state),
-        "--detach",
-        *arguments,
-        env={"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(roots), "PYTHONDONTWRITEBYTECODE": "1"},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    _, output = await process.communicate()
+    # A file, as the end of a pipe may never come: with uvloop what is detached keeps a copy of it.
+    with tempfile.TemporaryFile() as said:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "moorage.worker.supervisor",
+            "--state",
+            str(state),
+            "--detach",
+            *arguments,
+            env={"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(roots), "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+        )
+        await process.wait()
+        said.seek(0)
+        output = said.read()
     if process.returncode not in (0, EXIT_HELD):
         raise SupervisorUnavailable(output.decode(errors="replace").strip()[-2000:])
     return process.returncode == 0
