@@ -301,6 +301,17 @@ def test_fact_34_unheard_stale_and_lost_workers_take_nothing() -> None:
     assert drive.states("stale") == ["PLACED"]
 
 
+@pytest.mark.parametrize(("silence_ms", "state"), [(5_000, "PLACED"), (8_000, "QUEUED")])
+def test_fact_43_three_missed_load_frames_stop_new_placements(silence_ms: int, state: str) -> None:
+    """Ours come every 2 s (the source's every 5 s): two missed are nothing, three make the worker stale."""
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.load("w0")
+    drive.pass_time(silence_ms)
+    drive.submit("j", gpu={})
+    assert drive.states("j") == [state]
+
+
 @pytest.mark.parametrize("trouble", [{"s0": "ecc"}, {"s0": "unresponsive"}, {"s0": "quarantined"}, {"f0": "pid 8812"}])
 def test_fact_34_sick_and_foreign_devices_take_nothing(trouble: dict[str, str]) -> None:
     drive = Driving()
