@@ -212,6 +212,11 @@ class Ledger:
                 return found
             if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
                 log.error("the ledger is full: nothing is lost, but nothing is accepted until it has room")
+            elif isinstance(answer, RequestTimeout | JsError):
+                log.error(
+                    "the ledger takes no record: nothing accepted is lost, nothing new is accepted;"
+                    " look at the nats-server's disk and log, and start it again once it has room"
+                )
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, RETRY_WAIT_S_MAX)
 
