@@ -15,6 +15,7 @@ import msgspec
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
+from moorage.cli.demo import end_supervisor
 from moorage.schemas.subjects import Subjects
 
 HERE = Path(__file__).resolve().parent
@@ -65,6 +66,7 @@ async def stack(fleet: str, *, driver: str = "noop") -> AsyncIterator[Stack]:
                 if process.returncode is None:
                     process.terminate()
                     await process.wait()
+            await end_supervisor(folder / "worker")  # it outlives its agent, unless somebody ends it
             await server.stop()
 
 
