@@ -274,7 +274,7 @@ def table(verdict: Verdict, demo: Demo, fleet_words: str) -> str:
         ("double leases", str(verdict.double_leases)),
         ("wrong environment", str(len(verdict.bad))),
         ("processes run", str(verdict.runs)),
-        ("placements/s", f"{verdict.placements_per_s:.0f}"),
+        ("placements/s, the kill included", f"{verdict.placements_per_s:.0f}"),
         ("submit to start, ms", f"p50 {statistics.median(waits):.0f}  p99 {waits[int(len(waits) * 0.99)]:.0f}"),
     ]
     width = max(len(name) for name, _ in rows)
@@ -317,7 +317,9 @@ async def _run(folder: Path, jobs: int, workers: int, seed: int, json: bool) -> 
     words = f"{len(fleet)} hosts, {gpus} GPUs of {len({d.name for h in fleet for d in h.devices})} models"
     demo = Demo(stack, plans, quiet=json)
     if not json:
-        print(f"moorage demo  {words}, SIMULATED; {len(plans)} requests of a real trace, each a real process")
+        print(
+            f"moorage demo  {words}, SIMULATED; {len(plans)} requests of a real trace, each a real process", flush=True
+        )
     try:
         await stack.start(fleet_file(fleet))
         await demo.run()

@@ -64,6 +64,11 @@ def _lose_bytes(worker: Worker) -> int:
     )
 
 
+def _presses(event: Cancel | FromWorker | Operate | Ask | SnapshotTaken | Resign) -> bool:
+    """Whether an event must not wait for the next heartbeat: renewals alone may."""
+    return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))
+
+
 class _InFlight:
     """What waits for the acknowledgement of the record that was built."""
 
@@ -103,6 +108,7 @@ class Engine:
         self._rest: deque[Cancel | FromWorker | Operate | Ask | SnapshotTaken | Resign] = deque()
         self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
         self._in_flight: _InFlight | None = None
+        self._pressing = 0  # events in `_rest` that press for a record
         self._looked_ms = 0
         self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
         self._built_ms = mono_ms
@@ -166,6 +172,7 @@ class Engine:
             self._submits.append(event)
         else:
             self._rest.append(event)
+            self._pressing += _presses(event)
 
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
         """A load frame changes the soft view at once and needs no record."""
@@ -174,9 +181,7 @@ class Engine:
     @property
     def urgent(self) -> bool:
         """Whether something waits that must not wait for the next heartbeat (renewals alone may, a little)."""
-        if self._submits or (self._replan and self.queue.size):
-            return True
-        return any(not (isinstance(event, FromWorker) and isinstance(event.frame, Renew)) for event in self._rest)
+        return bool(self._submits or self._pressing or (self._replan and self.queue.size))
 
     @property
     def waiting(self) -> int:
@@ -224,6 +229,7 @@ class Engine:
             else:
                 flight.asks.append(event)
         self._rest.extendleft(reversed(later))
+        self._pressing = sum(_presses(left) for left in self._rest)  # hardly ever more than none
         if mono_ms - self._looked_ms >= 1000:
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
