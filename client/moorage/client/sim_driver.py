@@ -9,17 +9,15 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 import msgspec
 
 from moorage.schemas import frames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.gpu import Sharing
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
-from moorage.worker.environment import Gang, gpu_environment
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Traits
 
 #: characters in one frame of output
@@ -116,21 +114,7 @@ class ScriptedDriver(Driver):
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else "end")]))
 
     def _task(self, assignment: Assignment) -> Task:
-        tenant, job, replica, attempt, fence = assignment.name
-        start, requested = assignment.start, assignment.run.env
-        ours = gpu_environment(
-            assignment.devices,
-            tenant=tenant,
-            job=job,
-            replica=replica,
-            attempt=attempt,
-            fence=fence,
-            mode=cast(Sharing, assignment.mode),
-            gpu_spec=assignment.request.effective_gpu,
-            gang=None if start is None else Gang(start.world_size, start.master_addr, start.master_port, None),
-            traceparent=assignment.traceparent,
-            simulated=True,
-        )
+        requested, ours = assignment.run.env, assignment.environment(simulated=True)
         plain = {key: value for key, value in requested.items() if isinstance(value, str)}
         return Task(*assignment.name, self._worker, assignment.request, {**plain, **ours})
 

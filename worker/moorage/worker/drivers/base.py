@@ -10,12 +10,14 @@ less grace, and for one that has just ended: then there is nothing to do, since 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
 from moorage.schemas.frames import Device, Start
+from moorage.schemas.gpu import Sharing
 from moorage.schemas.job import Request, Run
+from moorage.worker.environment import Gang, JobEnvironment, gpu_environment
 from moorage.worker.member_messages import (
     Ended,
     MemberName,
@@ -56,6 +58,27 @@ class Assignment(msgspec.Struct, frozen=True):
     @property
     def run(self) -> Run:
         return self.request.workload
+
+    def environment(self, *, interface: str | None = None, simulated: bool = False) -> JobEnvironment:
+        """The variables of the lease and the gang, as `gpu_environment` gives them. Raises SharingUnavailable."""
+        tenant, job, replica, attempt, fence = self.name
+        start = self.start
+        gang = None
+        if start is not None:
+            gang = Gang(start.world_size, start.master_addr, start.master_port, interface)
+        return gpu_environment(
+            self.devices,
+            tenant=tenant,
+            job=job,
+            replica=replica,
+            attempt=attempt,
+            fence=fence,
+            mode=cast(Sharing, self.mode),
+            gpu_spec=self.request.effective_gpu,
+            gang=gang,
+            traceparent=self.traceparent,
+            simulated=simulated,
+        )
 
 
 class Living(msgspec.Struct, frozen=True):

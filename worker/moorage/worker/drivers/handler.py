@@ -26,10 +26,9 @@ import msgspec
 from moorage.schemas import frames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError, refuse
-from moorage.schemas.gpu import Sharing
 from moorage.schemas.job import Request, Run
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
-from moorage.worker.environment import Gang, gpu_environment, lay_over, resolve_secrets
+from moorage.worker.environment import lay_over, resolve_secrets
 from moorage.worker.handler_context import HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.lease_session import NEVER_S
@@ -201,24 +200,7 @@ class HandlerDriver(Driver):
         """Raises SharingUnavailable, SecretRefused, Refused."""
         if len(self._running) >= RUNNING_MAX:
             raise refuse("queue-full", f"this worker runs {RUNNING_MAX} handlers already")
-        tenant, job, replica, attempt, fence = assignment.name
-        start = assignment.start
-        gang = None
-        if start is not None:
-            gang = Gang(start.world_size, start.master_addr, start.master_port, self._interface)
-        ours = gpu_environment(
-            assignment.devices,
-            tenant=tenant,
-            job=job,
-            replica=replica,
-            attempt=attempt,
-            fence=fence,
-            mode=cast(Sharing, assignment.mode),
-            gpu_spec=assignment.request.effective_gpu,
-            gang=gang,
-            traceparent=assignment.traceparent,
-            simulated=self._simulated,
-        )
+        ours = assignment.environment(interface=self._interface, simulated=self._simulated)
         loop = asyncio.get_running_loop()
         running = _Running()
 

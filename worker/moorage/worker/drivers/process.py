@@ -6,12 +6,11 @@ import codecs
 import errno
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 from moorage.schemas import frames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.gpu import Sharing
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
     CODE_LOST,
@@ -21,7 +20,7 @@ from moorage.worker.drivers.base import (
     Living,
 )
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.environment import Gang, gpu_environment, process_environment, resolve_secrets
+from moorage.worker.environment import process_environment, resolve_secrets
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, SupervisorReplaced
 from moorage.worker.supervisor_protocol import Ended as ChildEnded
 from moorage.worker.supervisor_protocol import Event, Output, StartMember, Unproven
@@ -164,24 +163,8 @@ class ProcessDriver(Driver):
 
     def _start_member(self, assignment: Assignment) -> StartMember:
         """Raises SharingUnavailable, SecretRefused."""
-        tenant, job, replica, attempt, fence = assignment.name
-        run, request, start = assignment.run, assignment.request, assignment.start
-        gang = None
-        if start is not None:
-            gang = Gang(start.world_size, start.master_addr, start.master_port, self._interface)
-        ours = gpu_environment(
-            assignment.devices,
-            tenant=tenant,
-            job=job,
-            replica=replica,
-            attempt=attempt,
-            fence=fence,
-            mode=cast(Sharing, assignment.mode),
-            gpu_spec=request.effective_gpu,
-            gang=gang,
-            traceparent=assignment.traceparent,
-            simulated=self._simulated,
-        )
+        run, request = assignment.run, assignment.request
+        ours = assignment.environment(interface=self._interface, simulated=self._simulated)
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
         return StartMember(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from moorage.schemas.frames import Device
 from moorage.worker.inventory.base import DeviceProcess, SlotReading, bounded, health_of, is_free
+from moorage.worker.inventory.threads import in_thread, start_thread
 
 OPEN_TIMEOUT_S: Final = 30.0  # a first nvmlInit without persistence mode loads the driver: seconds for each device
 SAMPLE_TIMEOUT_S: Final = 2.0
@@ -91,14 +91,14 @@ class NvmlInventory:
         self._closed = True
         # A call that has not come back still uses the library: then leave it to the end of the process.
         if self._handles and not any(handle.asked for handle in self._handles):
-            _start_thread("nvml-shutdown", lambda: _ignore_errors(self._api, self._api.nvmlShutdown))
+            start_thread("nvml-shutdown", lambda: _ignore_errors(self._api, self._api.nvmlShutdown))
 
     async def _read(self, handle: _Handle) -> SlotReading:
         if self._closed:
             return SlotReading(health="unresponsive")
         loop = asyncio.get_running_loop()
         if handle.in_flight is None or handle.in_flight.done():
-            handle.in_flight = _in_thread("nvml-sample", lambda: _read_device(self._api, handle, self._proc))
+            handle.in_flight = in_thread("nvml-sample", lambda: _read_device(self._api, handle, self._proc))
             handle.in_flight_until_s = loop.time() + self._timeout_s
         try:
             async with asyncio.timeout_at(handle.in_flight_until_s):
@@ -126,7 +126,7 @@ async def open_nvml(
     nvml = _import_pynvml() if api is None else api
     try:
         async with asyncio.timeout(open_timeout_s):
-            found = await _in_thread("nvml-open", lambda: _open(nvml, sysfs, proc))
+            found = await in_thread("nvml-open", lambda: _open(nvml, sysfs, proc))
     except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
         found = ([], [], [])
     except TimeoutError:
@@ -296,42 +296,3 @@ def _ignore_errors(api: Any, ask: Callable[[], T]) -> T | None:
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-# ------------------------------------------------------------------------------------------------------ threads
-
-
-def _start_thread(name: str, run: Callable[[], object]) -> None:
-    # A daemon thread: one that is stuck in the driver must not keep the process from ending.
-    threading.Thread(target=run, name=name, daemon=True).start()
-
-
-def _in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
-    """Start `work` in a thread of its own; the future is settled when it comes back, which may be never."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-    # Whoever waited may have given up: then nobody is left to be told of an error.
-    done.add_done_callback(lambda future: future.cancelled() or future.exception())
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as failure:  # whatever it is belongs to the one who waits
-            error = failure
-        try:
-            loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
-
-    _start_thread(name, run)
-    return done

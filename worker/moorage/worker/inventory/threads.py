@@ -46,6 +46,11 @@ class Question(Generic[T]):
         return await self.answer()
 
 
+def start_thread(name: str, run: Callable[[], object]) -> None:
+    """Run something in a daemon thread: one that is stuck in the kernel must not keep the process from ending."""
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
 def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
     """Start `work` in a daemon thread; the future is settled when it comes back, which may be never."""
     loop = asyncio.get_running_loop()
@@ -73,5 +78,5 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
         except RuntimeError:
             pass  # the loop is closed: nobody waits any more
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    start_thread(name, run)
     return done
