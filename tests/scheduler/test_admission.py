@@ -291,6 +291,19 @@ def test_tombstones_are_bounded_a_tenant_and_say_so() -> None:
     assert drive.cancel("j9")["data"]["cancelled"] is True
 
 
+def test_a_tombstone_of_the_endpoint_goes_after_the_window_of_finished_jobs() -> None:
+    drive = Driving()
+    drive.cancel("never-came")
+    drive.cancel("queued", sequence=7)
+    drive.tick(24 * 3600 * 1000 - 5_000)
+    assert set(drive.state.tenants["t"].tombstones) == {"never-came", "queued"}
+    drive.cancel("young")
+    drive.tick(10_000)
+    assert set(drive.state.tenants["t"].tombstones) == {"queued", "young"}
+    assert drive.submit("never-came")["kind"] == "accepted"
+    assert drive.states("never-came") == ["QUEUED"]
+
+
 def test_a_tombstone_of_the_queue_goes_when_the_submits_are_read_past_it() -> None:
     drive = Driving()
     drive.cancel("gone", sequence=10)

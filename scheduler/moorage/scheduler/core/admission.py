@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import math
+from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
-from moorage.scheduler.core.finished import job_key, request_digest
+from moorage.scheduler.core.finished import KEEP_MS, job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act
@@ -26,6 +27,8 @@ from moorage.schemas.job import STATES
 
 RETRY_AFTER_S: Final = 1.0
 NAMES_SHOWN_MAX: Final = 3
+#: tombstones of one tenant that one second looks at
+FORGET_MAX: Final = 256
 
 _NONE: Final[set[str]] = set()
 
@@ -197,6 +200,22 @@ class Admission:
                     draft.move(replica, REJECTED, self._nearest(shape))
 
     # ----------------------------------------------------------------------------------------- cancels
+
+    def forget_cancels(self, draft: Draft) -> None:
+        """Cancels from the endpoint of jobs that never came are remembered as long as finished jobs are.
+
+        They stand in the order of their coming, so only the oldest are looked at, a few a second.
+        """
+        before = draft.time_ms - KEEP_MS
+        for tenant in self.state.tenants.values():
+            for job, at in islice(tenant.tombstones.items(), FORGET_MAX):
+                if at <= 0 and -at < before:
+                    draft.acts.append([Act.UNTOMB, tenant.name, job])
+                    draft.bytes += 128
+                elif at <= 0:
+                    break
+            if draft.full:
+                return
 
     def cancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
         """Cancel at any stage; an id not seen yet is remembered, so that its submit is cancelled at once (H43)."""

@@ -356,6 +356,7 @@ class Engine:
         old = self.state.finished.older_than(draft.time_ms - KEEP_MS, COMPACT_MAX)
         if old:
             draft.acts.append([Act.EXPIRE, old])
+        self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():
             for num in sorted(self._unmatched):
                 job = self.state.jobs.get(num)

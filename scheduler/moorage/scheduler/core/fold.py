@@ -309,7 +309,7 @@ class _Folding:
             self._cursor(act[1], act[2], act[3])
         elif kind == Act.TOMBSTONE:
             tenant = state.tenant(act[1])
-            tenant.tombstones[act[2]] = act[3]
+            tenant.tombstones[act[2]] = act[3] or -self.time
             self.touched[id(tenant)] = tenant
         elif kind == Act.UNTOMB:
             tenant = state.tenant(act[1])

@@ -238,7 +238,7 @@ class Tenant:
         self.jobs: dict[str, Job] = {}
         self.submit_cursor = 0
         self.cancel_cursor = 0
-        self.tombstones: dict[str, int] = {}  # job -> queue sequence of its cancel, 0 from the endpoint
+        self.tombstones: dict[str, int] = {}  # job -> queue sequence of its cancel; from the endpoint minus its time
         self.row = 0
 
     def digest_row(self) -> int:
