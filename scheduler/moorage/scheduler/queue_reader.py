@@ -59,6 +59,7 @@ class QueueReader:
         self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem]] = asyncio.Queue()
         self._some = asyncio.Event()
         self._room = asyncio.Event()
+        self._held_back: list[tuple[str, str]] = []  # whose cancels wait for room to be remembered
 
     @staticmethod
     def streams(subjects: Subjects, replicas: int) -> list[dict[str, Any]]:
@@ -102,8 +103,12 @@ class QueueReader:
         return True
 
     def made_room(self) -> None:
-        """A record was folded: reading may go on."""
+        """A record was folded: reading may go on, also of cancels that had no room to be remembered."""
         self._room.set()
+        if self._held_back:
+            self._dirty.update(dict.fromkeys(self._held_back))
+            self._held_back.clear()
+            self._some.set()
 
     async def run(self) -> None:
         """Read for ever: on hints, and every few seconds whatever a hint has missed."""
@@ -148,11 +153,19 @@ class QueueReader:
         folded = 0 if row is None else (row.submit_cursor if verb == "submit" else row.cancel_cursor)
         return max(folded, self._read.get((tenant, verb), 0))
 
+    def _may_remember(self, tenant: str) -> bool:
+        """Whether a batch of cancels may all be of unknown jobs: else their cursor waits (contract §2)."""
+        row = self._engine.state.tenants.get(tenant)
+        return row is None or len(row.tombstones) + BATCH <= self._engine.config.tombstones_max
+
     async def _read_some(self, tenant: str, verb: str) -> bool:
         """Read one batch of a tenant's queue; True when it may hold more."""
         while self._engine.waiting > AHEAD_MAX or self._full():
             self._room.clear()
             await self._room.wait()
+        if verb == "cancel" and not self._may_remember(tenant):
+            self._held_back.append((tenant, verb))
+            return False
         cursor = self._cursor(tenant, verb)
         messages = await self._js.direct_get_batch(
             self._subjects.request_stream,
