@@ -251,11 +251,17 @@ class LeaseServer:
             if over.done() and not over.cancelled() and over.exception() is None and over.result() is not None:
                 holder.say(Returned())
         finally:
+            who = f"pid {holder.pid}"
+            if leases:  # before anything is awaited: told to stop once more, we would not come back here
+                self._free(leases, who)
+            else:
+                claim.add_done_callback(lambda _: self._free_granted(claim, who))
             await _give_up(over, claim)
-            if not leases and claim.done() and not claim.cancelled() and claim.exception() is None:
-                leases = claim.result()  # granted in the moment we were told to stop
-            if leases:
-                self._free(leases, f"pid {holder.pid}")
+
+    def _free_granted(self, claim: asyncio.Task[list[GpuLease]], who: str) -> None:
+        """Free what was granted in the moment we were told to stop."""
+        if not claim.cancelled() and claim.exception() is None and claim.result():
+            self._free(claim.result(), who)
 
     def _check(self, request: Borrow) -> None:
         """Raises MoorageError for what this host will never have."""
