@@ -52,8 +52,6 @@ ERR_NO_MESSAGE: Final = 10037
 ERR_STREAM_NOT_FOUND: Final = 10059
 ERR_WRONG_LAST_SEQUENCE: Final = 10071
 ERR_STREAM_FULL: Final = 10077
-ERR_MESSAGE_IN_PROCESS: Final = 10158
-ERR_SUBJECT_IN_PROCESS: Final = 10164
 
 #: Headers that a direct get adds to the stored ones.
 _ADDED_BY_SERVER: Final = frozenset(

@@ -12,7 +12,6 @@ from moorage.schemas.errors import MoorageError, Problem
 
 Colour = Literal["auto", "always", "never"]
 
-EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_NOT_FOUND: Final = 3

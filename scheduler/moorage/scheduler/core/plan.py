@@ -21,8 +21,6 @@ PATIENCE_MS: Final = 30_000
 _REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
 _NO_PEERS: Final[dict[int, int]] = {}
 _NOBODY: Final[frozenset[int]] = frozenset()
-#: evidence, flat a decision: first job number, how many were placed, hosts known, free devices left on the last host
-EVIDENCE_WIDTH: Final = 4
 
 
 class Reservation:
@@ -76,6 +74,7 @@ class Planner:
                 last, first = choice, first or item >> REPLICA_BITS
                 placed += line.shape.together
             if last is not None:
+                # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
                 draft.evidence += (first, placed, len(fleet.hosts), last.left)
                 placed_all += placed
             if line.entries and line.blocked_at != fleet.changes:

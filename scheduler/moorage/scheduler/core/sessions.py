@@ -297,8 +297,3 @@ def check_hello(frame: Join) -> Problem | None:
     if len({(device.vendor, device.uuid) for device in pool}) != len(pool):
         return problem("invalid-argument", "two slots have one vendor and uuid", field="$.hello.gpu_pool")
     return None
-
-
-def live_keys(worker: Worker) -> set[MemberKey]:
-    """The members that should live on a worker, by the ledger."""
-    return {key for key, member in worker.members.items() if member.phase != AT_EXITED}

@@ -20,7 +20,6 @@ from moorage.schemas.job import STATES
 
 LS_MAX: Final = 1000
 CONTENDED_AT: Final = 5
-_PHASES: Final = ("claimed", "claimed", "running", "exited")
 
 
 def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
