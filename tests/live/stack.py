@@ -32,7 +32,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.worker.run import SUPERVISOR_FOLDER
-from moorage.worker.supervised import Supervised, SupervisorError
+from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.waiting import until
 
 #: every answer of these tests is due long before; only a defect makes one wait so long

@@ -22,7 +22,7 @@ from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.member_messages import MemberName
 from moorage.worker.run import SUPERVISOR_FOLDER, Worker, start
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.supervised import Supervised, SupervisorError
+from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.waiting import until
 from tests.worker.scripted_leader import ScriptedLeader
 

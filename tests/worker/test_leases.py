@@ -19,11 +19,11 @@ import pytest
 import moorage
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
-from moorage.worker import lease_socket
 from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
-from moorage.worker.lease_client import LeaseRefused, borrow, recall
-from moorage.worker.lease_protocol import SOCKET_NAME
-from moorage.worker.lease_socket import LeaseServer
+from moorage.worker.leases import server as lease_server
+from moorage.worker.leases.client import LeaseRefused, borrow, recall
+from moorage.worker.leases.protocol import SOCKET_NAME
+from moorage.worker.leases.server import LeaseServer
 from moorage.worker.pool import GpuPool
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
@@ -34,7 +34,7 @@ from tests.worker.test_agent_process import agent_process, state_folder
 #: says what it holds, what it is asked, and that it lost it, a line each; gives back when asked, if told so
 HOLDER = """
 import asyncio, os, subprocess, sys
-from moorage.worker.lease_client import LeaseRefused, borrow
+from moorage.worker.leases.client import LeaseRefused, borrow
 
 async def main(path, gpu, how):
     if how == "nobody":
@@ -205,8 +205,8 @@ async def test_a_killed_holder_s_device_goes_round_once_its_memory_is_seen_free(
 async def test_memory_that_does_not_come_back_quarantines_the_device_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_socket, "PROBE_S", 0.01)
-    monkeypatch.setattr(lease_socket, "PROBE_QUARANTINED_S", 0.01)
+    monkeypatch.setattr(lease_server, "PROBE_S", 0.01)
+    monkeypatch.setattr(lease_server, "PROBE_QUARANTINED_S", 0.01)
     async with lender("1xH100", free_wait_s=0.05) as w:
         async with borrow(w.path):
             w.inventory.keep_memory(0, 300)
@@ -275,7 +275,7 @@ async def test_leaving_asks_back_and_refuses_who_waits() -> None:
 
 
 async def test_frames_that_are_none_end_their_connection_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_socket, "FIRST_WORD_S_MAX", 0.05)
+    monkeypatch.setattr(lease_server, "FIRST_WORD_S_MAX", 0.05)
     async with lender("1xH100") as w, borrow(w.path) as lease:
         for words in (b"\x00\x00\x00\x02\xc1\xc1", b"\xff\xff\xff\xff", b"", b"\x00\x00"):
             reader, writer = await asyncio.open_unix_connection(str(w.path))
@@ -284,7 +284,7 @@ async def test_frames_that_are_none_end_their_connection_and_nothing_else(monkey
                 answer = await reader.read()
             assert (b"error" in answer) == (len(words) > 2)
             writer.close()
-        monkeypatch.setattr(lease_socket, "CONNECTIONS_MAX", 1)
+        monkeypatch.setattr(lease_server, "CONNECTIONS_MAX", 1)
         with pytest.raises(LeaseRefused) as refused:
             async with borrow(w.path):
                 pass

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.worker.supervised import Supervised
-from moorage.worker.supervisor_protocol import Ended, StartMember
+from moorage.worker.supervisor.client import Supervised
+from moorage.worker.supervisor.protocol import Ended, StartMember
 
 uvloop = pytest.importorskip("uvloop")
 

@@ -20,10 +20,10 @@ import pytest
 import moorage
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import Process, boottime_s, children, read_process
-from moorage.worker.supervised import Supervised, SupervisorGone, SupervisorRefused, SupervisorUnavailable
-from moorage.worker.supervisor import EXIT_HELD
-from moorage.worker.supervisor_output import output_path
-from moorage.worker.supervisor_protocol import (
+from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorRefused, SupervisorUnavailable
+from moorage.worker.supervisor.main import EXIT_HELD
+from moorage.worker.supervisor.output import output_path
+from moorage.worker.supervisor.protocol import (
     SOCKET_NAME,
     Ended,
     EndMember,
@@ -162,8 +162,8 @@ def agent(state: Path, arguments: tuple[str, ...], body: str) -> Iterator[subpro
     script = (
         "import asyncio, os, signal, sys\n"
         "from pathlib import Path\n"
-        "from moorage.worker.supervised import Supervised\n"
-        "from moorage.worker.supervisor_protocol import *\n"
+        "from moorage.worker.supervisor.client import Supervised\n"
+        "from moorage.worker.supervisor.protocol import *\n"
         "from moorage.worker.proctree import boottime_s\n"
         "async def main():\n"
         f"    s = await Supervised.connect(Path({str(state)!r}), arguments={arguments!r})\n"
@@ -587,7 +587,7 @@ def test_nothing_starts_behind_the_fence_until_it_is_moved(tmp_path: Path, argum
 
 def launcher_of(rig: Rig) -> int:
     for pid in children(rig.client.identity.pid):
-        if b"spawn_launcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"launcher.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
     raise AssertionError("no launcher")
 
@@ -684,7 +684,7 @@ def test_only_the_owner_and_no_job_may_speak_to_it(tmp_path: Path, arguments: tu
         assert stat.S_IMODE(rig.state.stat().st_mode) == 0o700
         assert stat.S_IMODE((rig.state / SOCKET_NAME).stat().st_mode) == 0o600
         script = (
-            "import asyncio, sys\nfrom pathlib import Path\nfrom moorage.worker.supervised import *\n"
+            "import asyncio, sys\nfrom pathlib import Path\nfrom moorage.worker.supervisor.client import *\n"
             "async def main():\n"
             "    try: await Supervised.connect(Path(sys.argv[1]), False)\n"
             "    except SupervisorRefused as refused: print(refused)\n"

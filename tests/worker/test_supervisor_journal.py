@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from moorage.worker.proctree import boot_id
-from moorage.worker.supervisor_former import FormerMembers
-from moorage.worker.supervisor_journal import (
+from moorage.worker.supervisor.former import FormerMembers
+from moorage.worker.supervisor.journal import (
     Forgotten,
     Journal,
     Left,
@@ -17,8 +17,8 @@ from moorage.worker.supervisor_journal import (
     read_journal,
     records_of,
 )
-from moorage.worker.supervisor_member import LEGAL, IllegalTransition, Member, State
-from moorage.worker.supervisor_protocol import Ended, StartMember
+from moorage.worker.supervisor.member import LEGAL, IllegalTransition, Member, State
+from moorage.worker.supervisor.protocol import Ended, StartMember
 
 
 def starting(key: str, boot: str = "b", cgroup: str = "", marks: tuple[bytes, ...] = ()) -> Starting:
@@ -60,7 +60,7 @@ def test_a_torn_end_hurts_only_the_last_record(tmp_path: Path, cut: int) -> None
 
 
 def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.worker.supervisor_journal.COMPACT_BYTES", 100)
+    monkeypatch.setattr("moorage.worker.supervisor.journal.COMPACT_BYTES", 100)
     path = tmp_path / "journal"
     journal = Journal(path, [])
     for number in range(100):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.supervised import Supervised
-from moorage.worker.supervisor_protocol import Event, StartMember
+from moorage.worker.supervisor.client import Supervised
+from moorage.worker.supervisor.protocol import Event, StartMember
 from tests.waiting import until
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from moorage.worker import supervisor_protocol as protocol
-from moorage.worker.supervisor_protocol import (
+from moorage.worker.supervisor import protocol as protocol
+from moorage.worker.supervisor.protocol import (
     Done,
     Ended,
     Fence,

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from moorage.worker import spawn_launcher
 from moorage.worker.cgroup import CgroupBase, CgroupFolder
 from moorage.worker.proctree import read_process
-from moorage.worker.spawn import CONFIRMATION_BYTES, Launcher, LauncherGone, StartRefused, judge
-from moorage.worker.supervisor_protocol import StartMember
+from moorage.worker.supervisor import launcher as launcher_file
+from moorage.worker.supervisor.protocol import StartMember
+from moorage.worker.supervisor.spawn import CONFIRMATION_BYTES, Launcher, LauncherGone, StartRefused, judge
 
 
 @pytest.fixture(params=["clone3", "clone"])
 def launcher(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
     """`clone`: a launcher whose kernel does not know clone3, as under some seccomp filters."""
     if request.param == "clone":
-        source = Path(spawn_launcher.__file__).read_text()
-        older = tmp_path / "spawn_launcher.py"
+        source = Path(launcher_file.__file__).read_text()
+        older = tmp_path / "launcher.py"
         older.write_text(source.replace("_SYS_CLONE3 = 435", "_SYS_CLONE3 = 100_000"))
         assert older.read_text() != source
-        monkeypatch.setattr(spawn_launcher, "__file__", str(older))
+        monkeypatch.setattr(launcher_file, "__file__", str(older))
     started = Launcher.start(256, 256)
     yield started
     started.close()
@@ -92,7 +92,7 @@ def test_a_child_that_cannot_exec_says_where_it_failed(launcher: Launcher) -> No
         said = set()
         while data := os.read(confirm, CONFIRMATION_BYTES):
             said.add(tuple(int.from_bytes(data[at : at + 4], "little") for at in (0, 4, 8)))
-        assert said == {(0, spawn_launcher.STAGE_CWD, 2), (2, spawn_launcher.STAGE_EXEC, 2)}
+        assert said == {(0, launcher_file.STAGE_CWD, 2), (2, launcher_file.STAGE_EXEC, 2)}
         assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [127, 0, 127]
 
 

@@ -113,7 +113,7 @@ class Stack:
 async def end_supervisor(state: Path) -> None:
     """End the supervisor that outlives its agent, and whatever it still runs."""
     from moorage.worker.run import SUPERVISOR_FOLDER
-    from moorage.worker.supervised import Supervised, SupervisorError
+    from moorage.worker.supervisor.client import Supervised, SupervisorError
 
     try:
         supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)

@@ -31,7 +31,7 @@ async def until_gone(pid: int) -> None:
 async def end_jobs(state: Path, hard: asyncio.Event) -> None:
     """End the worker's supervisor, which outlives its agent by design, and its jobs; at once when `hard` is set."""
     from moorage.worker.run import SUPERVISOR_FOLDER
-    from moorage.worker.supervised import Supervised, SupervisorError
+    from moorage.worker.supervisor.client import Supervised, SupervisorError
 
     folder = state / SUPERVISOR_FOLDER
     if not folder.exists():

@@ -37,7 +37,7 @@ from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
-from moorage.worker.lease_session import NEVER_S
+from moorage.worker.leases.session import NEVER_S
 from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,

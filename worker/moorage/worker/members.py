@@ -29,7 +29,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.worker.fact_outbox import FactOutbox
-from moorage.worker.lease_session import NEVER_S, LeaseSession
+from moorage.worker.leases.session import NEVER_S, LeaseSession
 from moorage.worker.member_messages import (
     HELD_PHASE,
     PHASES,

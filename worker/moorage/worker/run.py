@@ -25,8 +25,8 @@ from moorage.worker.inventory.host import HostFacts, host_facts
 from moorage.worker.inventory.machine import open_machine
 from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
-from moorage.worker.lease_protocol import SOCKET_NAME
-from moorage.worker.lease_socket import LeaseServer
+from moorage.worker.leases.protocol import SOCKET_NAME
+from moorage.worker.leases.server import LeaseServer
 from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"

@@ -22,9 +22,9 @@ from moorage.worker.drivers.base import (
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.environment import process_environment, resolve_secrets
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, SupervisorReplaced
-from moorage.worker.supervisor_protocol import Ended as ChildEnded
-from moorage.worker.supervisor_protocol import Event, Output, StartMember, Unproven
-from moorage.worker.supervisor_protocol import Started as ChildStarted
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
+from moorage.worker.supervisor.protocol import Event, Output, StartMember, Unproven
+from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 #: bytes of output in one frame; the supervisor's pieces are coalesced up to it
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024

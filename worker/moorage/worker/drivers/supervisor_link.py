@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from moorage.schemas.errors import MoorageError, problem
-from moorage.worker.supervised import Supervised, SupervisorError, SupervisorGone, SupervisorRefused
-from moorage.worker.supervisor_protocol import EndMember, Event, FrameTooLarge, Listed, StartMember
+from moorage.worker.supervisor.client import Supervised, SupervisorError, SupervisorGone, SupervisorRefused
+from moorage.worker.supervisor.protocol import EndMember, Event, FrameTooLarge, Listed, StartMember
 
 RETRY_S: Final = 1.0
 #: members that wait for a supervisor to come back; beyond it a start fails at once

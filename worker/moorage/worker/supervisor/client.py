@@ -20,7 +20,7 @@ from typing import Final, cast
 import msgspec
 
 import moorage
-from moorage.worker.supervisor_protocol import (
+from moorage.worker.supervisor.protocol import (
     PROTOCOL,
     SOCKET_NAME,
     Done,
@@ -43,7 +43,7 @@ from moorage.worker.supervisor_protocol import (
     decode_messages,
     encode_request,
 )
-from moorage.worker.supervisor_server import open_folder
+from moorage.worker.supervisor.server import open_folder
 
 CONNECT_S: Final = 10.0
 """For a supervisor to start and say hello; a bare one takes some 0.2 s."""
@@ -388,7 +388,7 @@ async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
 
     False when another one holds the folder: that is no error.
     """
-    from moorage.worker.supervisor import EXIT_HELD
+    from moorage.worker.supervisor.main import EXIT_HELD
 
     # It finds what this process found, whatever led here: a virtual environment, PYTHONPATH, an editable install.
     roots = dict.fromkeys(

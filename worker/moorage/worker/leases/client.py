@@ -23,11 +23,11 @@ from typing import Final
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, parse_token
-from moorage.worker import lease_protocol as protocol
 from moorage.worker.environment import RESERVED, gpu_environment
-from moorage.worker.lease_protocol import FrameRefused, frame, read_answer
+from moorage.worker.leases import protocol
+from moorage.worker.leases.protocol import FrameRefused, frame, read_answer
 from moorage.worker.proctree import boottime_s
-from moorage.worker.supervisor_server import open_folder
+from moorage.worker.supervisor.server import open_folder
 
 RETURN_S_MAX: Final = 5.0
 ANSWER_S_MAX: Final = 10.0

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from moorage.worker.proctree import read_process
-from moorage.worker.supervisor_protocol import (
+from moorage.worker.supervisor.protocol import (
     SOCKET_NAME,
     FrameReader,
     FrameTooLarge,

@@ -30,7 +30,7 @@ from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, format_token, model_matches
 from moorage.worker.inventory.base import Inventory
-from moorage.worker.lease_protocol import (
+from moorage.worker.leases.protocol import (
     PROTOCOL,
     PURPOSE_CHARS_MAX,
     Answer,
@@ -47,7 +47,7 @@ from moorage.worker.lease_protocol import (
 )
 from moorage.worker.pool import GpuLease, GpuPool
 from moorage.worker.proctree import boottime_s
-from moorage.worker.supervisor_server import open_folder
+from moorage.worker.supervisor.server import open_folder
 
 CONNECTIONS_MAX: Final = 256
 BACKLOG_MAX: Final = 64

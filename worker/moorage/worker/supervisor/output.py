@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from moorage.worker.supervisor_protocol import OUTPUT_CHUNK_BYTES_MAX, OUTPUT_FOLDER, Stream
+from moorage.worker.supervisor.protocol import OUTPUT_CHUNK_BYTES_MAX, OUTPUT_FOLDER, Stream
 
 DRAIN_BYTES_MAX: Final = 4 * 1024 * 1024
 """After the tree is gone: more than any pipe holds by default (1 MiB at most), so that its rest is surely read."""

@@ -9,8 +9,8 @@ from typing import Final
 
 from moorage.worker.cgroup import CgroupFolder
 from moorage.worker.proctree import TICKS_PER_S, Process, Scan, kill_process, scan_marks
-from moorage.worker.supervisor_journal import Left, Starting
-from moorage.worker.supervisor_protocol import Ended, Proof, Unproven
+from moorage.worker.supervisor.journal import Left, Starting
+from moorage.worker.supervisor.protocol import Ended, Proof, Unproven
 
 START_SLACK_S: Final = 1.0
 """A process of a member started no earlier than its record less this."""

@@ -25,12 +25,12 @@ from typing import Final
 
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import become_subreaper, boot_id, boottime_s, read_process
-from moorage.worker.supervisor_fence import BoottimeTimer
-from moorage.worker.supervisor_former import FormerMembers
-from moorage.worker.supervisor_jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
-from moorage.worker.supervisor_journal import Forgotten, Journal, Over, Record, read_journal, records_of
-from moorage.worker.supervisor_output import output_path
-from moorage.worker.supervisor_protocol import (
+from moorage.worker.supervisor.fence import BoottimeTimer
+from moorage.worker.supervisor.former import FormerMembers
+from moorage.worker.supervisor.jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
+from moorage.worker.supervisor.journal import Forgotten, Journal, Over, Record, read_journal, records_of
+from moorage.worker.supervisor.output import output_path
+from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
     LOCK_NAME,
     LOG_NAME,
@@ -51,7 +51,7 @@ from moorage.worker.supervisor_protocol import (
     Shutdown,
     Start,
 )
-from moorage.worker.supervisor_server import Connection, listen
+from moorage.worker.supervisor.server import Connection, listen
 
 EXIT_HELD: Final = 73
 """The exit status of a supervisor that finds another on its state folder (EX_CANTCREAT of sysexits.h)."""
@@ -375,7 +375,3 @@ def main(arguments: list[str] | None = None) -> int:
     cgroups = None if options.no_cgroup else CgroupBase.open(name)
     asyncio.run(serve(state, listener, cgroups, limits))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,10 +19,10 @@ from typing import Final, Protocol
 
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import boottime_s
-from moorage.worker.spawn import CONFIRMATION_BYTES, STAGES, Launcher, LauncherGone, Request
-from moorage.worker.supervisor_journal import Record, Starting
-from moorage.worker.supervisor_member import Member, State
-from moorage.worker.supervisor_output import OutputPump, member_digest, output_path
+from moorage.worker.supervisor.journal import Record, Starting
+from moorage.worker.supervisor.member import Member, State
+from moorage.worker.supervisor.output import OutputPump, member_digest, output_path
+from moorage.worker.supervisor.spawn import CONFIRMATION_BYTES, STAGES, Launcher, LauncherGone, Request
 
 SLICE_MEMBERS_MAX: Final = 16
 CONFIRM_S: Final = 1.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.worker.cgroup import CgroupFolder
-from moorage.worker.spawn import Child
-from moorage.worker.supervisor_output import OutputPump
-from moorage.worker.supervisor_protocol import Ended, Proof, Reason, StartMember
+from moorage.worker.supervisor.output import OutputPump
+from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartMember
+from moorage.worker.supervisor.spawn import Child
 
 
 class State(enum.Enum):

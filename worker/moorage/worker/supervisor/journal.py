@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from moorage.worker.supervisor_protocol import Ended
+from moorage.worker.supervisor.protocol import Ended
 
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 _HEADER_BYTES: Final = 4

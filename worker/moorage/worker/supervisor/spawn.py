@@ -1,7 +1,7 @@
 """The supervisor's side of starting a child: judge the request, then hand it to the launcher process.
 
 Why a launcher: a `preexec_fn` costs `subprocess` its vfork, and forking the supervisor itself copies its page tables.
-`spawn_launcher.py` is a bare interpreter that is cheap to clone; its clones are the supervisor's own children.
+`launcher.py` is a bare interpreter that is cheap to clone; its clones are the supervisor's own children.
 """
 
 import array
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from moorage.worker import spawn_launcher
-from moorage.worker.supervisor_protocol import KEY_CHARS_MAX, StartMember
+from moorage.worker.supervisor import launcher
+from moorage.worker.supervisor.protocol import KEY_CHARS_MAX, StartMember
 
 SEARCH_PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
 PACKET_BODY_BYTES_MAX: Final = 64 * 1024
@@ -26,11 +26,11 @@ SECONDS_MAX: Final = 10 * 365 * 86400.0
 OUTPUT_CAP_BYTES_MAX: Final = 1 << 40
 CONFIRMATION_BYTES: Final = 12
 STAGES: Final = {
-    spawn_launcher.STAGE_CGROUP: "cgroup",
-    spawn_launcher.STAGE_LIMITS: "limits",
-    spawn_launcher.STAGE_USER: "user",
-    spawn_launcher.STAGE_CWD: "cwd",
-    spawn_launcher.STAGE_EXEC: "exec",
+    launcher.STAGE_CGROUP: "cgroup",
+    launcher.STAGE_LIMITS: "limits",
+    launcher.STAGE_USER: "user",
+    launcher.STAGE_CWD: "cwd",
+    launcher.STAGE_EXEC: "exec",
 }
 _LIMITS: Final = {
     name.removeprefix("RLIMIT_"): value for name, value in vars(resource).items() if name.startswith("RLIMIT_")
@@ -201,7 +201,7 @@ class Launcher:
                 sys.executable,
                 "-I",
                 "-S",
-                str(Path(spawn_launcher.__file__)),
+                str(Path(launcher.__file__)),
                 str(place),
                 str(descriptors_soft),
                 str(descriptors_hard),
@@ -248,7 +248,7 @@ class Launcher:
         Raises `LauncherGone`.
         """
         try:
-            data = self._channel.recv(spawn_launcher.PACKET_BYTES_MAX)
+            data = self._channel.recv(launcher.PACKET_BYTES_MAX)
         except BlockingIOError:
             return None
         except ConnectionResetError:

@@ -26,12 +26,12 @@ from moorage.worker.proctree import (
     read_environ,
     read_process,
 )
-from moorage.worker.spawn import StartRefused, judge, signal_number
-from moorage.worker.supervisor_journal import Over, Record, Running
-from moorage.worker.supervisor_launch import Launches
-from moorage.worker.supervisor_member import Member, State
-from moorage.worker.supervisor_output import DRAIN_BYTES_MAX, OutputPump
-from moorage.worker.supervisor_protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
+from moorage.worker.supervisor.journal import Over, Record, Running
+from moorage.worker.supervisor.launch import Launches
+from moorage.worker.supervisor.member import Member, State
+from moorage.worker.supervisor.output import DRAIN_BYTES_MAX, OutputPump
+from moorage.worker.supervisor.protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
+from moorage.worker.supervisor.spawn import StartRefused, judge, signal_number
 
 RUNNING_MAX: Final = 4096
 HELD_MAX: Final = 16384
