@@ -129,11 +129,14 @@ class Operate:
 
 
 class Ask:
-    """A question that must be answered as of a record acknowledged after it came."""
+    """A question that must be answered as of a record acknowledged after it came.
+
+    `answer` gives None where it has set about answering by itself.
+    """
 
     __slots__ = ("answer", "json", "reply")
 
-    def __init__(self, answer: Callable[[], Any | Problem], reply: str, json: bool) -> None:
+    def __init__(self, answer: Callable[[], Any | Problem | None], reply: str, json: bool) -> None:
         self.answer = answer
         self.reply = reply
         self.json = json
@@ -150,10 +153,22 @@ class SnapshotTaken:
         self.digest = digest
 
 
+class PartKept:
+    """Revisions `first` to `last` of a job's story stand in the history at `seq`: memory may let them go."""
+
+    __slots__ = ("first", "last", "num", "seq")
+
+    def __init__(self, num: int, seq: int, first: int, last: int) -> None:
+        self.num = num
+        self.seq = seq
+        self.first = first
+        self.last = last
+
+
 class Resign:
     """The leader is being stopped: its last record says so."""
 
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask | SnapshotTaken | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask | SnapshotTaken | PartKept | Resign
