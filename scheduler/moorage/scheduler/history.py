@@ -166,7 +166,7 @@ class History:
             await self._pack(packing, queue, taken)
             if packing.packed:
                 await self._publish(tenant, packing)
-                taken = [entry.job.num for entry in packing.packed if entry.job.over and not entry.over]
+                taken = [job.num for job, _, _, over in packing.packed if job.over and not over]
         finally:
             queue.extendleft(reversed(taken))  # those that were not written, or in part
         if queue:
@@ -198,12 +198,12 @@ class History:
             )
         self.frames += 1
         parts = False
-        for entry in packing.packed:
-            if entry.over:
-                entry.job.kept = answer.seq
+        for job, first, last, over in packing.packed:
+            if over:
+                job.kept = answer.seq
                 self.stories += 1
             else:
-                self._engine.offer(PartKept(entry.job.num, answer.seq, entry.first, entry.last))
+                self._engine.offer(PartKept(job.num, answer.seq, first, last))
                 parts = True
         if parts:
             self._wake()

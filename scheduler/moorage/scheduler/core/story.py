@@ -7,7 +7,7 @@ mean: that costs a tenth of writing every transition out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -40,13 +40,8 @@ def unwritten(job: Job) -> list[Transition]:
     return story[max(0, job.parts[-1][2] - story[0][0] + 1) :]
 
 
-class Packed(NamedTuple):
-    """What a frame holds of a job: revisions, and whether its story ends there."""
-
-    job: Job
-    first: int
-    last: int
-    over: bool
+#: what a frame holds of a job: the first and the last revision, and whether its story ends there
+Packed = tuple[Job, int, int, bool]
 
 
 class Packing:
@@ -68,7 +63,9 @@ class Packing:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
             row = _encode((*name, job.parts, moves, request) if over else (*name, (), moves))
             fresh = self._fresh(moves)
-            size = len(row) + sum(map(self._cost, fresh, fresh.values()))
+            size = len(row)
+            if fresh:
+                size += sum(map(self._cost, fresh, fresh.values()))
             if size <= STORY_BYTES_MAX or len(moves) <= 1:
                 break
             over, request = False, None
@@ -80,17 +77,19 @@ class Packing:
             self._slots[num] = self._slots.get(num, 0) | mask
         self._rows.append(row)
         first, last = (moves[0][0], moves[-1][0]) if moves else (job.rev, job.rev)
-        self.packed.append(Packed(job, first, last, over))
+        self.packed.append((job, first, last, over))
         return True
 
     def _fresh(self, moves: list[Transition]) -> dict[int, int]:
         """Worker numbers and slots that the frame's table does not name yet."""
-        slots = self._slots
+        slots, seen, held = self._slots, -1, -1
         fresh: dict[int, int] = {}
         for move in moves:
             worker, mask = move[5], move[6]
-            if worker >= 0 and (worker not in slots or mask & ~slots[worker]):
-                fresh[worker] = fresh.get(worker, 0) | mask
+            if worker != seen or mask != held:  # an attempt's transitions name the same
+                seen, held = worker, mask
+                if worker >= 0 and (worker not in slots or mask & ~slots[worker]):
+                    fresh[worker] = fresh.get(worker, 0) | mask
         return fresh
 
     def _cost(self, num: int, mask: int) -> int:
