@@ -26,6 +26,7 @@ from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import HistoryFrame
 from tests.scheduler.driving import SUBJECTS, Driving
+from tests.waiting import until
 
 SUBJECT = SUBJECTS.history("t")
 
@@ -76,9 +77,7 @@ class Writing(Driving):
         else:
             data = self.reader.history(tenant, {"job": job, **arguments}, reply, True)
         if data is None:
-            async with asyncio.timeout(60):
-                while reply not in self.answered:
-                    await asyncio.sleep(0.1)
+            await until(lambda: reply in self.answered, 60, f"an answer to {verb} {job}")
             data = self.answered[reply]
         return data
 

@@ -196,6 +196,17 @@ class HistoryReader:
 
     async def _story(self, tenant: str, name: str, seq: int) -> tuple[Read, list[Found]]:
         """What a frame holds of a job. Raises `Gone`, `BusError`."""
+        known = seq in self._frames
+        read = await self._frame(seq)
+        if known and name not in read.jobs:  # the stream was deleted since, and counts from 1 again
+            self._frames.pop(seq, None)
+            read = await self._frame(seq)
+        found = read.jobs.get(name)
+        if found is None or read.frame.tenant != tenant:
+            raise Gone
+        return read, found
+
+    async def _frame(self, seq: int) -> Read:
         task = self._frames.get(seq)
         if task is None:
             task = self._frames[seq] = asyncio.get_running_loop().create_task(self._read(seq))
@@ -203,15 +214,11 @@ class HistoryReader:
                 self._frames.popitem(last=False)
         self._frames.move_to_end(seq)
         try:
-            read = await asyncio.shield(task)
+            return await asyncio.shield(task)
         except Exception:
             if self._frames.get(seq) is task:
                 del self._frames[seq]  # next time it may be there
             raise
-        found = read.jobs.get(name)
-        if found is None or read.frame.tenant != tenant:
-            raise Gone
-        return read, found
 
     async def _read(self, seq: int) -> Read:
         async with self._slots:
