@@ -384,8 +384,7 @@ class _Folding:
         job = self.state.jobs.get(num)
         if job is None:
             raise FoldError(f"record {self.seq}: a part of job {num}, which is not there")
-        job.parts.append((seq, first, last))
-        del job.parts[:-PARTS_MAX]
+        job.parts = (*job.parts, (seq, first, last))[-PARTS_MAX:]
         story = job.story
         if story:
             del story[: max(0, min(len(story) - STORY_KEPT, last - story[0][0] + 1))]

@@ -38,7 +38,7 @@ class _Job(msgspec.Struct, array_like=True):
     master: str
     story: list[Any]
     replicas: list[list[int]]
-    parts: list[tuple[int, int, int]] = []
+    parts: tuple[tuple[int, int, int], ...] = ()
 
 
 class _Worker(msgspec.Struct, array_like=True):

@@ -106,7 +106,8 @@ class Job:
         self.count = 0  # which count grows then
         self.master = ""  # address:port of rank 0
         self.story: list[Transition] = []
-        self.parts: list[tuple[int, int, int]] = []  # earlier parts of the story: history sequence, first and last rev
+        # earlier parts of the story: history sequence, first and last revision
+        self.parts: tuple[tuple[int, int, int], ...] = ()
         self.row = 0
         self.kept = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
         self.shape: Any = None  # soft: the interned shape of what is asked
