@@ -142,13 +142,17 @@ def accepted(tenant: str, accepted_ms: int) -> Change:
 
 def changes_since(state: State, job: Job, rev: int) -> list[Change]:
     """A job's transitions after a revision, as far as memory holds them."""
-    story = job.story
-    # revisions follow each other, and only the oldest ever leave
-    rows = story[max(0, rev - story[0][0] + 1) :] if story and rev >= story[0][0] else story
+    count, rows = job.rev - rev, job.story
+    if count <= 0:
+        return []
+    if count < len(rows):
+        rows = rows[-count:]  # revisions follow each other, and only the oldest ever leave
     changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
     workers = state.worker_by_num
     for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor in rows:
-        by, _, said = actor.partition(" ") if actor else ("", "", "")
+        by, said = actor, ""
+        if " " in actor:
+            by, _, said = actor.partition(" ")
         if worker_num >= 0:
             worker = workers[worker_num]
             over = to not in (PLACED, CLAIMED, RUNNING)

@@ -62,7 +62,8 @@ class Packing:
         while True:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
             row = _encode((*name, job.parts, moves, request) if over else (*name, (), moves))
-            fresh = self._fresh(moves)
+            # one attempt names one worker and its slots
+            fresh = self._fresh(moves[:1] if job.replicas[0].attempt == 1 == len(job.replicas) else moves)
             size = len(row)
             if fresh:
                 size += sum(map(self._cost, fresh, fresh.values()))
