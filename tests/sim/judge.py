@@ -6,6 +6,7 @@ machines' records of processes, not from the scheduler's word.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -38,6 +39,7 @@ class Judge:
         self.accepted: set[tuple[str, str]] = set()
         self.succeeded: Counter[tuple[str, str, int]] = Counter()
         self.records = 0
+        self.digest = 0  # of every record: two runs of one seed have the same
         self.started_members = 0
         self.on_violated: Callable[[], object] = lambda: None
         self._first: Violated | None = None
@@ -93,6 +95,7 @@ class Judge:
 
     def _fold(self, ledger: Ledger, message: StoredMessage) -> None:
         self.records += 1
+        self.digest = zlib.crc32(message.data, self.digest)
         try:
             ledger.fold_message(self.state, message)
             validate(self.state)

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import random
+import secrets
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -56,7 +57,8 @@ FAULTY_S: Final = 120.0
 HEALED_S: Final = 900.0
 SNAPSHOT_RECORDS: Final = 60
 ANSWER_S: Final = 2.0
-TRIES_MAX: Final = 40
+#: after the last fault every question is answered within this
+UNANSWERED_S_MAX: Final = 120.0
 
 
 class World:
@@ -78,24 +80,35 @@ class World:
         self._processes: dict[str, Process] = {}
         self._leaders: dict[str, Scheduler] = {}
         self._asked: list[asyncio.Task[None]] = []
-        self._faulty = True
-        self._connections = 0
+        self._healed_s = float("inf")
 
     def run(self) -> None:
         """Raises `Violated`."""
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        with tempfile.TemporaryDirectory(dir=memory) as folder, _quietly(), contextlib.ExitStack() as followers:
+        with tempfile.TemporaryDirectory(dir=memory) as folder, _quietly(), contextlib.ExitStack() as patches:
             for name in self._hosts:
                 machine = self._machines[name] = Machine(name, Path(folder) / name, random.Random(self.rng.random()))
                 machine.state.mkdir()
                 machine.on_start = self.judge.started
             self.judge.machines = list(self._machines.values())
             self.judge.watch(self.bus)
-            followers.enter_context(mock.patch.object(service, "take_snapshot", self._take_snapshot))
+            self._patch(patches)
             try:
                 self.clock.run(self._live())
             except Stalled as stalled:
                 raise Violated(f"nothing can happen any more: {stalled}") from None
+
+    def _patch(self, patches: contextlib.ExitStack) -> None:
+        """Chance comes from the seed alone, and the follower that writes snapshots runs in the leader's process."""
+        rng = random.Random(self.rng.random())
+        state = random.getstate()
+        patches.callback(random.setstate, state)
+        random.seed(self.seed)
+        patches.enter_context(mock.patch.object(service, "take_snapshot", self._take_snapshot))
+        patches.enter_context(mock.patch.object(os, "urandom", rng.randbytes))
+        patches.enter_context(mock.patch.object(secrets, "randbits", rng.getrandbits))
+        patches.enter_context(mock.patch.object(secrets, "token_hex", lambda size: rng.randbytes(size).hex()))
+        patches.enter_context(mock.patch.object(secrets, "token_urlsafe", lambda size: rng.randbytes(size).hex()))
 
     async def _live(self) -> None:
         self._outside = contextvars.copy_context()
@@ -263,14 +276,14 @@ class World:
 
     async def _submit_durably(self, link: Connection, tenant: str, job: str, body: dict[str, Any]) -> None:
         stream, payload = JetStream(link), json.dumps(body).encode()
-        for _ in range(TRIES_MAX):
+        while self._is_patient():
             with contextlib.suppress(BusError):
                 stored = await stream.append(SUBJECTS.request(tenant, "submit"), payload)
                 if isinstance(stored, Ack):
                     self.judge.stored(tenant, job, body)
                     return
             await asyncio.sleep(ANSWER_S)
-        self.judge.violated(f"the queue took no submit of {tenant}/{job} in {TRIES_MAX} tries")
+        self.judge.violated(f"the queue took no submit of {tenant}/{job} {UNANSWERED_S_MAX:g} s after the last fault")
 
     async def _cancel(self, link: Connection, tenant: str, job: str) -> None:
         await self._ask(link, SUBJECTS.api(tenant, "cancel"), {"job": job})
@@ -278,14 +291,17 @@ class World:
 
     async def _ask(self, link: Connection, subject: str, body: dict[str, Any]) -> dict[str, Any]:
         payload = json.dumps(body).encode()
-        for _ in range(TRIES_MAX):
+        while self._is_patient():
             with contextlib.suppress(BusError):
                 answer = json.loads((await link.request(subject, payload, ANSWER_S)).data)
                 if answer.get("code") not in ("not-leading", "queue-full"):
                     return cast("dict[str, Any]", answer)
             await asyncio.sleep(self.rng.uniform(0.1, 2 * ANSWER_S))
-        self.judge.violated(f"{subject} gave no answer in {TRIES_MAX} tries")
+        self.judge.violated(f"{subject} gave no answer {UNANSWERED_S_MAX:g} s after the last fault")
         return {}
+
+    def _is_patient(self) -> bool:
+        return asyncio.get_running_loop().time() < self._healed_s + UNANSWERED_S_MAX
 
     # ------------------------------------------------------------------------------------------ accidents
 
@@ -400,6 +416,7 @@ class World:
 
     def _heal(self) -> None:
         """Faults stop; who is dead comes back, who is stopped goes on, no worker stays drained."""
+        self._healed_s = asyncio.get_running_loop().time()
         self.network.heal()
         self.network.faults = Faults(delay_ms=(0.1, 2))
         for name, process in list(self._processes.items()):

@@ -97,6 +97,7 @@ class SimulatedBus:
         self.max_payload_bytes = max_payload_bytes
         self.connections: list[SimulatedConnection] = []
         self._accounts: dict[str, _Account] = {}
+        self._connected = 0
 
     def __repr__(self) -> str:
         return f"<SimulatedBus simulated, {len(self.connections)} connections, seed {self.network.seed}>"
@@ -114,6 +115,11 @@ class SimulatedBus:
         found = SimulatedConnection(self, name, account, inbox_prefix, on_state, on_error)
         self.connections.append(found)
         return found
+
+    def number(self) -> int:
+        """Of the next connection: no two ever share an inbox."""
+        self._connected += 1
+        return self._connected
 
     def streams(self, account: str = USERS) -> dict[str, Stream]:
         """The streams of an account by name, for a test to look at."""
@@ -208,7 +214,7 @@ class SimulatedConnection(Link):
         on_state: OnState | None,
         on_error: OnError | None,
     ) -> None:
-        answers = Answers(f"{inbox_prefix}.simulated{len(bus.connections)}")
+        answers = Answers(f"{inbox_prefix}.simulated{bus.number()}")
         super().__init__(name, inbox_prefix, answers, State.CONNECTED, on_state, on_error)
         self.max_payload_bytes = bus.max_payload_bytes
         self.server_version = "simulated"

@@ -133,7 +133,7 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         step = step_of(callback, args, context)
         if step is None:
             return super().call_at(when, callback, *args, context=context)
-        step.is_timer = True
+        step.from_outside = True
         handle = step.handle = super().call_at(when, step, context=context)
         return handle
 

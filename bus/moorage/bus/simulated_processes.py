@@ -46,7 +46,9 @@ class Process:
     def call(self, callback: Callable[..., object], *args: Any) -> None:
         """Something arrives from outside, such as a message: at once, or once the process goes on; never when dead."""
         if self.is_stopped:
-            self._kept.append(Step(self, callback, args, self._context))
+            step = Step(self, callback, args, self._context)
+            step.from_outside = True
+            self._kept.append(step)
         elif not self.is_dead:
             self._context.copy().run(callback, *args)
 
@@ -73,8 +75,7 @@ class Process:
         self.is_dead = True
         for cut in self.on_kill:
             cut()
-        self.is_stopped = False
-        self._kept.clear()
+        self.go_on()
         mine = list(self._tasks)
         for task in mine:
             task.cancel()
@@ -85,9 +86,9 @@ class Process:
 
 
 class Step:
-    """A callback of a process, as the loop holds it; `is_timer`: it ends with a dead process."""
+    """A callback of a process, as the loop holds it. `from_outside`, as a timer or a message: a dead one hears none."""
 
-    __slots__ = ("args", "callback", "context", "handle", "is_timer", "process")
+    __slots__ = ("args", "callback", "context", "from_outside", "handle", "process")
 
     def __init__(
         self,
@@ -101,12 +102,12 @@ class Step:
         self.args = args
         self.context = context
         self.handle: asyncio.Handle | None = None
-        self.is_timer = False
+        self.from_outside = False
 
     def __call__(self) -> None:
         if self.process.is_stopped:
             self.process.keep(self)
-        elif not (self.process.is_dead and self.is_timer):
+        elif not (self.process.is_dead and self.from_outside):
             self.callback(*self.args)
 
 
