@@ -131,6 +131,8 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
     data["position"] = 1 + engine.queue.position(engine.request_of(job).priority, entry(job.num, replica.index))
     data["queued"] = engine.queue.size
     data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
+    if found.missing:
+        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
 
 
