@@ -269,7 +269,7 @@ def _file_named(name: str, file: Path, key: str, value: str, env: Mapping[str, s
 def _nearest(name: str, env: Mapping[str, str]) -> str:
     known = list_contexts(env)
     if near := difflib.get_close_matches(name, known, n=1):
-        return f"did you mean {near[0]!r}?"
+        return f"the nearest is {near[0]}"
     return f"there are: {', '.join(known[:20])}" if known else "`nats context add` makes one"
 
 

@@ -40,9 +40,7 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
 def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
-        return problem(
-            "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
-        )
+        return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
     return {"job": name, "tenant": tenant, "state": STATES[row[2]], "ended_ms": row[1] * 1000, "compacted": True}
 
 
