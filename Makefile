@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs mutants bench bench-quick clean
+.PHONY: help test demo types lint check docs mutants bench bench-quick bench-cli transcripts clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -33,6 +33,9 @@ check: test types lint  ## what CI runs
 docs: $(STAMP)  ## regenerate docs/protocol.md and the JSON schemas from the code
 	$(BIN)/python docs/generate.py
 
+transcripts: $(STAMP)  ## write down every help and a first session as tests/cli/transcripts (needs tmux)
+	$(BIN)/python -m tests.cli.transcribe
+
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python tests/mutants.py
 
@@ -41,6 +44,9 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md
 
 bench-quick: $(STAMP)  ## one round of everything, written nowhere
 	$(BIN)/python bench/run.py --rounds 1 --dry
+
+bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
+	$(BIN)/python -m bench.cli
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -133,11 +133,11 @@ def ls(
             return None
         tell(jobs_table(rows))
         counts = answer.data["counts"]
-        if sys.stderr.isatty():
-            say(paint(counts_line(counts), "dim", sys.stderr))
-        there = sum(number for name, number in counts.items() if name in (states or counts))
+        there = matching(counts, states)
         if len(rows) < there:
             say(f"the newest {len(rows)} of {there:,}; more: --limit {min(there, LIMIT_MAX)}")
+        if sys.stdout.isatty():
+            say(paint(counts_line(counts), "dim", sys.stderr))
         return None
 
     return with_client(options, work)
@@ -173,6 +173,11 @@ def job_row(row: dict[str, Any]) -> list[Any]:
 def no_jobs(tenant: str, states: list[str]) -> str:
     asked = f" in {', '.join(states)}" if states else ""
     return f"no jobs of tenant {tenant}{asked} in memory"
+
+
+def matching(counts: dict[str, int], states: list[str]) -> int:
+    """How many jobs there are in these states; in all where none is named."""
+    return sum(number for name, number in counts.items() if name in (states or counts))
 
 
 def counts_line(counts: dict[str, int]) -> str:

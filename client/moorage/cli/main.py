@@ -86,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_PIPE_CLOSED
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the terminal has written ^C: the prompt begins a line of its own
         code = EXIT_INTERRUPTED
     if argv is not None:
         sys.exit(code)

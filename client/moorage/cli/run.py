@@ -135,15 +135,14 @@ async def _follow(
                 if options.json:
                     emit(item)
                 elif isinstance(item, Event):
-                    progress.event(item)
-                else:
-                    progress.output(item)
-                if isinstance(item, Event) and not options.json:
-                    if first and watch.rev and item.state not in ("QUEUED", "PLACED", "CLAIMED"):
+                    if first and item.state not in ("QUEUED", "PLACED", "CLAIMED"):
                         progress.note("output from now on; what was said before is not kept")
                     first = False
+                    progress.event(item)
                     if item.state == QUEUED and asking is None:
                         asking = asyncio.create_task(_say_why(client, job, watch, progress))
+                else:
+                    progress.output(item)
         finally:
             progress.close()
             if asking is not None:
