@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, say, tell
-from moorage.cli.options import ROWS, RowOptions, with_client
+from moorage.cli.options import ROWS, RowOptions, detachable, with_client
 from moorage.cli.render import many, state
 from moorage.cli.selectors import HELP, HELP_ONE, ids_of, one_id
 
@@ -40,7 +40,7 @@ def wait(
 ) -> int:
     """Wait until jobs are over (without a word: the last one); ends with the code of the first that did not succeed.
 
-    Prints a line a job as they end, or with --json what `show` answers then.
+    Prints a line a job as they end, or with --json what `show` answers then. Ctrl-C ends the waiting, and no job.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -65,8 +65,13 @@ def wait(
             say(f"{many(len(names), 'job')} over, {failed} not SUCCEEDED")
         return next((code for name in names if (code := exit_code_of_result(results[name]))), 0)
 
+    def detach() -> None:
+        if sys.stderr.isatty():
+            say("")  # below the terminal's ^C
+        say("no longer waiting; the jobs go on")
+
     gc.enable()
-    return with_client(options, work)
+    return with_client(options, lambda client: detachable(work(client), detach))
 
 
 def _known(result: Result | None) -> Result:
