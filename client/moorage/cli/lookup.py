@@ -24,7 +24,7 @@ FIXES: Final[dict[str, str]] = {
     "reserved": "a smaller request may fit beside the reservation",
     "contended": "moorage fleet shows what local claims hold",
     # of errors
-    "invalid-argument": "moorage schema request has every field",
+    "invalid-argument": "correct what the error names; moorage schema request has every field of a request",
     "unknown-verb": "moorage help",
     "too-large": "put large data into a store and hand its address to the job",
     "not-found": "moorage ls, or moorage fleet",
