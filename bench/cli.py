@@ -21,6 +21,8 @@ ROUNDS: Final = 25
 #: CPU ms over bare Python (median); `--check` fails above
 BOUND_MS: Final = {"moorage --version": 80.0, "": 130.0}
 MOORAGE: Final = str(Path(sysconfig.get_path("scripts")) / "moorage")
+#: bare Python, and what a one-shot command cannot do without: NATS itself (asyncio is in it) and the frames
+STICKS: Final = ("pass", "import asyncio", "import nats.aio.client, msgspec")
 LINES: Final = (
     "--version",
     "--help",
@@ -49,7 +51,7 @@ def cpu_ms(argv: list[str], env: dict[str, str]) -> float:
 def measure(url: str, rounds: int) -> dict[str, list[float]]:
     """CPU ms of each line, by round; those of bare Python under its own name."""
     env = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/"), "NATS_URL": url}
-    commands = {"python -c pass": [sys.executable, "-c", "pass"]}
+    commands = {f"python -c {line!r}": [sys.executable, "-c", line] for line in STICKS}
     commands |= {f"moorage {line}": [MOORAGE, *line.split()] for line in LINES}
     for argv in commands.values():  # compiled files and pages of the disk are there before the first round
         cpu_ms(argv, env)
@@ -71,14 +73,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit code 1 when a bound is broken")
     arguments = parser.parse_args()
     found = asyncio.run(run(arguments.rounds))
-    bare = statistics.median(found["python -c pass"])
+    bare = statistics.median(found[f"python -c {STICKS[0]!r}"])
     print(f"| CPU ms, {arguments.rounds} runs | min | median | max | over bare Python |")
     print("| --- | ---: | ---: | ---: | ---: |")
     broken = 0
     for name, times in found.items():
         over = statistics.median(times) - bare
-        bound = BOUND_MS.get(name, BOUND_MS[""])
-        broken += over > bound
+        broken += name.startswith("moorage") and over > BOUND_MS.get(name, BOUND_MS[""])
         print(f"| `{name}` | {min(times):.0f} | {statistics.median(times):.0f} | {max(times):.0f} | {over:.0f} |")
     return 1 if arguments.check and broken else 0
 
