@@ -15,11 +15,14 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.errors import BUS_CODES
+from moorage.cli.settings import example_file, sections
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.scheduler.core.explain import REASONS
 from moorage.schemas import frames, gpu, job
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import CODES, Problem
 from moorage.schemas.job import TRANSITIONS, Request
+from moorage.schemas.settings import declared, shown
 from moorage.schemas.subjects import Subjects
 
 DOCS: Final = Path(__file__).resolve().parent
@@ -165,6 +168,20 @@ def errors() -> str:
     return "".join(lines)
 
 
+def settings() -> str:
+    lines = [HEAD, (DOCS / "settings.head.md").read_text()]
+    for name, struct in sections().items():
+        lines.append(f"\n## `[{name}]`\n\n| key | what it is | default | allowed | variable | flag |\n")
+        lines.append("| --- | --- | --- | --- | --- | --- |\n")
+        for one in declared(name, struct).values():
+            default = shown(one, one.default)
+            if name == "scheduler" and one.key in CLUSTER_DEFAULTS:
+                default += f" ({shown(one, CLUSTER_DEFAULTS[one.key])} with replicas)"
+            row = (f"`{one.key}`", one.help, default, one.allowed, f"`{one.env}`", f"`{one.flag}`")
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
+    return "".join(lines)
+
+
 def schema(kind: Any) -> str:
     return json.dumps(msgspec.json.schema(kind), indent=1, sort_keys=True) + "\n"
 
@@ -175,6 +192,8 @@ def pages() -> dict[Path, str]:
         DOCS / "protocol.md": protocol(),
         DOCS / "reference" / "states.md": states(),
         DOCS / "reference" / "errors.md": errors(),
+        DOCS / "reference" / "settings.md": settings(),
+        DOCS / "examples" / "moorage.toml": example_file(),
         DOCS / "schemas" / "request.json": schema(Request),
     }
     for name, _, example in EXAMPLES:

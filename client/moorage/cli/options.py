@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli import console
@@ -27,9 +27,18 @@ class Options:
 
     nats: Annotated[str | None, Parameter(help="URL or nats context of the server.")] = None
     tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else `default`.")] = None
-    timeout: Annotated[str, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m.")] = TIMEOUT_DEFAULT
+    timeout: Annotated[str | None, Parameter(help="How long to wait for an answer, as 500ms, 10s, 2m.")] = None
     json: Annotated[bool, Parameter(negative="", help="The frames of the wire, one JSON object a line.")] = False
-    color: Annotated[Colour, Parameter(help="auto, always or never; NO_COLOR is honoured.")] = "auto"
+    color: Annotated[Colour | None, Parameter(help="auto, always or never; NO_COLOR is honoured.")] = None
+
+    def settled(self) -> Options:
+        """With what the settings say where no flag does. Raises Refused with bad-settings."""
+        from moorage.cli.settings import client_settings
+
+        said = client_settings()
+        if "timeout" in said:
+            said["timeout"] = f"{said['timeout']}s"
+        return replace(self, **{key: value for key, value in said.items() if getattr(self, key) is None})
 
 
 DEFAULTS: Final = Options()
@@ -43,8 +52,9 @@ def with_client(options: Options, work: Work) -> int:
 
 def guarded(options: Options, act: Callable[[], int | None]) -> int:
     """Run, and tell what went wrong. Returns the exit code."""
-    console.choose_colour(options.color)
+    console.choose_colour(options.color or "auto")
     try:
+        console.choose_colour(options.settled().color or "auto")
         return act() or 0
     except MoorageError as error:
         return fail(error, json=options.json)
@@ -60,19 +70,21 @@ def client_of(options: Options) -> AsyncClient:
     from moorage.client.client import AsyncClient
     from moorage.client.values import seconds
 
+    options = options.settled()
+    timeout = options.timeout or TIMEOUT_DEFAULT
     told = False
 
     def on_wait() -> None:
         nonlocal told
         if not told:
             told = True
-            console.say(f"no scheduler answers yet, asking again (for up to {options.timeout})")
+            console.say(f"no scheduler answers yet, asking again (for up to {timeout})")
 
     return AsyncClient(
         options.nats,
         tenant=options.tenant,
-        timeout=options.timeout,
-        connect_timeout=min(seconds(options.timeout), CONNECT_TIMEOUT_S_MAX),
+        timeout=timeout,
+        connect_timeout=min(seconds(timeout), CONNECT_TIMEOUT_S_MAX),
         name="moorage command",
         on_wait=on_wait,
     )

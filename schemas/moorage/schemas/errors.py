@@ -28,6 +28,10 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "session-over": ("fleet", "the lease session is over; join again"),
     "stale-join": ("fleet", "the join number is not above the last one recorded"),
     "gap": ("fleet", "a numbered frame is missing; send again from the number given"),
+    "not-kept": ("fleet", "this output is not kept, or no longer: the message names the setting that says so"),
+    "worker-lost": ("fleet", "the worker that holds this does not answer; the message says since when it is lost"),
+    "overloaded": ("moorage", "too many questions of this kind are under way; ask again after retry_after_s"),
+    "bad-settings": ("caller", "a setting is unknown, of the wrong type or unit, or out of its bounds"),
     "internal": ("moorage", "a defect in moorage; nothing was recorded"),
 }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 PREFIX_DEFAULT: Final = "moorage"
+is_prefix = re.compile(r"[A-Za-z0-9_-]{1,32}(\.[A-Za-z0-9_-]{1,32}){0,3}").fullmatch
 
 API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs")
 ADMIN_VERBS: Final = (

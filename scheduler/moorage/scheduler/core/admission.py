@@ -14,7 +14,7 @@ from typing import Final
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
-from moorage.scheduler.core.finished import KEEP_MS, job_key, request_digest
+from moorage.scheduler.core.finished import job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act
@@ -206,7 +206,7 @@ class Admission:
 
         They stand in the order of their coming, so only the oldest are looked at, a few a second.
         """
-        before = draft.time_ms - KEEP_MS
+        before = draft.time_ms - self.config.finished_keep_ms
         for tenant in self.state.tenants.values():
             for job, at in islice(tenant.tombstones.items(), FORGET_MAX):
                 if at <= 0 and -at < before:

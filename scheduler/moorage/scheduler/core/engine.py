@@ -26,7 +26,7 @@ from moorage.scheduler.core.events import (
     SnapshotTaken,
     Submit,
 )
-from moorage.scheduler.core.finished import KEEP_MS, request_digest
+from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.lifecycle import Lifecycle
@@ -353,8 +353,10 @@ class Engine:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
-        old = self.state.finished.older_than(draft.time_ms - KEEP_MS, COMPACT_MAX)
-        if old:
+        finished, config = self.state.finished, self.config
+        old = finished.older_than(draft.time_ms - config.finished_keep_ms, COMPACT_MAX)
+        old = max(old, min(len(finished) - config.finished_rows, COMPACT_MAX))
+        if old > 0:
             draft.acts.append([Act.EXPIRE, old])
         self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():

@@ -1,6 +1,7 @@
 """The table of finished jobs: what idempotence stands on, in at most 40 bytes a row.
 
-A row is kept for `KEEP_MS` or until `ROWS_MAX` are held, whichever ends first. Rows stand in a ring in the order in
+A row is kept for `Config.finished_keep` or until `Config.finished_rows` are held, whichever ends first: the leader says
+which go, in records, and `ROWS_MAX` is the table's own bound. Rows stand in a ring in the order in
 which they came; an open-addressed index of 32-bit positions finds them by the hash of (tenant, job). No Python object
 a row, so two million of them cost 80 MB and the garbage collector nothing.
 """
@@ -12,7 +13,6 @@ import struct
 from array import array
 from typing import Final
 
-KEEP_MS: Final = 24 * 3600 * 1000
 ROWS_MAX: Final = 2_000_000
 
 _ROW: Final = struct.Struct("<12s12sIB")  # key, request digest, time in s, state: 29 bytes
