@@ -301,6 +301,8 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
             value = int(value)
         if bare is bool and isinstance(value, str) and from_text:
             value = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower(), value)
+        if isinstance(value, float) and value != value:
+            raise ValueError("nan is no number")
         return msgspec.convert(value, one.kind, strict=not from_text, dec_hook=_decode)
     except (msgspec.ValidationError, ValueError) as error:
         why = "" if isinstance(error, msgspec.ValidationError) else f": {error}"
@@ -309,7 +311,7 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
             field=f"[{one.section}] {one.key}",
             found=f"{raw!r}, from {source}",
             allowed=one.allowed,
-            next="for example " + example(one),
+            next="for example " + _example_of(one, source),
         ) from None
 
 
@@ -321,7 +323,7 @@ def shown(one: Setting, value: Any) -> str:
         for unit in ("d", "h", "m"):
             if value and value % DURATION_S[unit] == 0:
                 return f"{int(value // DURATION_S[unit])}{unit}"
-        return f"{value:g}s"
+        return f"{value:.15g}s"
     if one.unit == "bytes":
         for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
             if value and value % (1 << power) == 0:
@@ -336,6 +338,16 @@ def shown(one: Setting, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value) or "none"
+
+
+def _example_of(one: Setting, source: str) -> str:
+    """How one sets a key where it was set."""
+    if source not in (one.flag, one.env):
+        return example(one)
+    word = shown(one, one.default)
+    if word == "none":
+        word = example(one).partition(" = ")[2].strip('"[]{ }').replace(" = ", "=").replace('"', "")
+    return f"{one.flag} {word}" if source == one.flag else f"{one.env}={word}"
 
 
 def example(one: Setting) -> str:
@@ -359,7 +371,7 @@ _EXAMPLES: Final[dict[Any, str]] = {
     Path: '"/path/to/it"',
     int: "1",
     tuple: "[]",
-    dict: "{}",
+    dict: '{ … = "…" }',
     "nats": '"nats://127.0.0.1:4222"',
     "simulate": '"4x8xH100"',
     "labels": '{ zone = "a" }',

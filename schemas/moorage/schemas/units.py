@@ -8,7 +8,8 @@ from typing import Final
 DURATION_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]I?)?B?)", re.IGNORECASE | re.ASCII)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kKMGT]i?)?B?)", re.ASCII)
+_NUMBER: Final = re.compile(r"-?\d*\.?\d+(?:e[+-]?\d{1,3})?", re.ASCII)
 _POWERS: Final = "KMGT"
 
 
@@ -17,10 +18,9 @@ def duration_s(text: str) -> float:
     text = text.strip()
     if _DURATION.fullmatch(text):
         return sum(float(number) * DURATION_S[unit] for number, unit in _PART.findall(text))
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("write it with ms, s, m, h or d") from None
+    if not _NUMBER.fullmatch(text):
+        raise ValueError("write it with ms, s, m, h or d")
+    return float(text)
 
 
 def size_bytes(text: str) -> int:
