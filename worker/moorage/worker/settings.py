@@ -27,6 +27,8 @@ OUTPUT_CAP_BYTES_DEFAULT: Final = 64 * _MIB
 OUTPUT_KEEP_DEFAULT: Final = 24 * 3600.0
 OUTPUT_BYTES_DEFAULT: Final = 10 * _GIB
 OUTPUT_MEMBERS_DEFAULT: Final = 50_000
+RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
+RESULT_BYTES_DEFAULT: Final = 256 * _MIB
 #: modes that a worker offers by itself; mps needs a daemon, so an operator (or a simulated worker) adds it
 MODES_DEFAULT: Final = ("exclusive", "time-slice")
 MODES_SIMULATED: Final = ("exclusive", "mps", "time-slice")
@@ -82,12 +84,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = OUTPUT_MEMBERS_DEFAULT
     result_keep: Annotated[
         float, setting("How long results of handlers stay in a bucket made here.", unit="s", ge=60, le=366 * 86400)
-    ] = 7 * 86400.0
+    ] = RESULT_KEEP_DEFAULT
     result_bytes: Annotated[
         int,
         setting("Size of a bucket for results made here; JetStream sets it aside at once.", unit="bytes", ge=_MIB,
                 le=1 << 50),
-    ] = 256 * _MIB  # fmt: skip
+    ] = RESULT_BYTES_DEFAULT  # fmt: skip
     leases: Annotated[bool, setting("Lend GPUs to processes that already run on this host, over a socket.")] = True
     lease_socket: Annotated[Path | None, setting("That socket; lease.sock in state_dir by default.")] = None
     lease_uids: Annotated[
