@@ -16,7 +16,8 @@ import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import TimedOut, Unreachable, client_problem
-from moorage.client.kept import Joiner, Piece
+from moorage.client.kept import Joiner
+from moorage.client.kept import Piece as Piece
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Events, Output
