@@ -57,6 +57,10 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("Event", "moorage.event.<tenant>.<job>", _EVENT),
     ("Events", "moorage.events.<tenant>", frames.Events("vision", 1729, [_EVENT])),
     ("Output", "moorage.log.<tenant>.<job>.<replica>", frames.Output(1, "out", 0, "epoch 1\n")),
+    ("LogPage", "the data of the answer to logs, and what a worker answers to ReadLog", frames.LogPage(
+        1, "out", 0, 8, 8, "epoch 1\n", over=True, worker="node-7")),
+    ("ReadLog", "moorage.worker.<worker>.logs", frames.ReadLog(
+        _SESSION, *_MEMBER, "process", "out", 0, 65536, 1763625660000)),
     ("Hello", "moorage.hello.<worker>", _HELLO),
     ("Load", "moorage.load.<worker>", frames.Load("node-7", "b1-1700000000", 12, 3, gpu_pool=[
         frames.SlotLoad(0, True, 0, "exclusive", 97, 60211, 61)])),

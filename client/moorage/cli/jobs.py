@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.console import emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, Options, with_client
-from moorage.cli.render import age, facts, many, table
+from moorage.cli.render import age, facts, many, table, utc
 from moorage.cli.selectors import HELP, ask_each, ids_to_cancel, one_id
 from moorage.schemas.job import TERMINAL
 
@@ -52,6 +52,17 @@ def show(
     return with_client(options, work)
 
 
+def _kept_rows(kept: dict[str, Any]) -> list[tuple[str, str]]:
+    """Until when what is left of a job that is over stays."""
+    if not kept:
+        return []
+    return [
+        ("id until", utc(kept["job_ms"])),
+        ("story until", utc(kept["history_ms"])),
+        *(("output until", f"{utc(until)} on {worker}") for worker, until in kept["output_ms"].items()),
+    ]
+
+
 def _show(data: dict[str, Any]) -> None:
     changes = data.get("changes", [])
     began = changes[0]["time_ms"] if changes else None
@@ -72,6 +83,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("code", data.get("code")),
                 ("why", data.get("why")),
                 ("kept", "as a row: id, state and end; its story left memory" if data.get("compacted") else ""),
+                *_kept_rows(data.get("kept", {})),
             ]
         )
     )

@@ -165,9 +165,8 @@ async def _follow(
                     progress.event(item)
                 else:
                     progress.output(item)
-                if isinstance(item, Event) and not options.json:
-                    if item.state == QUEUED and asking is None:
-                        asking = asyncio.create_task(_say_why(client, job, watch, progress))
+                if isinstance(item, Event) and item.state == QUEUED and asking is None and not options.json:
+                    asking = asyncio.create_task(_say_why(client, job, watch, progress))
         finally:
             progress.close()
             if asking is not None:

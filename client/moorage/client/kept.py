@@ -27,7 +27,7 @@ _Key = tuple[int, int | None, str]
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
     """A piece of output: of a replica's attempt and stream, the bytes from `offset` up to `next`.
 
-    `text` is decoded with replacement; `data` has the bytes themselves where they are no UTF-8 and were kept.
+    `text` is decoded with replacement; `data` has the bytes themselves where they are no UTF-8.
     `end` marks the last piece of a stream.
     """
 
@@ -125,14 +125,15 @@ class Joiner:
                 at = piece.offset
         behind = piece.behind
         if at > piece.offset and at < behind:
-            encoded = piece.text.encode()
+            encoded = piece.text.encode() if piece.data is None else piece.data
             if len(encoded) != behind - piece.offset:  # not as it was written: the worker has the bytes
                 async for before in self._up_to(key, behind):
                     yield before
                 at = self._at.get(key, at)
             else:
-                rest = encoded[at - piece.offset :].decode(errors="replace")
-                piece = msgspec.structs.replace(piece, offset=at, text=rest)
+                rest = encoded[at - piece.offset :]
+                data = rest if piece.data is not None else None
+                piece = msgspec.structs.replace(piece, offset=at, text=rest.decode(errors="replace"), data=data)
         if behind > at or (piece.end and behind == at):
             self._at[key] = behind
             if behind == at:

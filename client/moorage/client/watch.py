@@ -16,7 +16,7 @@ import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import TimedOut, Unreachable, client_problem
-from moorage.client.kept import Joiner
+from moorage.client.kept import Joiner, read_page
 from moorage.client.kept import Piece as Piece
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -148,7 +148,16 @@ class Watch:
         if len(self._pending) >= PENDING_MAX:
             self.lost += 1
         else:
-            piece = Piece(replica, output.attempt, output.stream, output.offset, output.text, output.end, output.next)
+            piece = Piece(
+                replica,
+                output.attempt,
+                output.stream,
+                output.offset,
+                output.text,
+                output.end,
+                output.next,
+                output.data,
+            )
             self._pending.append(piece)
         self._some.set()
 
@@ -198,6 +207,8 @@ class Watch:
         if self.joiner is None:
             return
         rows = self.shown.get("replica_states", [{"replica": 0, "attempt": None}])
+        if self._replica is not None and self._replica not in [row["replica"] for row in rows]:
+            await read_page(self._client, self.job, self._replica, None, "out", 0, 1)  # the leader says what is wrong
         for row in rows:
             if row["attempt"] != 0 and self._replica in (None, row["replica"]):
                 async for piece in self.joiner.kept(row["replica"], row["attempt"]):

@@ -352,7 +352,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", 
     """A piece of a replica's output, on `moorage.log.<tenant>.<job>.<replica>`. Said, so it may be lost.
 
     `offset` counts bytes of this stream (out or err) in this attempt, `next` is the offset behind this piece (0 where
-    an older worker does not say it); `text` is decoded with replacement.
+    an older worker does not say it); `text` is decoded with replacement, and where that changes it `data` has the bytes
+    (base64 in JSON).
     """
 
     attempt: int
@@ -362,6 +363,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", 
     v: int = VERSION
     end: bool = False
     next: int = 0
+    data: bytes | None = None
 
 
 # ------------------------------------------------------------------------------------------ output of the past

@@ -34,7 +34,36 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
         "request": msgspec.to_builtins(request),
         "replica_states": [_replica(engine, replica) for replica in job.replicas],
         "changes": msgspec.to_builtins(changes_since(engine.state, job, 0)),
+        **(
+            {"kept": _kept_until(engine, job.story[-1][1], _output_until(engine, job))}
+            if job.over and job.story
+            else {}
+        ),
     }
+
+
+def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> dict[str, Any]:
+    """Until when, in ledger milliseconds, what is left of a job that is over is kept; `output` by worker."""
+    config = engine.config
+    return {
+        "job_ms": ended_ms + config.finished_keep_ms,
+        "history_ms": ended_ms + int(config.history_keep * 1000),
+        "output_ms": output,
+    }
+
+
+def _output_until(engine: Engine, job: Job) -> dict[str, int]:
+    """By worker: when it clears the newest output (or result) of this job, unless its room is full before."""
+    until: dict[str, int] = {}
+    for row in job.story:
+        if row[5] < 0:
+            continue
+        worker = engine.state.worker_by_num[row[5]]
+        keeps = worker.hello.get("keeps", {})
+        keep_s = keeps.get("output_s", keeps.get("result_s"))
+        if keep_s is not None:
+            until[worker.id] = row[1] + int(keep_s * 1000)
+    return until
 
 
 def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
@@ -43,7 +72,14 @@ def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Proble
         return problem(
             "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
         )
-    return {"job": name, "tenant": tenant, "state": STATES[row[2]], "ended_ms": row[1] * 1000, "compacted": True}
+    return {
+        "job": name,
+        "tenant": tenant,
+        "state": STATES[row[2]],
+        "ended_ms": row[1] * 1000,
+        "compacted": True,
+        "kept": _kept_until(engine, row[1] * 1000, {}),
+    }
 
 
 def summary(engine: Engine, job: Job) -> dict[str, Any]:
@@ -148,6 +184,12 @@ def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),
         "finished_window_ms": engine.state.time_ms - oldest if oldest is not None else 0,
         "fits_now": fits_now(engine),
+        "keeps": {
+            "finished_keep": engine.config.finished_keep,
+            "finished_rows": engine.config.finished_rows,
+            "history_keep": engine.config.history_keep,
+            "history_bytes": engine.config.history_bytes,
+        },
     }
 
 
@@ -194,6 +236,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "release": worker.hello.get("release", ""),
         "heard_ms_ago": mono_ms - host.last_ms if host is not None and host.heard else None,
         "quarantined": slots_of(worker.quarantined),
+        "keeps": worker.hello.get("keeps", {}),
     }
 
 

@@ -237,9 +237,9 @@ class _OutputFrames:
             at = (name, stream)
             self._cut(at)
             decoder = self._decoders.pop(at, None)
-            waiting = decoder.getstate()[0] if decoder is not None else b""
-            rest = decoder.decode(b"", final=True) if decoder is not None else ""
-            self._say(name, stream, size - len(waiting), rest, size, end=True)
+            raw = decoder.getstate()[0] if decoder is not None else b""
+            text = decoder.decode(b"", final=True) if decoder is not None else ""
+            self._say(name, stream, size - len(raw), text, raw, end=True)
 
     def take(self) -> list[tuple[MemberName, bytes]]:
         for at in list(self._pieces):
@@ -255,14 +255,16 @@ class _OutputFrames:
         decoder = self._decoders.get(at)
         if decoder is None:
             decoder = self._decoders[at] = codecs.getincrementaldecoder("utf-8")("replace")
-        waiting = len(decoder.getstate()[0])
-        data = b"".join(pieces)
-        text = decoder.decode(data)
-        behind = offset + len(data) - len(decoder.getstate()[0])
-        self._say(at[0], at[1], offset - waiting, text, behind)
+        raw = decoder.getstate()[0] + b"".join(pieces)
+        offset += sum(map(len, pieces)) - len(raw)
+        text = decoder.decode(b"".join(pieces))
+        self._say(at[0], at[1], offset, text, raw[: len(raw) - len(decoder.getstate()[0])])
 
-    def _say(self, name: MemberName, stream: str, offset: int, text: str, behind: int, *, end: bool = False) -> None:
-        frame = frames.Output(name[3], _STREAMS[stream], max(offset, 0), text, end=end, next=behind)
+    def _say(self, name: MemberName, stream: str, offset: int, text: str, raw: bytes, *, end: bool = False) -> None:
+        offset = max(offset, 0)
+        data = raw if "\ufffd" in text and text.encode() != raw else None
+        behind = offset + len(raw)
+        frame = frames.Output(name[3], _STREAMS[stream], offset, text, end=end, next=behind, data=data)
         self._frames.append((name, encode(frame)))
 
 
