@@ -110,6 +110,10 @@ class Joiner:
                 async for piece in self._up_to(key, None):
                     yield piece
 
+    def is_over(self, replica: int, attempt: int, stream: str) -> bool:
+        """Whether all of a stream was given."""
+        return (replica, attempt, stream) in self._over
+
     async def joined(self, piece: Piece) -> AsyncIterator[Piece]:
         """A piece as it came, behind what is missing before it; nothing where it was given already."""
         key = (piece.replica, piece.attempt, piece.stream)

@@ -213,6 +213,10 @@ class Watch:
             if row["attempt"] != 0 and self._replica in (None, row["replica"]):
                 async for piece in self.joiner.kept(row["replica"], row["attempt"]):
                     yield piece
+        newest = {row["replica"]: row["attempt"] or 0 for row in rows}
+        self._open_streams = {
+            key for key in self._open_streams if key[1] >= newest.get(key[0], 0) and not self.joiner.is_over(*key)
+        }
 
     async def _joined(self, piece: Piece) -> AsyncIterator[Piece]:
         if self.joiner is None:

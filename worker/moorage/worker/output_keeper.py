@@ -116,15 +116,15 @@ class OutputKeeper:
         return ended_ms / 1000 <= cleared_s + SWEEP_S
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Sweep now, and then for ever."""
         while True:
+            await self.sweep()
             try:
                 async with asyncio.timeout(SWEEP_S):
                     await self._soon.wait()
             except TimeoutError:
                 pass
             self._soon.clear()
-            await self.sweep()
 
     async def sweep(self) -> int:
         """Clear what is over its bounds; how many members' output went."""
