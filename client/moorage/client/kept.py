@@ -141,7 +141,7 @@ class Joiner:
         if behind > at or (piece.end and behind == at):
             self._at[key] = behind
             if behind == at:
-                piece = msgspec.structs.replace(piece, offset=at, text="")
+                piece = msgspec.structs.replace(piece, offset=at, text="", data=None)
             yield piece
         if piece.end:
             self._over.add(key)
