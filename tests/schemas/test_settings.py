@@ -22,7 +22,6 @@ from moorage.schemas.settings import (
     NO_FILE,
     SECTIONS,
     declared,
-    find_file,
     made,
     read_file,
     setting,
@@ -31,6 +30,7 @@ from moorage.schemas.settings import (
     told,
     unknown_variables,
 )
+from moorage.schemas.settings_file import find_file
 from moorage.schemas.units import duration_s, size_bytes
 from moorage.worker.settings import WorkerSettings, worker_settings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 from moorage.cli import console
 from moorage.cli.console import Colour, fail
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.settings_file import find_file
 
 if TYPE_CHECKING:
     from cyclopts import Parameter
 
     from moorage.client.client import AsyncClient
 
+CLIENT_VARIABLES: Final = "MOORAGE_CLIENT_"
 #: a one-shot command waits so long for a server and for a scheduler that may be changing hands (4 s on one node)
 TIMEOUT_DEFAULT: Final = "10s"
 CONNECT_TIMEOUT_S_MAX: Final = 3.0
@@ -33,6 +36,8 @@ class Options:
 
     def settled(self) -> Options:
         """With what the settings say where no flag does. Raises Refused with bad-settings."""
+        if find_file() is None and not any(name.startswith(CLIENT_VARIABLES) for name in os.environ):
+            return self
         from moorage.cli.settings import client_settings
 
         said = client_settings()

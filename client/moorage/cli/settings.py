@@ -18,12 +18,12 @@ from moorage.schemas.settings import (
     SettingsFile,
     declared,
     example,
-    find_file,
     read_file,
     setting,
     settle,
     shown,
 )
+from moorage.schemas.settings_file import find_file
 
 CLIENT: Final = "client"
 UP: Final = "up"
@@ -79,11 +79,9 @@ def the_file(given: str | Path | None = None, env: Mapping[str, str] | None = No
 
 
 def client_settings(env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What [client] and its variables say; reads nothing where there is neither. Raises Refused with bad-settings."""
+    """What [client] and its variables say; Raises Refused with bad-settings."""
     env = os.environ if env is None else env
     path = find_file(env=env)
-    if path is None and not any(name.startswith("MOORAGE_CLIENT_") for name in env):
-        return {}
     found = settle(CLIENT, ClientSettings, env=env, file=read_file(path))
     return {
         key: one.value

@@ -16,7 +16,8 @@ from cyclopts import Parameter
 
 from moorage.cli.options import DEFAULTS, Options, guarded
 from moorage.cli.settings import FILE_HELP, UP, UpSettings, flags_of, the_file
-from moorage.schemas.settings import FILE_VARIABLE, made, settle
+from moorage.schemas.settings import made, settle
+from moorage.schemas.settings_file import FILE_VARIABLE
 from moorage.worker.settings import WorkerSettings
 
 LOCK_FILE: Final = "up.lock"

@@ -27,7 +27,8 @@ from moorage.scheduler.settings import (
     scheduler_settings,
 )
 from moorage.schemas.errors import Refused
-from moorage.schemas.settings import Found, declared, find_file, read_file, told, unknown_variables
+from moorage.schemas.settings import Found, declared, read_file, told, unknown_variables
+from moorage.schemas.settings_file import find_file
 from moorage.schemas.subjects import Subjects
 
 EXIT_UNREACHABLE: Final = 5

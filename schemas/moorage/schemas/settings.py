@@ -23,10 +23,7 @@ from moorage.schemas.units import DURATION_S, duration_s, size_bytes
 
 #: the tables of a settings file, one a service
 SECTIONS: Final = ("scheduler", "worker", "up", "client")
-FILE_VARIABLE: Final = "MOORAGE_SETTINGS"
-FILE_NAME: Final = "moorage.toml"
 FILE_BYTES_MAX: Final = 256 * 1024
-SYSTEM_FILE: Final = Path("/etc/moorage") / FILE_NAME
 DEFAULT: Final = "default"
 
 _WITH_PASSWORD: Final = re.compile(r"[a-z]+://[^/@\s]+@")
@@ -143,24 +140,6 @@ def declared(section: str, struct: type[msgspec.Struct]) -> dict[str, Setting]:
 
 
 # ------------------------------------------------------------------------------------------------------------ file
-
-
-def find_file(given: str | Path | None = None, env: Mapping[str, str] | None = None) -> Path | None:
-    """The settings file: the one given, else $MOORAGE_SETTINGS, else `moorage/moorage.toml` in the user's
-    configuration folder, else the one in /etc/moorage; None where there is none.
-
-    Never one of the folder where somebody happens to stand: a checkout must not choose the server a command talks to.
-    """
-    env = os.environ if env is None else env
-    if given:
-        return Path(given)
-    if named := env.get(FILE_VARIABLE):
-        return Path(named)
-    base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
-    for path in (os.path.join(base, "moorage", FILE_NAME), str(SYSTEM_FILE)):
-        if os.path.exists(path):
-            return Path(path)
-    return None
 
 
 def read_file(path: Path | None) -> SettingsFile:
