@@ -16,6 +16,7 @@ import msgspec
 
 from moorage.bus.errors import BUS_CODES
 from moorage.cli.settings import example_file, sections
+from moorage.client.errors import CLIENT_CODES
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.scheduler.core.explain import REASONS
 from moorage.schemas import frames, gpu, job
@@ -157,10 +158,11 @@ def states() -> str:
 def errors() -> str:
     lines = [
         HEAD,
-        "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n\n",
+        "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n"
+        "`moorage errors CODE` prints one of them with its exit code and what helps.\n\n",
     ]
     lines.append("| code | whose fault | what it means |\n| --- | --- | --- |\n")
-    every: dict[str, Any] = {**BUS_CODES, **CODES}
+    every: dict[str, Any] = {**BUS_CODES, **CLIENT_CODES, **CODES}
     for code in sorted(every):
         fault, meaning = every[code]
         lines.append(f"| `{code}` | {fault} | {meaning} |\n")

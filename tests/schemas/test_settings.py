@@ -276,6 +276,12 @@ def test_a_cluster_has_its_own_defaults_and_what_is_said_stays() -> None:
     assert told(found) == "takeover_s = 10s (--takeover-s); replicas = 3 (--replicas)"
 
 
+def test_a_choice_is_one_of_its_words() -> None:
+    with pytest.raises(Refused) as refused:
+        scheduler_settings({"replicas": "2"}, env={})
+    assert (refused.value.problem.allowed, refused.value.problem.next) == ("1, 3, 5", "for example --replicas 1")
+
+
 def test_the_environments_ledger_url_goes_before_the_files(tmp_path: Path) -> None:
     file = read_file(file_with(tmp_path, '[scheduler]\nledger_url_file = "/of/the/file"\n'))
     assert scheduler_settings({}, env={}, file=file)[0].ledger_url_file == Path("/of/the/file")

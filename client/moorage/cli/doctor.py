@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
+from moorage.cli.arguments import Parameter
 from moorage.cli.checks import Check, all_checks
 from moorage.cli.console import EXIT_FAILED, emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, Options, guarded
-
-if TYPE_CHECKING:
-    from cyclopts import Parameter
 
 _STYLE: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 _NAME_CHARS: Final = 10
@@ -19,12 +17,8 @@ _NAME_CHARS: Final = 10
 
 def doctor(
     *,
-    settings: Annotated[
-        bool, Parameter(negative="", help="Only show every setting that holds here, and where it is from.")
-    ] = False,
-    example: Annotated[
-        bool, Parameter(negative="", help="Only print a settings file with every key, each commented out.")
-    ] = False,
+    settings: Annotated[bool, Parameter(help="Only show every setting that holds here, and where it is from.")] = False,
+    example: Annotated[bool, Parameter(help="Only print a settings file with every key, each commented out.")] = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Look at this host, the server, the permissions and the scheduler; exit code 1 when something fails.

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
-from cyclopts import Parameter
-
+from moorage.cli.arguments import Parameter
 from moorage.cli.options import DEFAULTS, Options, guarded
 from moorage.cli.settings import FILE_HELP, flags_of, the_file
 from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, SchedulerSettings

@@ -6,10 +6,11 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
+from moorage.cli.arguments import GROUP_TITLE, Parameter
 from moorage.schemas.settings import (
     DEFAULT,
     NO_FILE,
@@ -92,31 +93,29 @@ def client_settings(env: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def flags_of(section: str, struct: type[msgspec.Struct]) -> type:
-    """A dataclass with an option for each key of a section, as cyclopts reads it; none is required, and None is one
-    that was not given. The values are checked by `settle`."""
-    from cyclopts import Parameter
-
+    """A dataclass with an option for each key of a section, as the reader of lines takes it; None is one that was not
+    given. The values are checked by `settle`, as those of the environment are."""
     fields: list[tuple[str, Any, Any]] = []
     for key, one in declared(section, struct).items():
         if key in COMMON:
             continue
-        kind, more = _flag_kind(one)
-        default = f" [{shown(one, one.default)}]" if one.default not in (None, "", (), {}) else ""
-        note = Parameter(name=one.flag, help=one.help + default, **more)
+        kind = list[str] | None if get_origin(one.type) in (tuple, list, dict) else str | None
+        default = f" Else {shown(one, one.default)}." if one.default not in (None, "", (), {}) else ""
+        note = Parameter(help=one.help + default, names=(one.flag,), value=_value_word(one))
         fields.append((key, Annotated[kind, note], dataclasses.field(default=None)))
-    here = {"__module__": __name__}  # else it counts as a built-in type
-    made = dataclasses.make_dataclass(f"{section.capitalize()}Flags", fields, frozen=True, namespace=here)
-    Parameter(name="*", group="Settings")(made)
-    return made
+    here = {"__module__": __name__, GROUP_TITLE: "Settings"}
+    return dataclasses.make_dataclass(f"{section.capitalize()}Flags", fields, frozen=True, namespace=here)
 
 
-def _flag_kind(one: Setting) -> tuple[Any, dict[str, Any]]:
-    bare = one.type
-    if bare is bool:
-        return bool | None, {}
-    if get_origin(bare) in (tuple, list, dict):
-        return list[str] | None, {"negative": ""}
-    return str | None, {}
+def _value_word(one: Setting) -> str:
+    """What stands for the value in a help."""
+    if one.unit:
+        return "DURATION" if one.unit == "s" else "SIZE"
+    if get_origin(one.type) is Literal:
+        return "|".join(map(str, get_args(one.type)))
+    return {bool: "true|false", int: "NUMBER", Path: "PATH", dict: "NAME=VALUE"}.get(
+        get_origin(one.type) or one.type, one.flag.removeprefix("--").upper()
+    )
 
 
 def effective(file: SettingsFile) -> Iterator[Found]:

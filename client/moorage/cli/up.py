@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
-from cyclopts import Parameter
-
+from moorage.cli.arguments import Parameter
 from moorage.cli.options import DEFAULTS, Options, guarded
 from moorage.cli.settings import FILE_HELP, UP, UpSettings, flags_of, the_file
 from moorage.schemas.settings import made, settle

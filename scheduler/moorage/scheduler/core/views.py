@@ -69,9 +69,7 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
 def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
-        return problem(
-            "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
-        )
+        return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
     return {
         "job": name,
         "tenant": tenant,
@@ -167,6 +165,8 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
     data["position"] = 1 + engine.queue.position(engine.request_of(job).priority, entry(job.num, replica.index))
     data["queued"] = engine.queue.size
     data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
+    if found.missing:
+        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
 
 
