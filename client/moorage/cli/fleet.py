@@ -90,12 +90,11 @@ def _fleet(data: dict[str, Any]) -> None:
 
 def _kept(data: dict[str, Any]) -> str:
     """How long what is over is kept, and how far back that reaches now."""
-    keeps = data["keeps"]
-    return (
-        f"finished jobs {data['finished_kept']}, kept {age(keeps['finished_keep'] * 1000)}"
-        f" (now {age(data['finished_window_ms'])})  history {age(keeps['history_keep'] * 1000)}"
-        f" or {keeps['history_bytes'] / (1 << 30):g} GiB"
-    )
+    keeps, window_ms = data["keeps"], data["finished_window_ms"]
+    reaches = f" (now {age(window_ms)})" if window_ms else ""
+    finished = f"finished jobs {data['finished_kept']}, kept {age(keeps['finished_keep'] * 1000)}{reaches}"
+    history = f"history {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
+    return f"{finished}  {history}"
 
 
 def model_words(names: Sequence[str]) -> dict[str, str]:
