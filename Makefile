@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs mutants bench bench-quick clean
+.PHONY: help test demo types lint check docs mutants bench bench-quick nats-image clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -29,6 +29,9 @@ lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff format --check $(ROOMS)
 
 check: test types lint  ## what CI runs
+
+nats-image: $(STAMP)  ## nats-server as an image for Docker; no registry needed
+	PYTHON=$(BIN)/python deploy/nats/build
 
 docs: $(STAMP)  ## regenerate docs/protocol.md and the JSON schemas from the code
 	$(BIN)/python docs/generate.py
