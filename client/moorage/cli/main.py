@@ -159,14 +159,9 @@ def bare_gpu(words: list[str]) -> list[str]:
 
 
 def version() -> str:
-    """The installed distribution's version, or `0` where the source tree runs uninstalled."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    from moorage.schemas.release import RELEASE
 
-    try:
-        return installed("moorage")
-    except PackageNotFoundError:
-        return "0"
+    return RELEASE
 
 
 def _names() -> list[str]:

@@ -27,6 +27,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "worker-id-in-use": ("fleet", "another machine holds this worker id until it is lost or says goodbye"),
     "session-over": ("fleet", "the lease session is over; join again"),
     "stale-join": ("fleet", "the join number is not above the last one recorded"),
+    "release-apart": ("fleet", "the worker's release is more than one minor version away from the scheduler's"),
     "gap": ("fleet", "a numbered frame is missing; send again from the number given"),
     "internal": ("moorage", "a defect in moorage; nothing was recorded"),
 }

@@ -32,6 +32,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.gpu import Sharing
+from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
 from moorage.worker.inventory.base import Inventory, SlotReading
@@ -544,7 +545,7 @@ class Agent:
         return Hello(
             self.worker,
             self.boot,
-            release=release(),
+            release=RELEASE,
             hostname=facts.hostname,
             drivers=list(self.drivers),
             modes=list(settings.modes),
@@ -653,19 +654,3 @@ def own_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-
-def release() -> str:
-    """The installed distribution's version, "" where the source tree runs uninstalled."""
-    global _release
-    if _release is None:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            _release = version("moorage")
-        except PackageNotFoundError:
-            _release = ""
-    return _release
-
-
-_release: str | None = None
