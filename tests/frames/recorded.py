@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.schemas.codec import Decoder, decode_request, is_json
+from moorage.schemas.codec import Decoder, decode_request, encode, is_json
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import (
     Accepted,
@@ -188,6 +188,14 @@ def newer(raw: Any, frame: Any) -> Any:
     if isinstance(frame, list):
         return [newer(one, other) for one, other in zip(raw, frame, strict=True)]
     return raw
+
+
+def encode_newer(frame: Any, *, json: bool = True) -> bytes:
+    """`codec.encode` as a later release would have it."""
+    if not isinstance(frame, msgspec.Struct):
+        return encode(frame, json=json)
+    as_sent = Message("", "", encode(frame, json=json))
+    return as_sent.with_raw(newer(as_sent.raw, frame))
 
 
 def narrower(old: Any, new: Any, path: str = "$") -> list[str]:
