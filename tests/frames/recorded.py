@@ -113,8 +113,7 @@ class Message:
 class Recorded:
     """One release's recording."""
 
-    def __init__(self, release: str) -> None:
-        folder = FOLDER / release
+    def __init__(self, folder: Path) -> None:
         expected = json.loads((folder / "expected.json").read_text())
         self.release: str = expected["release"]
         self.digest: int = expected["digest"]
@@ -139,7 +138,7 @@ class Recorded:
 
 @functools.cache
 def recorded(release: str) -> Recorded:
-    return Recorded(release)
+    return Recorded(FOLDER / release)
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
