@@ -91,7 +91,7 @@ def _fleet(data: dict[str, Any]) -> None:
 def _kept(data: dict[str, Any]) -> str:
     """How long what is over is kept, and how far back that reaches now."""
     keeps, window_ms = data["keeps"], data["finished_window_ms"]
-    reaches = f" (now {age(window_ms)})" if window_ms else ""
+    reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
     finished = f"finished jobs {data['finished_kept']}, kept {age(keeps['finished_keep'] * 1000)}{reaches}"
     history = f"history {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
     return f"{finished}  {history}"

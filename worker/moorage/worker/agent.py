@@ -35,6 +35,7 @@ from moorage.schemas.frames import (
 )
 from moorage.schemas.gpu import Sharing
 from moorage.schemas.names import is_job, is_tenant
+from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
 from moorage.worker.inventory.base import Inventory, SlotReading
@@ -584,7 +585,7 @@ class Agent:
         return Hello(
             self.worker,
             self.boot,
-            release=release(),
+            release=RELEASE,
             hostname=facts.hostname,
             drivers=list(self.drivers),
             modes=list(settings.modes),
@@ -694,19 +695,3 @@ def own_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-
-def release() -> str:
-    """The installed distribution's version, "" where the source tree runs uninstalled."""
-    global _release
-    if _release is None:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            _release = version("moorage")
-        except PackageNotFoundError:
-            _release = ""
-    return _release
-
-
-_release: str | None = None
