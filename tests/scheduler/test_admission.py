@@ -148,6 +148,20 @@ def test_nobody_is_answered_who_named_no_reply() -> None:
 # ---------------------------------------------------------------------------------------------------------- bounds
 
 
+def test_jobs_of_several_tenants_in_one_record_keep_their_numbers() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.tick()
+    replies = [
+        drive.offer_submit(name, tenant=tenant, gpu={"count": gpus})
+        for name, tenant, gpus in (("a", "t", 1), ("b", "u", 8), ("c", "t", 1), ("d", "u", 8), ("e", "v", 8))
+    ]
+    drive.tick()
+    assert all(drive.answers[reply]["kind"] == "accepted" for reply in replies)
+    assert (drive.states("a"), drive.states("c")) == (["PLACED"], ["PLACED"])
+    assert [drive.states(name, tenant) for name, tenant in (("b", "u"), ("d", "u"), ("e", "v"))] == [["QUEUED"]] * 3
+
+
 def test_queue_full_at_the_bound_and_room_again_after() -> None:
     drive = Driving(Config(jobs_max=3))
     for index in range(3):

@@ -27,7 +27,7 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Ask, Operate, Resign, SnapshotTaken
+from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
 from moorage.scheduler.core.outputs import Message, Outputs
 from moorage.scheduler.core.state import State
 from moorage.scheduler.discovery import Discovery
@@ -38,6 +38,7 @@ from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Sna
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Answer, FleetFrame, RollCall
+from moorage.schemas.operate import ACTS, ReleaseAct, act_of
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -380,7 +381,15 @@ class Reign:
             self._ask(verb, lambda: views.fleet(engine, monotonic_ms()), reply, json)
         elif verb == "audit":
             self._ask(verb, lambda: views.audit(engine, engine.reports), reply, json)
-        elif verb in ("drain", "cordon", "uncordon", "release"):
+        elif verb == "tenants":
+            self._ask(verb, lambda: views.tenants(engine), reply, json)
+        elif verb in ACTS:
+            act = act_of(verb, arguments)
+            if isinstance(act, ReleaseAct) and act.worker is not None:
+                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json))
+            else:
+                engine.offer(Order(verb, act, reply, json))
+        elif verb in ("drain", "cordon", "uncordon"):
             worker = arguments.get("worker")
             if not isinstance(worker, str):
                 raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)

@@ -10,6 +10,7 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, is_job
 
 REPLICAS_MAX: Final = 1024
+PRIORITY_MAX: Final = 100
 ARGV_MAX: Final = 1024
 ENV_MAX: Final = 512
 TEXT_BYTES_MAX: Final = 32 * 1024
@@ -125,8 +126,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             raise ValueError(f"job must match [A-Za-z0-9_-]{{1,64}}, found {self.job[:80]!r}")
         if not 1 <= self.replicas <= REPLICAS_MAX:
             raise ValueError(f"replicas must be 1..{REPLICAS_MAX}, found {self.replicas}")
-        if not 0 <= self.priority <= 100:
-            raise ValueError(f"priority must be 0..100, found {self.priority}")
+        if not 0 <= self.priority <= PRIORITY_MAX:
+            raise ValueError(f"priority must be 0..{PRIORITY_MAX}, found {self.priority}")
         if self.run is None:
             raise ValueError("run is missing: say what to run, as {'run': {'argv': ['nvidia-smi', '-L']}}")
         if not 0 <= self.retries <= RETRIES_MAX or not 0 <= self.retries_on_lost <= RETRIES_MAX:

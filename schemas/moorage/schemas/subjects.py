@@ -19,6 +19,7 @@ ADMIN_VERBS: Final = (
     "priority",
     "dlq",
     "audit",
+    "tenants",
 )
 WORKER_VERBS: Final = ("join", "renew", "fact")
 

@@ -14,6 +14,7 @@ from moorage.scheduler.core.state import (
     ENDING,
     PLACED,
     RUNNING,
+    STORY_WORDS,
     Job,
     Member,
     State,
@@ -151,7 +152,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                     )
                 )
             else:
-                changes.append(Change(number, time, index, attempt, STATES[to], why=why, by=by, said=said))
+                changes.append(Change(number, time, index, attempt, STORY_WORDS[to], why=why, by=by, said=said))
     return changes
 
 
