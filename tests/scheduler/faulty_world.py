@@ -218,14 +218,18 @@ class FaultyWorld:
 
     def _orders(self) -> None:
         """An operator acts on a job or a tenant, alone or several at once."""
-        pick, job = self.random.choice, f"j{self.random.randrange(self._jobs + 1) + 1}"
+        pick, state = self.random.choice, self.drive.state
+        live = [(job.tenant, job.name) for job in state.jobs.values() if not job.over]
         for verb in self.random.sample(("hold", "release", "requeue", "priority", "limit"), pick((1, 1, 2, 3))):
-            tenant: dict[str, Any] = {"tenant": pick("tu")}
+            tenant, job = pick(live) if live and self.random.random() < 0.9 else (pick("tu"), "j1")
+            asked: dict[str, Any] = {"tenant": tenant}
             if verb == "limit":
-                tenant |= {"gpus": pick((0, 1, 2, 4))}
+                asked["gpus"] = pick((0, 1, 2, 4))
             elif verb in ("requeue", "priority") or self.random.random() < 0.8:
-                tenant |= {"job": job, **({"priority": pick((0, 50, 60, 100))} if verb == "priority" else {})}
-            self.drive.offer_order(verb, **tenant)
+                asked["job"] = job
+            if verb == "priority":
+                asked["priority"] = pick((0, 50, 60, 100))
+            self.drive.offer_order(verb, **asked)
 
     # ------------------------------------------------------------------------------------------- callers
 

@@ -380,12 +380,13 @@ def test_a_tenant_never_has_more_gpus_than_its_limit(drive: Driving) -> None:
 
 def test_a_limit_outlives_takeover(drive: Driving) -> None:
     drive.order("limit", gpus=2)
+    for number in range(4):
+        drive.submit(f"j{number}", gpu={})
     drive.worker("w0", 8)
     drive.take_snapshot()
     drive.lead()
     drive.renew()
-    for number in range(4):
-        drive.submit(f"j{number}", gpu={})
+    drive.tick()
     assert drive.state.tenants["t"].gpus == 2
     drive.lead()
     drive.renew()

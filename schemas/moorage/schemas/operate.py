@@ -119,8 +119,8 @@ class LimitAct(_Act, frozen=True, kw_only=True):
     """
 
     tenant: str
-    gpus: int | None | msgspec.UnsetType = msgspec.UNSET
-    jobs: int | None | msgspec.UnsetType = msgspec.UNSET
+    gpus: int | msgspec.UnsetType | None = msgspec.UNSET
+    jobs: int | msgspec.UnsetType | None = msgspec.UNSET
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,8 +40,8 @@ class Draft:
         "_gang",
         "_held",
         "_note_numbers",
-        "_phase",
         "_pauses",
+        "_phase",
         "_state",
         "accepted",
         "accepts",
@@ -113,7 +113,7 @@ class Draft:
 
     def is_held(self, job: Job) -> bool:
         """Whether an operator holds this very job."""
-        return self.holds[job.num] if job.num in self.holds else job.hold is not None
+        return self.holds.get(job.num, job.hold is not None)
 
     def priority_of(self, job: Job) -> int:
         """The priority that an operator gave it; below 0 for none."""
