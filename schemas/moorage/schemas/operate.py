@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.schemas.codec import explain_decode_error
-from moorage.schemas.errors import Refused
+from moorage.schemas.codec import Decoder, explain_decode_error
+from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.job import PRIORITY_MAX
 from moorage.schemas.names import is_job, is_tenant, is_worker
 
@@ -200,6 +200,9 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     priority: int | None = None
     hold: Hold | None = None
     limit: Limit | None = None
+
+
+decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)
 
 
 class TenantRow(msgspec.Struct, frozen=True, omit_defaults=True):
