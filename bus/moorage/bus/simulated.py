@@ -24,14 +24,13 @@ from moorage.bus.errors import (
     BadSubject,
     BusError,
     ConnectionClosed,
-    Disconnected,
     HandlerFailed,
     PayloadTooLarge,
-    RequestTimeout,
 )
 from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes
-from moorage.bus.health import STATE_MOVES, Counters, State
+from moorage.bus.health import State
 from moorage.bus.inbox import Answers
+from moorage.bus.link import Link, OnError, OnState
 from moorage.bus.simulated_clock import SimulatedClock, Stalled
 from moorage.bus.simulated_network import SERVER, Faults, FaultyNetwork
 from moorage.bus.simulated_streams import Stream, Streams, matches
@@ -196,7 +195,7 @@ class SimulatedBus:
             self._carry(SERVER, each.connection.name, arrive)
 
 
-class SimulatedConnection:
+class SimulatedConnection(Link):
     """What `connection.Connection` is, on a `SimulatedBus`; `lose` and `restore` are the faults of its own link."""
 
     def __init__(
@@ -205,37 +204,22 @@ class SimulatedConnection:
         name: str,
         account: str,
         inbox_prefix: str,
-        on_state: Callable[[State], None] | None,
-        on_error: Callable[[BusError], None] | None,
+        on_state: OnState | None,
+        on_error: OnError | None,
     ) -> None:
-        self.name = name
-        self.closed = asyncio.Event()
-        self.counters = Counters()
-        self.state = State.CONNECTED
+        answers = Answers(f"{inbox_prefix}.simulated{len(bus.connections)}")
+        super().__init__(name, inbox_prefix, answers, State.CONNECTED, on_state, on_error)
         self.max_payload_bytes = bus.max_payload_bytes
         self.server_version = "simulated"
-        self.inbox_prefix = inbox_prefix
         self._bus = bus
         self._account = bus.account(account)
-        self._on_state = on_state
-        self._on_error = on_error
-        self._connected = asyncio.Event()
         self._connected.set()
-        self._answers = Answers(f"{inbox_prefix}.simulated{len(bus.connections)}")
-        self._tables = [self._answers]
-        self._inbox = SimulatedSubscription(self, self._answers.wildcard, self._answers.deliver, "")
+        self._tables.append(answers)
+        self._inbox = SimulatedSubscription(self, answers.wildcard, answers.deliver, "")
         self._account.subscriptions[self._inbox] = None
 
     def __repr__(self) -> str:
         return f"<SimulatedConnection simulated {self.name!r} {self.state.value}>"
-
-    @property
-    def is_connected(self) -> bool:
-        return self._connected.is_set()
-
-    @property
-    def late_answers(self) -> int:
-        return sum(table.late for table in self._tables)
 
     # -- the transport ------------------------------------------------------------------------------------------
 
@@ -275,16 +259,6 @@ class SimulatedConnection:
         await asyncio.sleep(0)
         return subscription
 
-    async def request(
-        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> Delivery:
-        return (await self.exchange(self._answers, subject, payload, timeout_s, headers, None))[0]
-
-    async def request_many(
-        self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
-    ) -> list[Delivery]:
-        return await self.exchange(self._answers, subject, payload, idle_timeout_s, None, is_last)
-
     async def flush(self, timeout_s: float = 5.0) -> None:
         """The simulated server knows of everything at once; waits for the connection. Raises as `Connection.flush`."""
         self._check_open()
@@ -294,32 +268,12 @@ class SimulatedConnection:
         if self.state is State.CLOSED:
             return
         self._move(State.CLOSED)
-        for table in self._tables:
-            table.fail_all(lambda _: ConnectionClosed(self.name))
+        self._fail_waits()
         for subscription in [each for each in self._account.subscriptions if each.connection is self]:
             self.forget(subscription)
         self._connected.clear()
         self._bus.connections.remove(self)
         self.closed.set()
-
-    async def __aenter__(self) -> SimulatedConnection:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    # -- inboxes (see inbox.py) ---------------------------------------------------------------------------------
-
-    async def open_inbox(self, answers: Answers) -> SimulatedSubscription:
-        subscription = await self.subscribe(answers.wildcard, answers.deliver)
-        self._tables.append(answers)
-        return subscription
-
-    async def close_inbox(self, answers: Answers, subscription: SimulatedSubscription) -> None:
-        answers.fail_all(lambda _: ConnectionClosed(self.name))
-        if answers in self._tables:
-            self._tables.remove(answers)
-        await subscription.unsubscribe()
 
     async def exchange(
         self,
@@ -351,10 +305,7 @@ class SimulatedConnection:
         """The link breaks: what is awaited fails as `Disconnected`, what arrives meanwhile is lost."""
         if not self.is_connected:
             return
-        self._connected.clear()
-        for table in self._tables:
-            table.fail_all(Disconnected)
-        self._move(State.RECONNECTING)
+        self._lost()
 
     def restore(self) -> None:
         """The link is back, with every subscription."""
@@ -389,30 +340,9 @@ class SimulatedConnection:
 
     # -- within -------------------------------------------------------------------------------------------------
 
-    async def _await_connected(self, subject: str, timeout_s: float) -> float:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._connected.wait()
-        except TimeoutError:
-            raise RequestTimeout(subject, timeout_s) from None
-        return max(deadline - loop.time(), 0.001)
-
     def _check_open(self) -> None:
         if self.state is State.CLOSED:
             raise ConnectionClosed(self.name)
-
-    def _report(self, error: BusError) -> None:
-        if self._on_error is not None:
-            self._on_error(error)
-
-    def _move(self, state: State) -> None:
-        if state not in STATE_MOVES[self.state]:
-            raise RuntimeError(f"connection {self.name!r}: no move from {self.state.value} to {state.value}")
-        self.state = state
-        if self._on_state is not None:
-            self._on_state(state)
 
 
 def _can_publish(subject: str) -> bool:

@@ -184,7 +184,7 @@ class Draft:
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
         """A new job; returns the number that fold will give it."""
         if not self.accepts or self.accepts[-1][0] != tenant:
-            self.accepts.append((tenant, []))
+            self.accepts.append((tenant, []))  # fold counts the jobs in this order: one tenant's may stand in parts
             self.bytes += len(tenant) + 8
         self.accepts[-1][1].extend((name, body, replicas, traceparent))
         self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
