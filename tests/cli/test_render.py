@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.main import bare_gpu
 from moorage.cli.render import age, facts, many, ordinal, table
 from moorage.cli.submit import mebibytes
 
@@ -90,15 +89,15 @@ def test_sizes(size: str, mib: int) -> None:
     assert mebibytes(size) == mib
 
 
-@pytest.mark.parametrize(
-    ("words", "out"),
-    [
-        (["run", "--gpu", "--", "x"], ["run", "--gpu", "1", "--", "x"]),
-        (["run", "--gpu"], ["run", "--gpu", "1"]),
-        (["run", "--gpu", "--json", "--", "x"], ["run", "--gpu", "1", "--json", "--", "x"]),
-        (["run", "--gpu", "2xH100", "--", "x"], ["run", "--gpu", "2xH100", "--", "x"]),
-        (["run", "--", "tool", "--gpu"], ["run", "--", "tool", "--gpu"]),
-    ],
-)
-def test_gpu_alone_is_one(words: list[str], out: list[str]) -> None:
-    assert bare_gpu(words) == out
+def test_a_narrow_terminal_does_without_optional_columns_and_never_cuts_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "62")
+    head, first, _ = table(HEADER, ROWS, optional=("AGE", "STATE"), stream=Terminal()).splitlines()
+    assert head.split() == ["JOB", "STATE", "WHY"]
+    assert first.startswith("a-rather-long-job-id-that-is-never-cut")
+    assert len(first) == 62
+    monkeypatch.setenv("COLUMNS", "40")
+    head, first, _ = table(HEADER, ROWS, optional=("AGE", "STATE"), stream=Terminal()).splitlines()
+    assert head.split() == ["JOB", "WHY"]
+    assert "a-rather-long-job-id-that-is-never-cut" in first
+    assert table(HEADER, ROWS, optional=("AGE",), stream=io.StringIO()).splitlines()[0] == "\t".join(HEADER)

@@ -364,7 +364,7 @@ def test_a_tenant_never_has_more_gpus_than_its_limit(drive: Driving) -> None:
     drive.submit("other", tenant="u", gpu={})
     assert (drive.states("more"), drive.states("other", "u")) == (["QUEUED"], ["PLACED"])
     found = _explain(drive, "more")
-    assert (found["reason"], found["gpus_leased"], found["needs"], found["limit"]["gpus"]) == ("limit", 4, 1, 3)
+    assert (found["reason"], found["gpus_leased"], found["gpus_needed"], found["limit"]["gpus"]) == ("limit", 4, 1, 3)
     assert found["limit"]["by"] == "ana"
     assert found["held_by"] == [f"job j{number}: 1 GPUs" for number in range(4)]
     key = next(key for key in drive.workers["w0"].held if key[1] == "j0")

@@ -1,15 +1,13 @@
-"""What moorage means by a word, without a server: `errors`, `schema`, `completion`, and codes in `explain`."""
+"""What moorage means by a word, without a server: `errors`, `schema`, and codes in `explain`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
+from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
-from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded
 from moorage.cli.render import facts, table
-
-if TYPE_CHECKING:
-    from cyclopts import Parameter
 
 #: what helps against a reason, where a line can say it; {job} and {asks} are filled in
 FIXES: Final[dict[str, str]] = {
@@ -24,6 +22,8 @@ FIXES: Final[dict[str, str]] = {
     "sick": "moorage fleet shows the sick GPUs",
     "busy": "wait, or cancel what you need no longer: moorage ls --state RUNNING",
     "reserved": "a smaller request may fit beside the reservation",
+    "held": "an operator lets it go on: moorage admin release {job}, or --queue where its tenant is held",
+    "limit": "cancel what you need no longer, or ask an operator: moorage admin tenants shows the limits",
     "contended": "moorage fleet shows what local claims hold",
 }
 
@@ -71,7 +71,7 @@ def errors(
     code: Annotated[str | None, Parameter(help="One code; without it all of them.")] = None,
     /,
     *,
-    options: Options = DEFAULTS,
+    options: RowOptions = ROWS,
 ) -> int:
     """What the codes of errors and of waiting mean, whose fault they are, and the exit codes."""
 
@@ -153,22 +153,6 @@ def _structs() -> dict[str, type]:
             if isinstance(tag, str):
                 found[tag] = struct
     return found
-
-
-def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell reads it.")],
-    /,
-    *,
-    options: Options = DEFAULTS,
-) -> int:
-    """A script that completes verbs and options in your shell; static, so that no Python starts at a Tab."""
-
-    def act() -> None:
-        from moorage.cli.main import application
-
-        tell(application().generate_completion(prog_name="moorage", shell=shell).rstrip())
-
-    return guarded(options, act)
 
 
 def _nothing(kind: str, word: str, known: dict[str, type] | list[str], verb: str) -> Exception:

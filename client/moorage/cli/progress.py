@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from moorage.cli.console import say
+from moorage.cli.console import is_live, say
 from moorage.cli.render import age, ordinal, state
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Progress:
     def __init__(self, job: str, *, quiet: bool = False) -> None:
         self._job = job
         self._quiet = quiet
-        self._rewrites = sys.stderr.isatty()
+        self._rewrites = is_live(sys.stderr)
         self._line = ""
         self._drawn = False
         self._began_s = time.monotonic()
@@ -59,9 +59,9 @@ class Progress:
         if self._quiet or "reason" not in explained:
             return
         place = f"{ordinal(explained['position'])} of {explained['queued']}" if "position" in explained else ""
-        self._show(
-            "  ".join(filter(None, (self._tag("QUEUED"), place, f"{explained['reason']}: {explained['means']}")))
-        )
+        needs = f"needs {explained['needs']}" if "needs" in explained else ""
+        why = f"{explained['reason']}: {explained['means']}"
+        self._show("  ".join(filter(None, (self._tag("QUEUED"), place, needs, why))))
 
     def note(self, text: str) -> None:
         if not self._quiet:

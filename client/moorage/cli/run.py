@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say, tell_error
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.progress import Progress
@@ -17,8 +18,6 @@ from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warnings
 from moorage.cli.wait import exit_code_of_result
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
     from moorage.client.watch import Watch
     from moorage.schemas.job import Request
@@ -29,7 +28,7 @@ WHY_AGAIN_S: Final = 5.0
 
 
 def run(
-    *command: Annotated[str, Parameter(help="What to run, behind --.")],
+    *command: Annotated[str, Parameter(help="What to run, behind --.", command=True)],
     flags: JobFlags = NO_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:

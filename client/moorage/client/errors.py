@@ -34,6 +34,7 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "job-cancelled": ("caller", "the job was cancelled"),
     "job-expired": ("fleet", "the job could not start within the time it was given"),
     "job-rejected": ("fleet", "no worker of the fleet could ever run the job"),
+    "usage": ("caller", "the command line cannot be read"),
     "already-running": ("caller", "another `moorage up` runs on this data folder"),
     "child-failed": ("moorage", "a process of `moorage up` keeps dying"),
 }

@@ -141,6 +141,8 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
         data["position"] = 1 + engine.queue.position(priority, entry(job.num, replica.index))
     data["queued"] = engine.queue.size
     data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
+    if found.missing:
+        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
 
 
@@ -173,7 +175,7 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
         "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and this needs {need}",
         "limit": msgspec.to_builtins(limit_of(tenant)),
         "gpus_leased": tenant.gpus,
-        "needs": need,
+        "gpus_needed": need,
         "held_by": [f"job {name}: {gpus} GPUs" for name, gpus in most],
     }
 
