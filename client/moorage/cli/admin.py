@@ -35,11 +35,13 @@ def hold(
         if not _one_of(jobs, queue, "hold"):
             done = await client.admin.hold(why=why)
             if not options.shown(done, [done]):
-                gpus = f", {many(done.gpus, 'GPU')} of it stay leased until its jobs end" if done.gpus else ""
+                gpus = f", its jobs on {many(done.gpus, 'GPU')} go on" if done.gpus else ""
                 tell(f"tenant {done.tenant}\t{_now('held', done)}{_by(done.hold)}{gpus}")
                 say(f"undo: moorage admin release --queue --tenant {done.tenant}")
             return None
         await _each(client, jobs, lambda name: client.admin.hold(name, why=why), options, _held)
+        if not (options.json or options.format):
+            say(f"undo: moorage admin release {','.join(jobs)}")
         return None
 
     return with_client(options, work)
@@ -64,7 +66,7 @@ def release(
 
     async def work(client: AsyncClient) -> int | None:
         if worker is not None and (jobs or queue):
-            raise _ambiguous("release takes jobs, or --queue, or --worker", "moorage admin release --help")
+            raise _ambiguous("release takes jobs, or --queue, or --worker", "release")
         if worker is not None:
             done = await client.admin.release_worker(worker, why=why)
             if not options.shown(done, [done]):
@@ -194,14 +196,14 @@ async def _each(
 def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:
     """Whether single jobs are meant. Raises `Rejected` for both or neither: a whole queue is named on purpose."""
     if bool(jobs) == queue:
-        raise _ambiguous(f"{verb} takes jobs, or --queue for all that a tenant has", f"moorage admin {verb} --queue")
+        raise _ambiguous(f"{verb} takes jobs, or --queue for all that a tenant has", verb)
     return bool(jobs)
 
 
-def _ambiguous(message: str, fix: str) -> Exception:
+def _ambiguous(message: str, verb: str) -> Exception:
     from moorage.client.errors import rejected
 
-    return rejected("invalid-argument", message, next=fix)
+    return rejected("invalid-argument", message, next=f"moorage admin {verb} --help")
 
 
 def _now(word: str, done: Done) -> str:

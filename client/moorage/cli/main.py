@@ -33,7 +33,6 @@ class Verb(NamedTuple):
 
 JOBS: Final = "Your jobs"
 FLEET: Final = "The fleet"
-OPERATING: Final = "Operating"
 RUNNING: Final = "Running moorage"
 #: not in the first help, which has at most FIRST_HELP_MAX lines of verbs; `moorage help` shows it
 LOOKUP: Final = "Looking things up"
@@ -57,8 +56,6 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("cordon", "moorage.cli.fleet:cordon", "Place nothing new on a worker."),
         Verb("uncordon", "moorage.cli.fleet:uncordon", "Undo drain or cordon."),
         Verb("audit", "moorage.cli.audit:audit", "The ledger against the workers; exit code 10 on drift."),
-    ),
-    OPERATING: (
         Verb("admin hold", "moorage.cli.admin:hold", "Keep what waits of jobs, or a tenant's queue, from starting."),
         Verb("admin release", "moorage.cli.admin:release", "Undo hold; or a worker's quarantined GPUs are well."),
         Verb("admin requeue", "moorage.cli.admin:requeue", "End what runs of jobs, and have them wait again."),
