@@ -17,6 +17,18 @@ TEXT_BYTES_MAX: Final = 32 * 1024
 DURATION_S_MAX: Final = 366 * 86400.0
 RETRIES_MAX: Final = 1000
 LABELS_MAX: Final = 64
+CHECKPOINT_SIGNALS: Final = (
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGHUP",
+    "SIGINT",
+    "SIGQUIT",
+    "SIGTERM",
+    "SIGALRM",
+    "SIGURG",
+    "SIGWINCH",
+    "SIGCONT",
+)
 
 
 class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +51,13 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The workload of every replica. Durations in seconds; `user` None is the agent's own."""
+    """The workload of every replica. Durations in seconds; `user` None is the agent's own.
+
+    `checkpoint_signal`, one of `CHECKPOINT_SIGNALS`, is sent once an attempt, `checkpoint_before_s` before `timeout_s`
+    or the job's `deadline_s` ends it (at once where less is left): to the main process, or where that does not take it
+    to the nearest processes below it that do, and never to one that it would kill. A function finds
+    `context.checkpoint_asked`. Any other end is SIGTERM, with `grace_s` to save what there is.
+    """
 
     driver: str = "process"
     argv: list[str] = []
@@ -159,6 +177,20 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         if self.resource_requirements is not None and self.resource_requirements.gpu is not None:
             return GpuSpec(count=self.resource_requirements.gpu.count or 1)
         return None
+
+    @property
+    def checkpoint_trouble(self) -> str:
+        """What is wrong with its checkpoint signal, empty for nothing: asked at admission, not of what was accepted."""
+        run = self.workload
+        if run.checkpoint_signal is None:
+            return ""
+        if run.checkpoint_signal not in CHECKPOINT_SIGNALS:
+            return f"checkpoint_signal must be one of {', '.join(CHECKPOINT_SIGNALS)}"
+        if run.timeout_s is None and self.deadline_s is None:
+            return "checkpoint_signal needs run.timeout_s or deadline_s, before which it is sent"
+        if run.timeout_s is not None and run.checkpoint_before_s >= run.timeout_s:
+            return f"checkpoint_before_s must be below timeout_s = {run.timeout_s:g}"
+        return ""
 
     @property
     def workload(self) -> Run:

@@ -223,7 +223,7 @@ class Agent:
         held: list[tuple[Member, str, int, str]] = []
         withdrawn: list[MemberName] = []
         for name, place in self.journal.state.places.items():
-            member = _member_of(name, place)
+            member = _member_of(name, place, self.host.now())
             _, found = living.pop(name, (None, None))
             if member is None or member.driver not in self.drivers:
                 withdrawn.append(name)
@@ -445,7 +445,7 @@ class Agent:
         driver = self.drivers[command.driver]
         if driver.traits.remembers:
             self.journal.flush()  # a driver that outlives us must not know more than the journal
-        devices = self.devices
+        devices, now = self.devices, self.host.now()
         driver.start(
             [
                 Assignment(
@@ -455,6 +455,7 @@ class Agent:
                     member.place.mode,
                     member.start,
                     member.place.traceparent,
+                    None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
                 )
                 for member in command.members
             ]
@@ -607,9 +608,9 @@ class Agent:
         self.host.post(self.subjects.load(self.worker), encode(frame))
 
 
-def _member_of(name: MemberName, place: Place) -> Member | None:
+def _member_of(name: MemberName, place: Place, now: float) -> Member | None:
     try:
-        return Member(name, place, decode_request(place.body))
+        return Member(name, place, decode_request(place.body), now)
     except Refused:
         return None
 

@@ -86,6 +86,17 @@ class Admission:
                 allowed=f"{NESTING_MAX} levels",
                 job=event.name,
             )
+        trouble = event.request.checkpoint_trouble
+        if trouble:
+            run = event.request.workload
+            before = trouble.startswith("checkpoint_before_s")
+            return problem(
+                "invalid-argument",
+                trouble,
+                field="$.run.checkpoint_before_s" if before else "$.run.checkpoint_signal",
+                found=run.checkpoint_before_s if before else run.checkpoint_signal,
+                job=event.name,
+            )
         known = fresh.get(key)
         if known is not None:
             state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]

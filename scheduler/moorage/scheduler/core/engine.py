@@ -151,7 +151,8 @@ class Engine:
 
     def _arm(self, job: Job, request: Request) -> None:
         if request.deadline_s is not None:
-            heappush(self._timers, (job.accepted_ms + int(request.deadline_s * 1000), _DEADLINE, job.num))
+            job.deadline_ms = job.accepted_ms + int(request.deadline_s * 1000)
+            heappush(self._timers, (job.deadline_ms, _DEADLINE, job.num))
         if request.start_within_s is not None:
             heappush(self._timers, (job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num))
         # a job that something has become of was matched once: it is not rejected for what left the fleet since

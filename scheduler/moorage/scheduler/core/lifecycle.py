@@ -192,12 +192,9 @@ class Lifecycle:
 
     def _after_ending(self, draft: Draft, replica: Replica) -> int:
         """What a replica that was asked to end becomes: no next attempt of a job whose deadline passed meanwhile."""
-        job = replica.job
-        if replica.after == QUEUED:
-            deadline_s = self.request_of(job).deadline_s
-            if deadline_s is not None and draft.time_ms - job.accepted_ms >= int(deadline_s * 1000):
-                return TIMED_OUT
-        return replica.after
+        deadline_ms = replica.job.deadline_ms
+        late = deadline_ms is not None and draft.time_ms >= deadline_ms
+        return TIMED_OUT if late and replica.after == QUEUED else replica.after
 
     def _back_to_queue(self, draft: Draft, replica: Replica, to: int, count: int) -> None:
         if to != QUEUED:

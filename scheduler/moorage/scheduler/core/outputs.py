@@ -82,6 +82,7 @@ class WantedFrames:
                     job.gang == GangPhase.HOLDING,
                     body,
                     job.traceparent,
+                    None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
                 )
             )
         elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:

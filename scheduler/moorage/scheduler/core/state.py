@@ -69,6 +69,7 @@ class Job:
         "after",
         "body",
         "count",
+        "deadline_ms",
         "gang",
         "held",
         "hold",
@@ -115,6 +116,7 @@ class Job:
         self.story: list[Transition] = []
         self.row = 0
         self.shape: Any = None  # soft: the interned shape of what is asked
+        self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
         self.told = 0  # soft: revision up to which events were sent
         self.own_subject: bool | None = None  # soft: events go to the job's own subject too
         self.replicas = [Replica(self, index) for index in range(replicas)]
