@@ -25,6 +25,8 @@ from moorage.schemas.frames import (
     Join,
     Joined,
     Load,
+    Look,
+    Looked,
     Place,
     Renew,
     Renewed,
@@ -34,6 +36,7 @@ from moorage.schemas.frames import (
 from moorage.schemas.gpu import Sharing
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
+from moorage.worker.inspection import inspect
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
@@ -154,6 +157,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._sampling = False
+        self._looking = False
         self._readings = [SlotReading() for _ in self.devices]
         self._load_n = 0
         self._load_at_s = NEVER_S
@@ -562,6 +566,25 @@ class Agent:
 
     def say_hello(self) -> None:
         self.host.post(self.subjects.hello(self.worker), encode(self.hello()))
+
+    def look(self, frame: Look) -> None:
+        """Look at the devices against the leases and tell the leader; one look at a time, since a device may hang."""
+        if self._looking or not self._is_open:
+            self.dropped["look"] += 1
+            return
+        self._looking = True
+        self._spawn(self._look(frame))
+
+    async def _look(self, frame: Look) -> None:
+        try:
+            before = self.pool.slot_states()
+            readings = await self.inventory.sample()
+            baselines = [self.inventory.memory_baseline_mib(slot) for slot in range(len(self.devices))]
+            findings, more = inspect(self.devices, before, self.pool.slot_states(), readings, baselines)
+        finally:
+            self._looking = False
+        looked = Looked(self.worker, frame.ask, findings=findings, more=more)
+        self.host.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
 
     def _pool_changed(self) -> None:
         """Say it, but at most LOADS_ON_CHANGE_PER_S_MAX times a second."""
