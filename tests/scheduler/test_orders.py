@@ -51,6 +51,9 @@ def test_a_held_job_is_not_placed_until_it_is_released(drive: Driving) -> None:
         "kind": "done", "verb": "hold", "changed": True, "tenant": "t", "job": "j", "state": "QUEUED",
         "hold": {"since_ms": drive.now, "by": "ana", "why": "bad data"},
     }  # fmt: skip
+    listed = views.ls(drive.engine, "t", {})
+    assert isinstance(listed, dict)
+    assert listed["jobs"][0]["why"] == "held by operator ana: bad data"
     drive.worker("w0", 1)
     drive.submit("later", gpu={})
     assert drive.states("j") == ["QUEUED"]

@@ -286,8 +286,11 @@ class AsyncClient:
         return _data(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:
-        """The ledger against each worker's last renewal, once: only what two audits some renewals apart both show
-        is drift."""
+        """The ledger against each worker's last renewal, and each worker's devices against its leases, once.
+
+        Only what two audits some renewals apart both show is drift. `not_looked` names the workers that did not look at
+        their devices within 2.5 s.
+        """
         return _data(await self.operate("audit"))
 
     async def drain(self, worker: str) -> dict[str, Any]:

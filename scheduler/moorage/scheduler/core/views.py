@@ -67,7 +67,7 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "worker": worker,
         "simulated": _is_simulated(engine, job),
         "code": next((row[7] for row in reversed(job.story) if row[4] > 7 and row[5] >= 0), None),
-        "why": next((row[8] for row in reversed(job.story) if row[8]), ""),
+        "why": held_by(job.hold) if job.hold else next((row[8] for row in reversed(job.story) if row[8]), ""),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
     }
 
