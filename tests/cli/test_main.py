@@ -99,22 +99,22 @@ def test_every_example_can_be_read(command: Command) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "name", "fix"),
     [
-        (["lss"], 2, "usage", "moorage ls --help"),
-        (["ls", "--limt", "3"], 2, "usage", "moorage ls --limit 3"),
-        (["ls", "--limt=3"], 2, "usage", "moorage ls --limit=3"),
-        (["ls", "extra"], 2, "usage", "moorage ls --help"),
+        (["lss"], 2, "unknown-verb", "moorage ls --help"),
+        (["ls", "--limt", "3"], 2, "invalid-argument", "moorage ls --limit 3"),
+        (["ls", "--limt=3"], 2, "invalid-argument", "moorage ls --limit=3"),
+        (["ls", "extra"], 2, "invalid-argument", "moorage ls --help"),
         (["help", "exit-code"], 3, "not-found", "moorage help exit-codes"),
-        (["run", "nvidia-smi", "-L"], 2, "usage", "moorage run -- nvidia-smi -L"),
-        (["run", "--gpu", "2", "train", "--priority", "3"], 2, "usage", "moorage run --gpu 2 -- train --priority 3"),
-        (["run", "--priority", "high", "--", "x"], 2, "usage", "moorage run --help"),
-        (["submit", "--on-no-match", "maybe", "--", "x"], 2, "usage", "moorage submit --help"),
-        (["ls", "--limit", "many"], 2, "usage", "moorage ls --help"),
-        (["show", "a", "--wach"], 2, "usage", "moorage show a --watch"),
-        (["drain"], 2, "usage", "moorage drain --help"),
-        (["drain", "a", "b"], 2, "usage", "moorage drain --help"),
+        (["run", "nvidia-smi", "-L"], 2, "invalid-argument", "moorage run -- nvidia-smi -L"),
+        (["run", "--gpu", "2", "train", "--priority", "3"], 2, "invalid-argument", "--gpu 2 -- train --priority 3"),
+        (["run", "--priority", "high", "--", "x"], 2, "invalid-argument", "moorage run --help"),
+        (["submit", "--on-no-match", "maybe", "--", "x"], 2, "invalid-argument", "moorage submit --help"),
+        (["ls", "--limit", "many"], 2, "invalid-argument", "moorage ls --help"),
+        (["show", "a", "--wach"], 2, "invalid-argument", "moorage show a --watch"),
+        (["drain"], 2, "invalid-argument", "moorage drain --help"),
+        (["drain", "a", "b"], 2, "invalid-argument", "moorage drain --help"),
         (["errors", "no-mach"], 3, "not-found", "moorage errors no-match"),
         (["schema", "evnt"], 3, "not-found", "moorage schema event"),
-        (["completion", "csh"], 2, "usage", "moorage completion --help"),
+        (["completion", "csh"], 2, "invalid-argument", "moorage completion --help"),
         (["audit", "--timeout", "soon"], 2, "invalid-argument", "10m"),
         (["run"], 2, "invalid-argument", "--"),
         (["run", "--gpu", "0xH100", "--", "x"], 2, "invalid-argument", "1xH100"),
@@ -123,7 +123,7 @@ def test_every_example_can_be_read(command: Command) -> None:
         (["run", "--memory", "lots", "--", "x"], 2, "invalid-argument", "16G"),
         (["run", "--env", "NAME", "--", "x"], 2, "invalid-argument", "NAME=value"),
         (["run", "--gang", "--", "x"], 2, "invalid-argument", "--gpu"),
-        (["run", "--job", "a.b", "--", "x"], 2, "invalid-argument", "docs"),
+        (["run", "--job", "a.b", "--", "x"], 2, "invalid-argument", "moorage schema request"),
         (["submit", "-f", "/no/such/file"], 2, "invalid-argument", "stdin"),
         (["submit", "-f", "/dev/null"], 2, "invalid-argument", "run"),
         (["submit", "-f", "-", "--", "x"], 2, "invalid-argument", "-f"),
@@ -153,6 +153,10 @@ def test_a_bad_command_line_is_told_in_one_clear_line(
 
 
 def test_an_error_is_a_frame_with_json(command: Command) -> None:
+    for argv, code in ((("lss", "--json"), "unknown-verb"), (("ls", "--limt", "3", "--json"), "invalid-argument")):
+        ran = command(*argv)
+        assert (ran.code, ran.frame["kind"], ran.frame["code"]) == (2, "error", code)
+        assert ran.frame["next"].startswith("moorage ls")
     ran = command("ls", "--json", *NOWHERE)
     assert ran.code == 5
     assert (ran.frame["kind"], ran.frame["code"]) == ("error", "cannot-connect")

@@ -11,10 +11,12 @@ import pytest
 from moorage.scheduler.core import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.outputs import changes_since
 from moorage.scheduler.core.queue import Queue, entry
 from moorage.scheduler.core.records import Act, Record, decode_record
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
+from moorage.scheduler.core.story import Packing, changes_in, read_frame
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import act_of
@@ -478,6 +480,21 @@ def test_nothing_is_reserved_for_who_waits_for_a_limit(drive: Driving) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- ledger, bounds
+
+
+def test_the_history_tells_of_acts_as_the_events_did(drive: Driving) -> None:
+    drive.submit("j", gpu={})
+    drive.order("hold", job="j", why="bad data")
+    drive.order("priority", job="j", priority=7)
+    drive.order("release", job="j")
+    drive.cancel("j")
+    packing = Packing(drive.state, "t")
+    assert packing.add(drive.job("j"), with_request=False)
+    frame = read_frame(packing.frame())
+    told = list(changes_in(frame, frame.jobs[0]))
+    assert [change.state for change in told] == ["HELD", "PRIORITY", "RELEASED", "CANCELLED"]
+    assert told == changes_since(drive.state, drive.job("j"), 1)
+    assert (told[0].by, told[0].said, told[0].why) == ("operator", "ana", "bad data")
 
 
 def test_a_ledger_without_orders_folds_to_the_digests_it_always_had() -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import inspect
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -163,6 +161,8 @@ def _check_command(verb: str, words: list[str], bare: list[str], behind: list[st
     if bare and not behind and words[-len(bare) :] == bare:
         return
     if bare:
+        import shlex
+
         start = words.index(bare[0])
         command = [word for word in words[start:] if word != "--"]
         fix = shlex.join(["moorage", verb, *words[:start], "--", *command])
@@ -173,6 +173,9 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
     option, equals, value = word.partition("=")
     if not option.startswith("-"):
         return CannotRead(f"{word!r} is one word too many", f"moorage {verb} --help")
+    import difflib
+    import shlex
+
     known = [name for one in arguments for name in one.names]
     near = difflib.get_close_matches(option, known, n=1)
     if not near:

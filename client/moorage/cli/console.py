@@ -37,7 +37,6 @@ EXIT_CODES: Final[Mapping[int, str]] = {
 }
 #: error code -> exit code; every other code is EXIT_FAILED
 EXIT_OF_CODE: Final[Mapping[str, int]] = {
-    "usage": EXIT_USAGE,
     "invalid-argument": EXIT_USAGE,
     "too-large": EXIT_USAGE,
     "unknown-verb": EXIT_USAGE,
@@ -128,7 +127,10 @@ def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
         say("  " + ", ".join(evidence))
     if problem.retry_after_s is not None:
         say(f"  again in {problem.retry_after_s:g} s")
-    lines = list(dict.fromkeys(fixes or ((problem.next,) if problem.next else ())))
-    for fix in lines[:FIXES_MAX]:
+    if not fixes and not problem.next:
+        from moorage.cli.lookup import FIXES
+
+        fixes = (FIXES[problem.code],) if problem.code in FIXES else ()
+    for fix in [*filter(None, dict.fromkeys(fixes or (problem.next,)))][:FIXES_MAX]:
         say(f"{paint('fix:', 'cyan', sys.stderr)} {fix}")
     say(paint(f"more: moorage errors {problem.code}", "dim", sys.stderr))

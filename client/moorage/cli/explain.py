@@ -114,7 +114,6 @@ def _why(data: dict[str, Any]) -> str:
 
 def explained(data: dict[str, Any]) -> str:
     """The answer of `explain`, for people."""
-    left = data.get("workers_left", {})
     return facts(
         [
             ("job", data["job"]),
@@ -126,10 +125,19 @@ def explained(data: dict[str, Any]) -> str:
             ("because", data.get("because")),
             ("needs", data.get("needs")),
             ("starts", f"not before {age(data['starts_in_ms'])} from now" if "starts_in_ms" in data else ""),
-            ("workers", " > ".join(f"{name} {number}" for name, number in left.items())),
+            ("workers", _steps(data.get("workers_left", {}))),
             *[("held by", holder) for holder in data.get("held_by", [])],
         ]
     )
+
+
+def _steps(left: dict[str, int]) -> str:
+    """How many workers were left after each filter that took some: `known 4 > with-free-gpus 0`."""
+    steps: list[tuple[str, int]] = []
+    for name, number in left.items():
+        if not steps or number != steps[-1][1]:
+            steps.append((name, number))
+    return " > ".join(f"{name} {number}" for name, number in steps)
 
 
 def fix_lines(data: dict[str, Any]) -> list[str]:

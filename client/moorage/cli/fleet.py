@@ -126,7 +126,7 @@ def _frame_lines(frame: FleetFrame) -> list[str]:
     head = f"{tag}epoch {frame.epoch}  {counts}  {frame.queued} queued  {frame.running} running"
     columns, lines = shutil.get_terminal_size()
     if len(frame.workers) > lines - 4:
-        return [head, *_packed(frame, columns)]
+        return [head, *packed(frame.workers, columns)]
     rows = [
         [worker["worker"], "sim" if worker["simulated"] else "real", worker["state"], worker["cells"]]
         for worker in frame.workers
@@ -134,11 +134,11 @@ def _frame_lines(frame: FleetFrame) -> list[str]:
     return [head, *table(["WORKER", "KIND", "STATE", "CELLS"], rows).splitlines()]
 
 
-def _packed(frame: FleetFrame, columns: int) -> list[str]:
+def packed(workers: Sequence[dict[str, Any]], columns: int) -> list[str]:
     """Name and cells of each worker, in columns read downwards; a state is named where it is not `up`."""
     entries = [
         f"{worker['worker']} {worker['cells']}" + ("" if worker["state"] == "up" else f" {worker['state']}")
-        for worker in frame.workers
+        for worker in workers
     ]
     width = max(map(len, entries)) + len(GAP)
     across = max((columns + len(GAP)) // width, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
@@ -68,7 +69,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("worker", data.get("worker")),
                 ("code", data.get("code")),
                 ("why", data.get("why")),
-                ("kept", "as a row: id, state and end; its story left memory" if data.get("compacted") else ""),
+                ("kept", _kept(data)),
             ]
         )
     )
@@ -83,6 +84,16 @@ def _show(data: dict[str, Any]) -> None:
         )
 
 
+def _kept(data: dict[str, Any]) -> str:
+    """How long a job that left memory can be shown."""
+    if not data.get("compacted"):
+        return ""
+    if "kept_until_ms" not in data:
+        return "as a row: id, state and end; its history is kept no longer"
+    until = datetime.fromtimestamp(data["kept_until_ms"] / 1000, UTC)
+    return f"in the history, until {until:%Y-%m-%d %H:%M} UTC at the latest"
+
+
 def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
     return [
         change["rev"],
@@ -93,8 +104,16 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
         change.get("worker") or "-",
         change.get("code") if change.get("code") is not None else "-",
         len(change.get("gpus", [])) or "-",
-        change.get("why") or "-",
+        why_of(change["state"], change.get("why", ""), change.get("by", ""), change.get("said", "")),
     ]
+
+
+def why_of(state: str, why: str, by: str, said: str) -> str:
+    """The reason, and whose act it was where it was a tenant's or an operator's."""
+    if by in ("", "worker") or state == "ACCEPTED":
+        return why or "-"
+    actor = f"{by}, said {said}" if said else by
+    return f"{why} ({actor})" if why else f"({actor})"
 
 
 def _as_dict(change: Any) -> dict[str, Any]:
@@ -134,11 +153,11 @@ def ls(
             return None
         tell(jobs_table(rows))
         counts = answer.data["counts"]
-        if sys.stderr.isatty():
-            say(paint(counts_line(counts), "dim", sys.stderr))
-        there = sum(number for name, number in counts.items() if name in (states or counts))
+        there = matching(counts, states)
         if len(rows) < there:
             say(f"the newest {len(rows)} of {there:,}; more: --limit {min(there, LIMIT_MAX)}")
+        if sys.stdout.isatty():
+            say(paint(counts_line(counts), "dim", sys.stderr))
         return None
 
     return with_client(options, work)
@@ -174,6 +193,11 @@ def job_row(row: dict[str, Any]) -> list[Any]:
 def no_jobs(tenant: str, states: list[str]) -> str:
     asked = f" in {', '.join(states)}" if states else ""
     return f"no jobs of tenant {tenant}{asked} in memory"
+
+
+def matching(counts: dict[str, int], states: list[str]) -> int:
+    """How many jobs there are in these states; in all where none is named."""
+    return sum(number for name, number in counts.items() if name in (states or counts))
 
 
 def counts_line(counts: dict[str, int]) -> str:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.console import emit, say, tell
-from moorage.cli.jobs import counts_line, job_row, jobs_table, no_jobs
+from moorage.cli.jobs import counts_line, job_row, jobs_table, matching, no_jobs
 from moorage.cli.options import RowOptions
 from moorage.cli.screen import Screen
 
@@ -42,7 +42,9 @@ async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options
                 emit(answer)
             elif tty:
                 text = jobs_table(rows) if rows else no_jobs(client.tenant, states)
-                screen.draw(text.splitlines(), tail=[counts_line(answer.data["counts"]) or "nothing yet"])
+                counts = answer.data["counts"]
+                unseen = matching(counts, states) - len(rows)
+                screen.draw(text.splitlines(), unseen=unseen, tail=[counts_line(counts) or "nothing yet"])
             else:
                 _tell_changed(rows, shown, options)
             await asyncio.sleep(APART_S)

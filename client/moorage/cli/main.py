@@ -92,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_PIPE_CLOSED
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the terminal has written ^C: the prompt begins a line of its own
         code = EXIT_INTERRUPTED
     if argv is not None:
         sys.exit(code)
@@ -128,7 +130,7 @@ def run(words: Sequence[str]) -> int:
     try:
         act = read(verb.name, verb.load(), rest)
     except CannotRead as error:
-        return _usage(str(error), *(error.fixes or (f"moorage {verb.name} --help",)))
+        return _refuse("invalid-argument", str(error), words, error.fixes or (f"moorage {verb.name} --help",))
     return act() or 0
 
 
@@ -148,14 +150,19 @@ def _unknown(words: Sequence[str]) -> int:
 
     word = " ".join(words[:2]) if below(words[0]) else words[0]
     near = difflib.get_close_matches(word, all_verbs(), n=1)
-    return _usage(f"no verb {word!r}", f"moorage {near[0]} --help" if near else "moorage --help")
+    return _refuse(
+        "unknown-verb", f"no verb {word!r}", words, (f"moorage {near[0]} --help" if near else "moorage --help",)
+    )
 
 
-def _usage(why: str, *fixes: str) -> int:
-    from moorage.cli.console import EXIT_USAGE, tell_error
-    from moorage.client.errors import client_problem
+def _refuse(code: str, why: str, words: Sequence[str], fixes: tuple[str, ...]) -> int:
+    from moorage.cli.console import EXIT_USAGE, emit, tell_error
+    from moorage.schemas.errors import problem
 
-    tell_error(client_problem("usage", why), fixes)
+    told = problem(code, why, next=fixes[0])
+    if "--json" in (words[: words.index("--")] if "--" in words else words):
+        emit(told)
+    tell_error(told, fixes)
     return EXIT_USAGE
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from moorage.cli import console
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import Colour, emit, fail, tell
+from moorage.cli.console import EXIT_INTERRUPTED, Colour, emit, fail, tell
 from moorage.schemas.errors import MoorageError
 
 if TYPE_CHECKING:
@@ -80,6 +81,30 @@ def guarded(options: Options, act: Callable[[], int | None]) -> int:
 async def _connected(options: Options, work: Work) -> int | None:
     async with client_of(options) as client:
         return await work(client)
+
+
+async def detachable(following: Coroutine[Any, Any, int | None], detach: Callable[[], None]) -> int | None:
+    """Follow until the end, or until Ctrl-C: then say how to go on. A second Ctrl-C is Python's own."""
+    loop = asyncio.get_running_loop()
+    task: asyncio.Task[int | None] = loop.create_task(following)
+    interrupted = False
+
+    def on_interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        loop.remove_signal_handler(signal.SIGINT)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+        detach()
+        return EXIT_INTERRUPTED
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def client_of(options: Options) -> AsyncClient:

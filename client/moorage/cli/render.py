@@ -113,10 +113,22 @@ def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str
     if not stream.isatty():
         return "\n".join(f"{name}\t{value}" for name, value in shown)
     width = max((len(name) for name, _ in shown), default=0)
-    return "\n".join(
-        f"{paint(name.ljust(width), 'dim', stream)}{GAP}{state(value, stream) if name == 'state' else value}"
-        for name, value in shown
-    )
+    room = max(shutil.get_terminal_size().columns - width - len(GAP), LAST_COLUMN_MIN)
+    lines = []
+    for name, value in shown:
+        first, *rest = _wrapped(value, room)
+        first = state(first, stream) if name == "state" else first
+        lines.append(f"{paint(name.ljust(width), 'dim', stream)}{GAP}{first}")
+        lines += [" " * width + GAP + line for line in rest]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    if len(text) <= room:
+        return [text]
+    import textwrap
+
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
 
 
 def ordinal(number: int) -> str:

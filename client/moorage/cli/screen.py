@@ -20,13 +20,17 @@ class Screen:
         self._stream = stream
         self._drawn = 0
 
-    def draw(self, lines: Sequence[str], *, tail: Sequence[str] = ()) -> None:
-        """These lines in place of those before. Where they do not fit the last ones go, but for `tail`."""
+    def draw(self, lines: Sequence[str], *, tail: Sequence[str] = (), unseen: int = 0) -> None:
+        """These lines in place of those before. Where they do not fit the last ones go, but for `tail`; how many,
+        and `unseen` more that are not among them, is said."""
         columns, rows = shutil.get_terminal_size()
         room = max(rows - 1 - len(tail), 1)
         shown = list(lines)
-        if len(shown) > room:
-            shown = [*shown[: room - 1], f"… and {len(shown) - room + 1} more"]
+        if len(shown) + (unseen > 0) > room:
+            unseen += len(shown) - room + 1
+            del shown[room - 1 :]
+        if unseen > 0:
+            shown.append(f"… and {unseen:,} more")
         shown += tail
         back = f"\x1b[{self._drawn}F\x1b[J" if self._drawn else ""
         self._stream.write(back + "".join(cut(line, columns) + "\n" for line in shown))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, say, tell
-from moorage.cli.options import ROWS, RowOptions, with_client
+from moorage.cli.jobs import why_of
+from moorage.cli.options import ROWS, RowOptions, detachable, with_client
 from moorage.cli.render import many, state
 from moorage.cli.selectors import HELP, HELP_ONE, ids_of, one_id
 
@@ -40,7 +41,7 @@ def wait(
 ) -> int:
     """Wait until jobs are over (without a word: the last one); ends with the code of the first that did not succeed.
 
-    Prints a line a job as they end, or with --json what `show` answers then.
+    Prints a line a job as they end, or with --json what `show` answers then. Ctrl-C ends the waiting, and no job.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -65,8 +66,13 @@ def wait(
             say(f"{many(len(names), 'job')} over, {failed} not SUCCEEDED")
         return next((code for name in names if (code := exit_code_of_result(results[name]))), 0)
 
+    def detach() -> None:
+        if sys.stderr.isatty():
+            say("")  # below the terminal's ^C
+        say("no longer waiting; the jobs go on")
+
     gc.enable()
-    return with_client(options, work)
+    return with_client(options, lambda client: detachable(work(client), detach))
 
 
 def _known(result: Result | None) -> Result:
@@ -81,6 +87,8 @@ def events(
     options: RowOptions = ROWS,
 ) -> int:
     """Transitions as they happen: of one job from its first to its last, or of the whole tenant from now on.
+
+    Those of a job that is over come from its history, as long as that is kept (a week by default).
 
     A line a transition, or with --json a frame a line. Those of a tenant go on until Ctrl-C.
     """
@@ -121,7 +129,7 @@ def rows_of(event: Event) -> list[list[Any]]:
                 worker or "-",
                 "-" if change.code is None else change.code,
                 len(change.gpus) or "-",
-                change.why or "-",
+                why_of(change.state, change.why, change.by, change.said),
             ]
         )
     return rows

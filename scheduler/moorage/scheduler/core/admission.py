@@ -108,7 +108,8 @@ class Admission:
                 return self._again(event, job.body, job.state, job.ledger)
         if len(self.state.finished):
             row = self.state.finished.find(job_key(event.tenant, event.name))
-            if row is not None:
+            # an older row stands there for the history alone: the name is free again
+            if row is not None and draft.time_ms - row[1] * 1000 < KEEP_MS:
                 return self._finished(event, row[0], row[2])
         # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
         if event.sequence == 0 and self.state.live + len(fresh) >= self.config.jobs_max:

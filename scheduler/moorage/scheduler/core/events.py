@@ -142,11 +142,14 @@ class Order:
 
 
 class Ask:
-    """A question that must be answered as of a record acknowledged after it came."""
+    """A question that must be answered as of a record acknowledged after it came.
+
+    `answer` gives None where it has set about answering by itself.
+    """
 
     __slots__ = ("answer", "json", "reply")
 
-    def __init__(self, answer: Callable[[], Any | Problem], reply: str, json: bool) -> None:
+    def __init__(self, answer: Callable[[], Any | Problem | None], reply: str, json: bool) -> None:
         self.answer = answer
         self.reply = reply
         self.json = json
@@ -163,10 +166,22 @@ class SnapshotTaken:
         self.digest = digest
 
 
+class PartKept:
+    """Revisions `first` to `last` of a job's story stand in the history at `seq`: memory may let them go."""
+
+    __slots__ = ("first", "last", "num", "seq")
+
+    def __init__(self, num: int, seq: int, first: int, last: int) -> None:
+        self.num = num
+        self.seq = seq
+        self.first = first
+        self.last = last
+
+
 class Resign:
     """The leader is being stopped: its last record says so."""
 
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Operate | Order | Ask | SnapshotTaken | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign

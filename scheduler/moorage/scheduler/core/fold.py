@@ -19,11 +19,16 @@ from moorage.scheduler.core.state import (
     IS_TERMINAL,
     LEGAL,
     LOST_KEPT,
+    PARTS_MAX,
     PLACED,
     PRIORITY,
     RELEASED,
     RUNNING,
+    STORY_KEPT,
     STORY_MAX,
+    STORY_MAX_REPLICA,
+    STORY_PART,
+    STORY_PART_REPLICA,
     Job,
     Member,
     Replica,
@@ -53,7 +58,7 @@ class FoldError(Exception):
 class Folded:
     """What a record changed, for whoever acts on it: the leader's answers, frames and events."""
 
-    __slots__ = ("accepted", "ended", "jobs", "placed", "touched", "workers")
+    __slots__ = ("accepted", "ended", "jobs", "long", "placed", "touched", "workers")
 
     def __init__(self) -> None:
         self.accepted: list[Job] = []
@@ -61,6 +66,7 @@ class Folded:
         self.placed: list[Member] = []
         self.touched: list[Member] = []  # members whose wanted state changed: to end, or a gang to start
         self.ended: list[Job] = []
+        self.long: dict[int, Job] = {}  # jobs of which a part should stand in the history before memory lets it go
         self.workers: list[Worker] = []  # joined or gone
 
 
@@ -259,12 +265,18 @@ class _Folding:
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
         self._tell(job, (job.rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
 
-    @staticmethod
-    def _tell(job: Job, transition: Transition) -> None:
+    def _tell(self, job: Job, transition: Transition) -> None:
         story = job.story
-        if len(story) >= STORY_MAX:
-            del story[: STORY_MAX // 4]
+        if len(story) >= STORY_PART:
+            self._long(job)
         story.append(transition)
+
+    def _long(self, job: Job) -> None:
+        story, replicas = job.story, len(job.replicas)
+        if len(story) >= STORY_MAX + STORY_MAX_REPLICA * replicas:
+            del story[: len(story) // 4]
+        if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
+            self.out.long[job.num] = job
 
     def _held(self, replica: Replica, op: int) -> Member:
         member = replica.member
@@ -356,7 +368,9 @@ class _Folding:
             tenant.limit = (by, why, self.time) if gpus or jobs else None
             self.touched[id(tenant)] = tenant
         elif kind == Act.COMPACT:
-            self._compact(act[1])
+            self._compact(act[1], act[2] if len(act) > 2 else [])
+        elif kind == Act.PART:
+            self._part(act[1], act[2], act[3], act[4])
         elif kind == Act.EXPIRE:
             before = state.finished.row
             for _ in range(act[1]):
@@ -409,7 +423,17 @@ class _Folding:
             tenant.cancel_cursor = through
         self.touched[id(tenant)] = tenant
 
-    def _compact(self, flat: list[Any]) -> None:
+    def _part(self, num: int, seq: int, first: int, last: int) -> None:
+        """A part of a job's story stands in the history: memory keeps what is newer, and the last few."""
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq}: a part of job {num}, which is not there")
+        job.parts = (*job.parts, (seq, first, last))[-PARTS_MAX:]
+        story = job.story
+        if story:
+            del story[: max(0, min(len(story) - STORY_KEPT, last - story[0][0] + 1))]
+
+    def _compact(self, flat: list[Any], kept: list[int]) -> None:
         state = self.state
         digest, before = state.digest, state.finished.row
         for at in range(0, len(flat), 2):
@@ -419,7 +443,9 @@ class _Folding:
             job = state.jobs.pop(num)
             del state.tenants[job.tenant].jobs[job.name]
             final = job.replicas[0].state if len(job.replicas) == 1 else STATES.index(job.state)
-            state.finished.add(job_key(job.tenant, job.name), flat[at + 1], self.time, final)
+            ended_ms = job.story[-1][1] if job.story else self.time
+            where = kept[at // 2] if kept else 0
+            state.finished.add(job_key(job.tenant, job.name), flat[at + 1], ended_ms, final, where)
             digest -= job.row
             for replica in job.replicas:
                 digest -= replica.row

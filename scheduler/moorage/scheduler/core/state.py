@@ -33,19 +33,23 @@ REJECTED: Final = STATE_NUMBER["REJECTED"]
 IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
 LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
 
-#: acts in a job's story that are no state of a replica; numbers beside those of the states, append only
-HELD: Final = 100
-RELEASED: Final = 101
-PRIORITY: Final = 102
-STORY_WORDS: Final[dict[int, str]] = {
-    **dict(enumerate(STATES)),
-    HELD: "HELD",
-    RELEASED: "RELEASED",
-    PRIORITY: "PRIORITY",
-}
+#: acts in a job's story that are no state of a replica: numbers in every ledger and history, a new one is the next less
+HELD: Final = -1
+RELEASED: Final = -2
+PRIORITY: Final = -3
+#: what a story's numbers mean; the acts count from the end
+STORY_WORDS: Final = (*STATES, "PRIORITY", "RELEASED", "HELD")
 
-#: a live job's last transitions that are kept in memory
-STORY_MAX: Final = 64
+#: the last transitions of a job that stay in memory once older ones stand in the history
+STORY_KEPT: Final = 64
+#: from so many on, and so many more a replica, a job's story is written to the history before it is over
+STORY_PART: Final = 96
+STORY_PART_REPLICA: Final = 4
+#: where no history can be written, the oldest are let go beyond so many, and so many more a replica
+STORY_MAX: Final = 128
+STORY_MAX_REPLICA: Final = 8
+#: parts of one job's story that are found again; the oldest are forgotten beyond it
+PARTS_MAX: Final = 1024
 
 # a member's phase
 AT_PLACED: Final = 0
@@ -73,6 +77,7 @@ class Job:
         "gang",
         "held",
         "hold",
+        "kept",
         "ledger",
         "live",
         "master",
@@ -80,6 +85,7 @@ class Job:
         "num",
         "over",
         "own_subject",
+        "parts",
         "priority",
         "replicas",
         "rev",
@@ -114,7 +120,10 @@ class Job:
         self.hold: Order | None = None  # an operator keeps what waits of it from being placed
         self.priority = -1  # what an operator gave it; below 0 the request's own holds
         self.story: list[Transition] = []
+        # earlier parts of the story: history sequence, first and last revision
+        self.parts: tuple[tuple[int, int, int], ...] = ()
         self.row = 0
+        self.kept = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
         self.shape: Any = None  # soft: the interned shape of what is asked
         self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
         self.told = 0  # soft: revision up to which events were sent
