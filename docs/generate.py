@@ -19,7 +19,7 @@ from moorage.cli.settings import example_file, sections
 from moorage.client.errors import CLIENT_CODES
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.scheduler.core.explain import REASONS
-from moorage.schemas import frames, gpu, job
+from moorage.schemas import frames, gpu, job, operate
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import CODES, Problem
 from moorage.schemas.job import STATES, TRANSITIONS, Request
@@ -47,6 +47,15 @@ _SESSION = "5e55105e55105e55105e55105e55105e"
 _CHANGE = frames.Change(2, 1763625600123, 0, 1, "PLACED", "node-7", ["GPU-6f0c"], fence=1729)
 _EVENT = frames.Event("vision", "train-42", 2, "PLACED", 1729, [_CHANGE])
 
+#: what an operator sends to each verb on jobs and tenants
+ACTS: Final = (
+    ("hold", operate.HoldAct(tenant="vision", job="train-42", by="ana", why="bad data")),
+    ("release", operate.ReleaseAct(tenant="vision", job="train-42", by="ana")),
+    ("requeue", operate.RequeueAct(tenant="vision", job="train-42", by="ana", why="wrong host")),
+    ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
+    ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
+)
+
 #: where each frame travels, and one of it
 EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("Accepted", "the answer to submit", frames.Accepted("train-42", 1729, "QUEUED")),
@@ -73,6 +82,12 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("FleetFrame", "moorage.fleet.frame", frames.FleetFrame(3, 1729, workers=[
         {"worker": "node-7", "state": "up", "cells": "#", "simulated": False}], queued=4, running=1)),
     ("RollCall", "moorage.fleet.rollcall", frames.RollCall(3)),
+    ("Done", "the answer to an operator's act", operate.Done(
+        "hold", True, tenant="vision", job="train-42", state="QUEUED",
+        hold=operate.Hold(1763625600123, "ana", "bad data"))),
+    ("Look", "moorage.fleet.look", frames.Look(81021, 3)),
+    ("Looked", "moorage.worker.<worker>.looked", frames.Looked("node-7", 81021, findings=[
+        frames.Finding("nvml-foreign", 0, "GPU-6f0c", 8812, "python", 512)])),
     ("Join", "moorage.worker.<worker>.join", frames.Join("m-4c1f", "b1-1700000000", 4, _HELLO, facts=[
         frames.Fact("exited", *_MEMBER, 0, "exit")], holding=[frames.Held(*_MEMBER, "running")])),
     ("Joined", "the answer to join", frames.Joined(_SESSION, 4, 3, 2.0, 20.0, 5.0, "9d2e")),
@@ -98,7 +113,9 @@ def fields_table(struct: type[msgspec.Struct]) -> str:
     """Every field of a frame: name, type, default."""
     lines = ["| field | type | default |", "| --- | --- | --- |"]
     for field in msgspec.structs.fields(struct):
-        if field.default is not msgspec.NODEFAULT:
+        if field.default is msgspec.UNSET:
+            default = "left out"
+        elif field.default is not msgspec.NODEFAULT:
             default = json.dumps(msgspec.to_builtins(field.default))
         elif field.default_factory is not msgspec.NODEFAULT:
             default = json.dumps(msgspec.to_builtins(field.default_factory()))
@@ -134,6 +151,11 @@ def protocol() -> str:
         ("resources", job.Resources),
     ):
         parts.append(f"\n### `{title}`\n\n{inspect.getdoc(struct)}\n\n{fields_table(struct)}\n")
+    parts.append("\n## Operators' acts\n\nUnknown fields are refused, text is printable and bounded.\n")
+    for verb, act in ACTS:
+        text = msgspec.json.encode(act).decode()
+        parts.append(f"\n### `admin.{verb}`\n\n{inspect.getdoc(type(act))}\n\n{fields_table(type(act))}\n")
+        parts.append(f"\n```json act\n{text}\n```\n")
     parts.append("\n## Frames\n")
     for name, where, example in EXAMPLES:
         parts.append(f"\n### {name}\n\n`{where}`\n\n{described(type(example), example)}")
@@ -141,7 +163,16 @@ def protocol() -> str:
     for part in (frames.Change, frames.HistoryWorker):
         parts.append(f"\n#### {part.__name__}\n\n{inspect.getdoc(part)}\n\n{fields_table(part)}\n")
     parts.append("\n### In arrays\n")
-    for array in (frames.Held, frames.Fact, frames.Place, frames.Start, frames.End, frames.Story, frames.Moved):
+    for array in (
+        frames.Held,
+        frames.Fact,
+        frames.Place,
+        frames.Start,
+        frames.End,
+        frames.Finding,
+        frames.Story,
+        frames.Moved,
+    ):
         parts.append(f"\n#### {array.__name__}\n\n{inspect.getdoc(array)}\n\n{fields_table(array)}\n")
     return "".join(parts)
 

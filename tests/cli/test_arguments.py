@@ -99,16 +99,16 @@ def test_every_verb_describes_all_that_it_takes() -> None:
 def test_a_verb_of_two_words_is_found_by_both(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two = main.Verb("admin list", "moorage.cli.jobs:ls", "As ls.")
+    two = main.Verb("tool list", "moorage.cli.jobs:ls", "As ls.")
     monkeypatch.setitem(main.VERBS, main.FLEET, (*main.VERBS[main.FLEET], two))
-    assert find(["admin", "list", "--json"]) == (two, ["--json"])
+    assert find(["tool", "list", "--json"]) == (two, ["--json"])
     assert two.load() is jobs.ls
-    assert below("admin") == [two]
-    assert main.run(["admin"]) == 0
+    assert below("tool") == [two]
+    assert main.run(["tool"]) == 0
     assert "list  As ls." in capsys.readouterr().out
     assert main.run([]) == 0
-    assert "  admin     list." in capsys.readouterr().out
-    assert main.run(["admin", "lst"]) == 2
-    assert "moorage admin list --help" in capsys.readouterr().err
-    assert main.run(["admin", "list", "--help"]) == 0
-    assert "usage: moorage admin list" in capsys.readouterr().out
+    assert "  tool      list." in capsys.readouterr().out
+    assert main.run(["tool", "lst"]) == 2
+    assert "moorage tool list --help" in capsys.readouterr().err
+    assert main.run(["tool", "list", "--help"]) == 0
+    assert "usage: moorage tool list" in capsys.readouterr().out

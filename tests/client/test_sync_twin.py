@@ -29,7 +29,9 @@ from moorage.client import (
     TimedOut,
     Watch,
 )
+from moorage.client.admin import Admin
 from moorage.client.sync import LoopThread, SyncWatch
+from moorage.client.sync_admin import SyncAdmin
 
 #: what only the async side has, with the reason
 ASYNC_ALONE = {
@@ -54,7 +56,9 @@ def _synced(annotation: object) -> str:
     return re.sub(r"\b(?<!Sync)(Job|Watch)\b", r"Sync\1", text)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(Client, AsyncClient), (SyncJob, Job), (SyncWatch, Watch)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(Client, AsyncClient), (SyncJob, Job), (SyncWatch, Watch), (SyncAdmin, Admin)]
+)
 def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) -> None:
     sync, asynchronous = _public(ours), _public(theirs)
     expected = {name: each for name, each in asynchronous.items() if name not in ASYNC_ALONE}
@@ -73,7 +77,7 @@ def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) ->
 
 
 def test_no_method_of_the_twin_is_awaited() -> None:
-    for kind in (Client, SyncJob, SyncWatch):
+    for kind in (Client, SyncJob, SyncWatch, SyncAdmin):
         for name, member in inspect.getmembers(kind, inspect.isfunction):
             assert not inspect.iscoroutinefunction(member), name
             assert not inspect.isasyncgenfunction(member), name

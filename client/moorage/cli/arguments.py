@@ -87,7 +87,7 @@ def arguments_of(act: Callable[..., Any]) -> list[Argument]:
         argument = _argument(parameter.name, hint, default, is_word=is_word)
         if parameter.kind is parameter.VAR_POSITIONAL:
             argument = dataclasses.replace(argument, many=True, default=())
-        elif is_word:
+        else:
             argument = dataclasses.replace(argument, required=parameter.default is parameter.empty)
         found.append(argument)
     return found
@@ -146,6 +146,7 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
     if one.is_option:
         said["dest"] = one.field
         said["action"] = "append" if one.many else "store"
+        said["required"] = one.required
         if one.parameter.alone is not None:
             said |= {"nargs": "?", "const": one.parameter.alone}
     elif one.many or not one.required:

@@ -59,6 +59,33 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage audit",
         "moorage audit --quick --json",
     ),
+    "admin hold": (
+        "moorage admin hold train-42 --why 'bad data'",
+        "moorage admin hold --queue --tenant vision --why 'month end'",
+        "moorage admin hold train-42 && moorage admin requeue train-42",
+    ),
+    "admin release": (
+        "moorage admin release train-42",
+        "moorage admin release --queue --tenant vision",
+        "moorage admin release --worker n07 --why 'nvidia-smi shows it clean'",
+    ),
+    "admin requeue": (
+        "moorage admin requeue train-42 --why 'wrong host'",
+        "moorage admin requeue train-42,train-43",
+    ),
+    "admin priority": (
+        "moorage admin priority train-42 --to 90",
+        "moorage admin priority all --to 10 --tenant sandbox",
+    ),
+    "admin limit": (
+        "moorage admin limit --tenant vision --gpus 16",
+        "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
+        "moorage admin limit --tenant vision --gpus 0 --jobs 0",
+    ),
+    "admin tenants": (
+        "moorage admin tenants",
+        "moorage admin tenants --format '{tenant} {gpus}'",
+    ),
     "scheduler": ("MOORAGE_LEDGER_URL_FILE=/etc/moorage/ledger-url moorage scheduler --nats prod",),
     "worker": (
         "moorage worker --label zone=a",

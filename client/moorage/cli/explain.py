@@ -122,6 +122,7 @@ def explained(data: dict[str, Any]) -> str:
             ("place", f"{ordinal(data['position'])} of {data['queued']}" if "position" in data else ""),
             ("waits", data.get("waiting_replicas")),
             ("reason", _why(data)),
+            ("because", data.get("because")),
             ("needs", data.get("needs")),
             ("starts", f"not before {age(data['starts_in_ms'])} from now" if "starts_in_ms" in data else ""),
             ("workers", _steps(data.get("workers_left", {}))),

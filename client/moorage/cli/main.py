@@ -56,6 +56,12 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("cordon", "moorage.cli.fleet:cordon", "Place nothing new on a worker."),
         Verb("uncordon", "moorage.cli.fleet:uncordon", "Undo drain or cordon."),
         Verb("audit", "moorage.cli.audit:audit", "The ledger against the workers; exit code 10 on drift."),
+        Verb("admin hold", "moorage.cli.admin:hold", "Keep what waits of jobs, or a tenant's queue, from starting."),
+        Verb("admin release", "moorage.cli.admin:release", "Undo hold; or a worker's quarantined GPUs are well."),
+        Verb("admin requeue", "moorage.cli.admin:requeue", "End what runs of jobs, and have them wait again."),
+        Verb("admin priority", "moorage.cli.admin:priority", "Give jobs another priority."),
+        Verb("admin limit", "moorage.cli.admin:limit", "Bound a tenant's GPUs and jobs."),
+        Verb("admin tenants", "moorage.cli.admin:tenants", "Tenants with what they have, limits and holds."),
     ),
     RUNNING: (
         Verb("up", "moorage.cli.up:up", "Server, scheduler and worker on this machine, in one command."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import tenacity
 
@@ -14,6 +14,9 @@ from moorage.client.errors import error_of, unanswered
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer
+
+if TYPE_CHECKING:
+    from moorage.schemas.operate import Done
 
 #: of one try; an answer takes milliseconds, and a takeover some seconds in which the request is lost
 TRY_S: Final = 3.0
@@ -28,6 +31,13 @@ decode_accepted: Final[Decoder[Accepted | Problem]] = Decoder(Accepted | Problem
 decode_batch: Final[Decoder[list[Accepted | Problem] | Problem]] = Decoder(list[Accepted | Problem] | Problem)
 decode_answer: Final[Decoder[Answer | Problem]] = Decoder(Answer | Problem)
 decode_done: Final[Decoder[dict[str, Any]]] = Decoder(dict[str, Any])
+
+
+def decode_act(answer: bytes) -> Done | Problem:
+    """The answer to an operator's act; the frames of `schemas.operate` are read by who acts alone."""
+    from moorage.schemas.operate import decode_done
+
+    return decode_done(answer)
 
 
 class Asker(Protocol):

@@ -10,7 +10,7 @@ from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Handler, Subscribed
-from moorage.client.asking import ask, decode_accepted, decode_answer, decode_batch, done
+from moorage.client.asking import ask, decode_accepted, decode_act, decode_answer, decode_batch, done
 from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
 from moorage.client.values import Duration, Fields, build_request, seconds, who
@@ -23,9 +23,11 @@ from moorage.schemas.names import is_job, is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
+    from moorage.client.admin import Admin
     from moorage.client.job import Job, Result
     from moorage.client.transport import ClientTransport, Link
     from moorage.client.watch import Watch
+    from moorage.schemas.operate import Act, Done
 
 # What follows jobs is imported by the methods that do: a one-shot command must not pay for it.
 
@@ -269,13 +271,27 @@ class AsyncClient:
 
     # ------------------------------------------------------------------------------------------------- operators
 
+    @property
+    def admin(self) -> Admin:
+        """Hold, release, requeue, limit and change the priority of jobs."""
+        from moorage.client.admin import Admin
+
+        return Admin(self)
+
+    async def act(self, verb: str, act: Act) -> Done:
+        """Send an operator's act (see `schemas.operate`); `admin` has a method for each. Raises as those do."""
+        return await self._request(self.subjects.admin(verb), encode(act), decode_act)
+
     async def fleet(self) -> dict[str, Any]:
         """Every worker, what is free, and the largest request that starts now by model."""
         return _data(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:
-        """The ledger against each worker's last renewal, once: only what two audits some renewals apart both show
-        is drift."""
+        """The ledger against each worker's last renewal, and each worker's devices against its leases, once.
+
+        Only what two audits some renewals apart both show is drift. `not_looked` names the workers that did not look at
+        their devices within 2.5 s.
+        """
         return _data(await self.operate("audit"))
 
     async def drain(self, worker: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from moorage.client.client import (
 )
 from moorage.client.errors import BatchRejected
 from moorage.client.job import Result
+from moorage.client.sync_admin import SyncAdmin
 from moorage.client.transport import ClientTransport
 from moorage.client.values import Duration, Fields
 from moorage.client.watch import Piece
@@ -31,6 +32,7 @@ from moorage.client.watch import Watch as AsyncWatch
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
+from moorage.schemas.operate import Act, Done
 from moorage.schemas.subjects import PREFIX_DEFAULT
 
 #: how long an interrupted call may take to let go of what it has begun
@@ -421,6 +423,15 @@ class Client:
         return self._thread.call(self._twin.ls(states, limit))
 
     # ------------------------------------------------------------------------------------------------- operators
+
+    @property
+    def admin(self) -> SyncAdmin:
+        """As `AsyncClient.admin`."""
+        return SyncAdmin(self._thread, self._twin.admin)
+
+    def act(self, verb: str, act: Act) -> Done:
+        """As `AsyncClient.act`."""
+        return self._thread.call(self._twin.act(verb, act))
 
     def fleet(self) -> dict[str, Any]:
         """As `AsyncClient.fleet`."""

@@ -27,12 +27,13 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Ask, Operate, Resign, SnapshotTaken
+from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
 from moorage.scheduler.core.outputs import Message, Outputs
 from moorage.scheduler.core.state import State
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.history import History
 from moorage.scheduler.history_reader import HistoryReader, check_page
+from moorage.scheduler.inspection import Inspection, device_drift
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
 from moorage.scheduler.logs import LogRelay, logs_asked
@@ -40,7 +41,8 @@ from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
-from moorage.schemas.frames import Answer, FleetFrame, RollCall
+from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
+from moorage.schemas.operate import ACTS, ReleaseAct, act_of
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -164,10 +166,14 @@ class Scheduler:
         async with asyncio.TaskGroup() as group:
             await reign.open()
             try:
-                beside = [
-                    group.create_task(work)
-                    for work in (reign.queue_reader.run(), reign.history.run(), reign.report(), reign.snapshot())
-                ]
+                work = (
+                    reign.queue_reader.run(),
+                    reign.history.run(),
+                    reign.inspection.run(),
+                    reign.report(),
+                    reign.snapshot(),
+                )
+                beside = [group.create_task(each) for each in work]
                 self.leading.set()
                 await reign.loop()
                 for task in beside:
@@ -209,6 +215,7 @@ class Reign:
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
         self.history_reader = HistoryReader(scheduler.world_js, scheduler.subjects, self.engine, self._answer_read)
         self.relay = LogRelay(self._world, self._subjects, self.engine, self.history_reader, self._answer_now)
+        self.inspection = Inspection(scheduler.world, scheduler.subjects, self._to_inspect, state.epoch)
         self._kick = asyncio.Event()
         self._draining = False
         self._subscriptions: list[Any] = []
@@ -234,6 +241,8 @@ class Reign:
             self._subjects.load_all,
         ):
             self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
+        looked = self._subjects.worker_looked_all
+        self._subscriptions.append(await self._world.subscribe(looked, self.inspection.on_looked))
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
@@ -437,14 +446,40 @@ class Reign:
             history = self.history.figures()
             self._ask(verb, lambda: views.fleet(engine, monotonic_ms()) | {"history": history}, reply, json)
         elif verb == "audit":
-            self._ask(verb, lambda: views.audit(engine, engine.reports), reply, json)
-        elif verb in ("drain", "cordon", "uncordon", "release"):
+            self._audit(reply, json)
+        elif verb == "tenants":
+            self._ask(verb, lambda: views.tenants(engine), reply, json)
+        elif verb in ACTS:
+            act = act_of(verb, arguments)
+            if isinstance(act, ReleaseAct) and act.worker is not None:
+                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json))
+            else:
+                engine.offer(Order(verb, act, reply, json))
+        elif verb in ("drain", "cordon", "uncordon"):
             worker = arguments.get("worker")
             if not isinstance(worker, str):
                 raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
             engine.offer(Operate(verb, worker, str(arguments.get("by") or "operator")[:64], reply, json))
         else:
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
+
+    def _to_inspect(self) -> set[str]:
+        """The workers that can be asked to look at their devices."""
+        return {host.worker.id for host in self.engine.fleet.hosts.values() if host.heard and host.worker.session}
+
+    def _audit(self, reply: str, json: bool) -> None:
+        """The ledger against the workers' last renewals, and their devices against their leases as they find them."""
+
+        def told(answers: dict[str, Looked], silent: list[str]) -> None:
+            def answer() -> dict[str, Any]:
+                data = views.audit(self.engine, self.engine.reports)
+                data["drift"] += device_drift(answers)
+                left_out = sum(frame.more for frame in answers.values())
+                return {**data, "looked": len(answers), "not_looked": silent, "left_out": left_out}
+
+            self._ask("audit", answer, reply, json)
+
+        self.inspection.ask(told)
 
     # ------------------------------------------------------------------------------------------- reports
 

@@ -221,7 +221,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     """The scheduler's proposal: claim these slots (positions in hello's `gpu_pool`) or refuse at once.
 
     `mode` is exclusive, mps, time-slice or none. `hold` means claim and wait for START (a gang). `body` is the
-    request as it came, JSON or msgpack.
+    request as it came, JSON or msgpack. `ends_in_s` is when the job's deadline comes, counted from this frame; the
+    leader ends it then, and the worker tells it before where the request names a checkpoint signal.
     """
 
     tenant: str
@@ -234,6 +235,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     hold: bool
     body: bytes
     traceparent: str = ""
+    ends_in_s: float | None = None
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
@@ -285,6 +287,40 @@ class RollCall(msgspec.Struct, frozen=True, tag_field="kind", tag="roll-call"):
 
     reign: int
     v: int = VERSION
+
+
+class Look(msgspec.Struct, frozen=True, tag_field="kind", tag="look"):
+    """An audit asks every worker to look at its devices now. `ask` is a random number that the answer repeats."""
+
+    ask: int
+    reign: int
+    v: int = VERSION
+
+
+class Finding(msgspec.Struct, frozen=True, array_like=True):
+    """Something on a device that no lease explains; `slot` is a position in hello's `gpu_pool`.
+
+    `kind` is nvml-foreign (a process on a device that nobody leases: `pid`, short `name`, `memory_mib` where the driver
+    tells), nvml-memory (`memory_mib` more than its idle baseline on such a device, and no process of it is seen) or
+    nvml-missing (a leased device does not answer).
+    """
+
+    kind: str
+    slot: int
+    uuid: str
+    pid: int = 0
+    name: str = ""
+    memory_mib: int = 0
+
+
+class Looked(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="looked"):
+    """What a worker found on its devices, at most 256 findings; `more` is how many were left out."""
+
+    worker: str
+    ask: int
+    v: int = VERSION
+    findings: list[Finding] = []
+    more: int = 0
 
 
 # ------------------------------------------------------------------------------------------ leader -> callers
@@ -349,6 +385,8 @@ class Events(msgspec.Struct, frozen=True, tag_field="kind", tag="events"):
 class Moved(msgspec.Struct, frozen=True, array_like=True):
     """A transition as the history packs it: `state` is a position in the frame's `states`, `worker` a key of its
     `workers` or -1, `slots` a bit mask of that worker's GPUs, `by` as `Change` has it, then a blank and what was said.
+
+    A `state` below 0 counts from the end of `states`: -1 is the last one (an operator's act on the job).
     """
 
     rev: int

@@ -21,6 +21,7 @@ ADMIN_VERBS: Final = (
     "priority",
     "dlq",
     "audit",
+    "tenants",
 )
 WORKER_VERBS: Final = ("join", "renew", "fact")
 #: asked of a worker by the leader
@@ -52,6 +53,8 @@ class Subjects:
         self.load_all = f"{prefix}.load.*"
         self.fleet_frame = f"{prefix}.fleet.frame"
         self.roll_call = f"{prefix}.fleet.rollcall"
+        self.look = f"{prefix}.fleet.look"
+        self.worker_looked_all = f"{prefix}.worker.*.looked"
         self.ledger_all = f"{prefix}.ledger.>"
         self.ledger_record = f"{prefix}.ledger.record"
         self.ledger_snapshot = f"{prefix}.ledger.snapshot"
@@ -95,7 +98,7 @@ class Subjects:
         return f"{self.prefix}.load.{worker}"
 
     def worker(self, worker: str, verb: str) -> str:
-        """`verb` is join, renew, fact, wanted or logs."""
+        """`verb` is join, renew, fact, looked, wanted or logs."""
         return f"{self.prefix}.worker.{worker}.{verb}"
 
     def snapshot(self, name: str) -> str:
@@ -131,6 +134,8 @@ class Subjects:
             SubjectRow(f"{p}.load.<worker>", "said, public", "worker", "observers, scheduler", "how busy it is"),
             SubjectRow(f"{p}.fleet.frame", "said, public", "leader", "observers", "the whole fleet in one frame"),
             SubjectRow(f"{p}.fleet.rollcall", "said, public", "leader", "workers", "say hello and renew, now"),
+            SubjectRow(f"{p}.fleet.look", "said, public", "leader", "workers", "an audit: look at your devices, now"),
+            SubjectRow(f"{p}.worker.<worker>.looked", "said", "that worker", "leader", "what no lease explains"),
             SubjectRow(f"{p}.worker.<worker>.join", "answered", "that worker", "leader", "a new lease session"),
             SubjectRow(f"{p}.worker.<worker>.renew", "answered", "that worker", "leader", "the session lives on"),
             SubjectRow(f"{p}.worker.<worker>.fact", "answered", "that worker", "leader", "what happened to members"),

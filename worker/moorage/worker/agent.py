@@ -26,6 +26,8 @@ from moorage.schemas.frames import (
     Joined,
     Load,
     LogPage,
+    Look,
+    Looked,
     Place,
     ReadLog,
     Renew,
@@ -38,6 +40,7 @@ from moorage.schemas.names import is_job, is_tenant
 from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
+from moorage.worker.inspection import inspect
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
@@ -162,6 +165,7 @@ class Agent:
         self._is_open = False
         self._log_reads = 0
         self._sampling = False
+        self._looking = False
         self._readings = [SlotReading() for _ in self.devices]
         self._load_n = 0
         self._load_at_s = NEVER_S
@@ -231,7 +235,7 @@ class Agent:
         held: list[tuple[Member, str, int, str]] = []
         withdrawn: list[MemberName] = []
         for name, place in self.journal.state.places.items():
-            member = _member_of(name, place)
+            member = _member_of(name, place, self.host.now())
             _, found = living.pop(name, (None, None))
             if member is None or member.driver not in self.drivers:
                 withdrawn.append(name)
@@ -494,7 +498,7 @@ class Agent:
         driver = self.drivers[command.driver]
         if driver.traits.remembers:
             self.journal.flush()  # a driver that outlives us must not know more than the journal
-        devices = self.devices
+        devices, now = self.devices, self.host.now()
         driver.start(
             [
                 Assignment(
@@ -504,6 +508,7 @@ class Agent:
                     member.place.mode,
                     member.start,
                     member.place.traceparent,
+                    None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
                 )
                 for member in command.members
             ]
@@ -612,6 +617,25 @@ class Agent:
     def say_hello(self) -> None:
         self.host.post(self.subjects.hello(self.worker), encode(self.hello()))
 
+    def look(self, frame: Look) -> None:
+        """Look at the devices against the leases and tell the leader; one look at a time, since a device may hang."""
+        if self._looking or not self._is_open:
+            self.dropped["look"] += 1
+            return
+        self._looking = True
+        self._spawn(self._look(frame))
+
+    async def _look(self, frame: Look) -> None:
+        try:
+            before = self.pool.slot_states()
+            readings = await self.inventory.sample()
+            baselines = [self.inventory.memory_baseline_mib(slot) for slot in range(len(self.devices))]
+            findings, more = inspect(self.devices, before, self.pool.slot_states(), readings, baselines)
+        finally:
+            self._looking = False
+        looked = Looked(self.worker, frame.ask, findings=findings, more=more)
+        self.host.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
+
     def _pool_changed(self) -> None:
         """Say it, but at most LOADS_ON_CHANGE_PER_S_MAX times a second."""
         if self._load_at_s == NEVER_S:
@@ -657,9 +681,9 @@ class Agent:
         self.host.post(self.subjects.load(self.worker), encode(frame))
 
 
-def _member_of(name: MemberName, place: Place) -> Member | None:
+def _member_of(name: MemberName, place: Place, now: float) -> Member | None:
     try:
-        return Member(name, place, decode_request(place.body))
+        return Member(name, place, decode_request(place.body), now)
     except Refused:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -54,6 +55,8 @@ class HandlerContext:
         self._say_progress = say_progress
         self._fence_s = fence_s
         self._cancelled = threading.Event()
+        self._checkpoint = threading.Event()
+        self._checkpoint_in_loop = asyncio.Event()
         self._reason = ""
 
     @property
@@ -92,6 +95,27 @@ class HandlerContext:
         """Raises HandlerCancelled once asked to stop. Call it between the steps of a plain function."""
         if self.cancelled:
             raise HandlerCancelled(self.cancel_reason)
+
+    @property
+    def checkpoint_asked(self) -> bool:
+        """Whether to save what it has: set once, `run.checkpoint_before_s` before the timeout or the job's deadline.
+
+        Where the request names a `checkpoint_signal` alone; which one it is means nothing to a function.
+        """
+        return self._checkpoint.is_set()
+
+    def wait_checkpoint(self, timeout_s: float) -> bool:
+        """Block this thread until `checkpoint_asked`, at most `timeout_s`; whether it is. Not for async functions."""
+        return self._checkpoint.wait(timeout_s)
+
+    async def until_checkpoint(self) -> None:
+        """Return once `checkpoint_asked`; for async functions, in the loop in which they run."""
+        await self._checkpoint_in_loop.wait()
+
+    def ask_checkpoint(self) -> None:
+        """Set `checkpoint_asked`; the driver's to call, in the event loop."""
+        self._checkpoint.set()
+        self._checkpoint_in_loop.set()
 
     def cancel(self, reason: str) -> None:
         """Ask the function to stop; the driver's to call."""

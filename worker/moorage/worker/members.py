@@ -223,7 +223,7 @@ class Members:
             except Refused as refused:
                 self._refuse(name, refused.problem.message)
                 continue
-            member = Member(name, place, request)
+            member = Member(name, place, request, self._now)
             if member.driver not in self.drivers:
                 self._refuse(name, f"no driver {member.driver}")
             elif len(wanted) >= room:

@@ -22,6 +22,7 @@ from moorage.scheduler.core.events import (
     Event,
     FromWorker,
     Operate,
+    Order,
     PartKept,
     QueueRead,
     Resign,
@@ -32,6 +33,7 @@ from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.lifecycle import Lifecycle
+from moorage.scheduler.core.orders import Orders
 from moorage.scheduler.core.outputs import Outputs, WantedFrames, event_of
 from moorage.scheduler.core.plan import Planner
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
@@ -44,6 +46,7 @@ from moorage.schemas.codec import canonical, decode_request, encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
 from moorage.schemas.job import STATES, Request
+from moorage.schemas.operate import Done
 from moorage.schemas.subjects import Subjects
 
 #: ended jobs that one record compacts at most: some 3 µs each
@@ -68,7 +71,7 @@ def _lose_bytes(worker: Worker) -> int:
     )
 
 
-_Rest = Cancel | FromWorker | Operate | Ask | SnapshotTaken | PartKept | Resign
+_Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
 
 
 def _presses(event: _Rest) -> bool:
@@ -108,6 +111,7 @@ class Engine:
         self.shapes = Shapes()
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
         self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
+        self.orders = Orders(state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of)
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rows_ms = max(
@@ -148,13 +152,18 @@ class Engine:
         for replica in waiting[:1] if shape.together > 1 else waiting:
             if replica.not_before > self.state.time_ms:
                 self._requeue(replica, replica.not_before)
-            else:
-                self.queue.add(request.priority, shape, entry(job.num, replica.index))
+            elif job.hold is None:
+                self._enqueue(job, request, job.priority, entry(job.num, replica.index))
         self._arm(job, request)
+
+    def _enqueue(self, job: Job, request: Request, given: int, item: int) -> None:
+        """`given` is the priority that an operator gave it, below 0 for none."""
+        self.queue.add(given if given >= 0 else request.priority, self.shape_of(job), item, job.tenant)
 
     def _arm(self, job: Job, request: Request) -> None:
         if request.deadline_s is not None:
-            heappush(self._timers, (job.accepted_ms + int(request.deadline_s * 1000), _DEADLINE, job.num))
+            job.deadline_ms = job.accepted_ms + int(request.deadline_s * 1000)
+            heappush(self._timers, (job.deadline_ms, _DEADLINE, job.num))
         if request.start_within_s is not None:
             heappush(self._timers, (job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num))
         # a job that something has become of was matched once: it is not rejected for what left the fleet since
@@ -164,6 +173,9 @@ class Engine:
     def request_of(self, job: Job) -> Request:
         """The request of an accepted job, decoded from its body (rare paths only)."""
         return decode_request(job.body)
+
+    def priority_of(self, job: Job) -> int:
+        return job.priority if job.priority >= 0 else self.request_of(job).priority
 
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
@@ -219,6 +231,7 @@ class Engine:
             self._slept(mono_ms)
         self._built_ms = mono_ms
         later: list[FromWorker] = []
+        orders: list[Order] = []
         while self._rest and not draft.full:
             event = self._rest.popleft()
             if isinstance(event, FromWorker):
@@ -233,6 +246,8 @@ class Engine:
                 flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
             elif isinstance(event, Operate):
                 flight.replies.append((self._operate(draft, event), event.reply, event.json))
+            elif isinstance(event, Order):
+                orders.append(event)
             elif isinstance(event, SnapshotTaken):
                 self._name_snapshot(draft, event)
             elif isinstance(event, PartKept):
@@ -249,6 +264,8 @@ class Engine:
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
         self._due(draft)
+        if orders:
+            self._take_orders(flight, orders)
         while self._submits and not draft.full:
             self._submit(flight, self._submits.popleft())
         self._left_queue += draft.left_queue
@@ -326,7 +343,7 @@ class Engine:
             return
         shape, priority = event.shape, event.request.priority
         for index in range(1 if shape.together > 1 else event.request.replicas):
-            self.queue.add(priority, shape, entry(num, index))
+            self.queue.add(priority, shape, entry(num, index), event.tenant)
 
     def _reply_submit(self, flight: _InFlight, event: Submit, outcome: Any) -> None:
         if event.batch is None:
@@ -350,16 +367,28 @@ class Engine:
             )
         host = self.fleet.hosts.get(worker.num)
         if event.verb == "release":
+            changed = bool(worker.quarantined)
             self.lifecycle.release(draft, worker)
             draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined, event.by])
         else:
             flag = {"cordon": "cordoned", "drain": "draining", "uncordon": "open"}[event.verb]
+            changed = worker.flag != flag
             draft.acts.append([Act.FLAG, worker.num, flag, event.by])
             if host is not None:
                 host.closed = flag != "open"  # nothing new from this record on
                 self.fleet.refresh(host)
         draft.bytes += 128
-        return {"kind": "done", "verb": event.verb, "worker": event.worker, "members": len(worker.members)}
+        return Done(event.verb, changed, worker=event.worker, members=len(worker.members))
+
+    def _take_orders(self, flight: _InFlight, orders: list[Order]) -> None:
+        """Each once every pause that is due is over, as `orders` wants it; what has no room left waits."""
+        for at, order in enumerate(orders):
+            if flight.draft.full:
+                self._rest.extendleft(reversed(orders[at:]))
+                self._pressing += len(orders) - at
+                return
+            flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
+            self._due(flight.draft)
 
     # -------------------------------------------------------------------------------- timers and upkeep
 
@@ -415,7 +444,8 @@ class Engine:
                     late_ms = math.inf if request.start_within_s is None else int(request.start_within_s * 1000)
                     if draft.time_ms - job.accepted_ms >= late_ms:
                         self.lifecycle.expire(draft, job)  # placed when its time passed, and refused since
-                    self.queue.add(request.priority, self.shape_of(job), what)
+                    if not draft.is_held(job):
+                        self._enqueue(job, request, draft.priority_of(job), what)
                 continue
             job = state.jobs.get(what)
             if job is None or job.over:

@@ -13,6 +13,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew
 from moorage.schemas.job import Request
+from moorage.schemas.operate import Act
 
 
 class Batch:
@@ -128,6 +129,18 @@ class Operate:
         self.json = json
 
 
+class Order:
+    """An operator's act on a job or a tenant."""
+
+    __slots__ = ("act", "json", "reply", "verb")
+
+    def __init__(self, verb: str, act: Act, reply: str, json: bool) -> None:
+        self.verb = verb
+        self.act = act
+        self.reply = reply
+        self.json = json
+
+
 class Ask:
     """A question that must be answered as of a record acknowledged after it came.
 
@@ -171,4 +184,4 @@ class Resign:
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask | SnapshotTaken | PartKept | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign

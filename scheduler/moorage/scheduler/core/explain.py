@@ -29,9 +29,18 @@ REASONS: Final[dict[str, str]] = {
     "host-busy": "the workers with free GPUs have no CPU or memory left",
     "gang": "some of the gang would fit now, not all of it",
     "reserved": "the hosts it would fit on are held for a job that has waited longer",
+    "held": "an operator holds it, or the whole queue of its tenant",
+    "limit": "its tenant has as many GPUs leased as an operator's limit allows, or somebody before it waits for that",
     "backoff": "it waits out a pause after a failure, a loss or a refusal",
     "contended": "its worker's pool refused it several times: somebody else claims there",
 }
+
+
+#: reasons that no waiting cures while the fleet is as it is
+NEVER_REASONS: Final = frozenset(
+    {"no-worker", "driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count", "host-size"}
+    | {"gang-size"}
+)
 
 
 class Explanation:

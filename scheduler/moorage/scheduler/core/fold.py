@@ -15,11 +15,14 @@ from moorage.scheduler.core.state import (
     AT_EXITED,
     AT_RUNNING,
     CLAIMED,
+    HELD,
     IS_TERMINAL,
     LEGAL,
     LOST_KEPT,
     PARTS_MAX,
     PLACED,
+    PRIORITY,
+    RELEASED,
     RUNNING,
     STORY_KEPT,
     STORY_MAX,
@@ -30,6 +33,7 @@ from moorage.scheduler.core.state import (
     Member,
     Replica,
     State,
+    Transition,
     Worker,
 )
 from moorage.schemas.job import STATES
@@ -122,6 +126,7 @@ class _Folding:
         for job in self.out.jobs.values():
             if job.live == 0 and job.held == 0 and not job.over:
                 job.over = True
+                state.tenants[job.tenant].live -= 1
                 state.ended.append(job.num)
                 self.out.ended.append(job)
 
@@ -143,6 +148,7 @@ class _Folding:
             out.accepted.append(job)
             out.jobs[num] = job
             num += 1
+        tenant.live += num - state.next_num
         state.next_num = num
         touched[id(tenant)] = tenant
 
@@ -151,7 +157,7 @@ class _Folding:
     def _steps(self, steps: list[int]) -> None:
         jobs, touched, out, seq = self.state.jobs, self.touched, self.out, self.seq
         notes, workers, changed = self.record.notes, self.state.worker_by_num, self.out.jobs
-        actors = self._actors()
+        actors, tenants = self._actors(), self.state.tenants
         self.state.transitions += len(steps) // STEP_WIDTH
         for at in range(0, len(steps), STEP_WIDTH):
             op, num, index, a, b, c = steps[at : at + STEP_WIDTH]
@@ -173,6 +179,7 @@ class _Folding:
                 replica.member = member
                 member.worker.members[member.key] = member
                 job.held += 1
+                tenants[job.tenant].gpus += b.bit_count()
                 touched[id(member)] = member
                 out.placed.append(member)
             elif op == _CLAIM:
@@ -256,10 +263,13 @@ class _Folding:
         if IS_TERMINAL[to]:
             job.live -= 1
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
+        self._tell(job, (job.rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
+
+    def _tell(self, job: Job, transition: Transition) -> None:
         story = job.story
         if len(story) >= STORY_PART:
             self._long(job)
-        story.append((job.rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
+        story.append(transition)
 
     def _long(self, job: Job) -> None:
         story, replicas = job.story, len(job.replicas)
@@ -293,7 +303,9 @@ class _Folding:
 
     def _drop(self, member: Member) -> None:
         del member.worker.members[member.key]
-        member.replica.job.held -= 1
+        job = member.replica.job
+        job.held -= 1
+        self.state.tenants[job.tenant].gpus -= member.mask.bit_count()
         self.state.digest = (self.state.digest - member.row) & 0xFFFFFFFFFFFFFFFF
         self.touched.pop(id(member), None)
         member.row = 0
@@ -344,6 +356,18 @@ class _Folding:
             tenant = state.tenant(act[1])
             tenant.tombstones.pop(act[2], None)
             self.touched[id(tenant)] = tenant
+        elif kind in (Act.HOLD, Act.UNHOLD):
+            self._hold(act[1], act[2], act[3], act[4], on=kind == Act.HOLD)
+        elif kind == Act.PRIORITY:
+            _, num, priority, by, why = act
+            job = self._ordered(num, PRIORITY, by, f"{priority}: {why}" if why else str(priority))
+            job.priority = priority
+        elif kind == Act.LIMIT:
+            _, name, gpus, jobs, by, why = act
+            tenant = state.tenant(name)
+            tenant.gpus_max, tenant.jobs_max = gpus, jobs
+            tenant.limit = (by, why, self.time) if gpus or jobs else None
+            self.touched[id(tenant)] = tenant
         elif kind == Act.COMPACT:
             self._compact(act[1], act[2] if len(act) > 2 else [])
         elif kind == Act.PART:
@@ -364,6 +388,26 @@ class _Folding:
             state.epoch, state.epoch_seq = self.record.epoch, self.seq
         else:
             raise FoldError(f"record {self.seq} holds act {kind!r}, which this release does not know")
+
+    def _hold(self, name: str, num: int, by: str, why: str, *, on: bool) -> None:
+        order = (by, why, self.time) if on else None
+        if num:
+            self._ordered(num, HELD if on else RELEASED, by, why).hold = order
+        else:
+            tenant = self.state.tenant(name)
+            tenant.hold = order
+            self.touched[id(tenant)] = tenant
+
+    def _ordered(self, num: int, word: int, by: str, why: str) -> Job:
+        """An operator's act on a job, as a revision of its own."""
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq} acts on job {num}, which is not there")
+        job.rev += 1
+        self._tell(job, (job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
+        self.touched[id(job)] = job
+        self.out.jobs[num] = job
+        return job
 
     def _touch_worker(self, worker: Worker) -> None:
         self.touched[id(worker)] = worker

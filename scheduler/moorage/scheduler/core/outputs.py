@@ -15,6 +15,7 @@ from moorage.scheduler.core.state import (
     ENDING,
     PLACED,
     RUNNING,
+    STORY_WORDS,
     Job,
     Member,
     State,
@@ -94,6 +95,7 @@ class WantedFrames:
                     job.gang == GangPhase.HOLDING,
                     body,
                     job.traceparent,
+                    None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
                 )
             )
         elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
@@ -173,7 +175,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                 )
             )
         else:
-            changes.append(Change(number, time, index, attempt, STATES[to], why=why, by=by, said=said))
+            changes.append(Change(number, time, index, attempt, STORY_WORDS[to], why=why, by=by, said=said))
     return changes
 
 

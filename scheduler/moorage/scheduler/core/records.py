@@ -107,6 +107,10 @@ class Act:
     SNAPSHOT: Final = "snapshot"  # name, sequence it stands at, blake2b digest of its bytes
     RESIGN: Final = "resign"  # the leader stops for good: nobody need wait for its silence
     UNQUARANTINE: Final = "unquarantine"  # worker number, slot mask, by
+    HOLD: Final = "hold"  # tenant, job number or 0 for its whole queue, actor, why
+    UNHOLD: Final = "unhold"  # tenant, job number or 0, actor, why
+    PRIORITY: Final = "priority"  # job number, priority, actor, why
+    LIMIT: Final = "limit"  # tenant, GPUs, jobs (0: none), actor, why
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):

@@ -33,6 +33,13 @@ REJECTED: Final = STATE_NUMBER["REJECTED"]
 IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
 LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
 
+#: acts in a job's story that are no state of a replica: numbers in every ledger and history, a new one is the next less
+HELD: Final = -1
+RELEASED: Final = -2
+PRIORITY: Final = -3
+#: what a story's numbers mean; the acts count from the end
+STORY_WORDS: Final = (*STATES, "PRIORITY", "RELEASED", "HELD")
+
 #: the last transitions of a job that stay in memory once older ones stand in the history
 STORY_KEPT: Final = 64
 #: from so many on, and so many more a replica, a job's story is written to the history before it is over
@@ -54,6 +61,8 @@ AT_EXITED: Final = 3  # the attempt is over, the device not yet seen free
 #: (empty is the scheduler, see `records.actor`)
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
 MemberKey = tuple[str, str, int, int]
+#: an operator's act that stands: the actor, why, and since which ledger ms
+Order = tuple[str, str, int]
 
 
 class Job:
@@ -64,8 +73,10 @@ class Job:
         "after",
         "body",
         "count",
+        "deadline_ms",
         "gang",
         "held",
+        "hold",
         "kept",
         "ledger",
         "live",
@@ -75,6 +86,7 @@ class Job:
         "over",
         "own_subject",
         "parts",
+        "priority",
         "replicas",
         "rev",
         "row",
@@ -105,18 +117,24 @@ class Job:
         self.after = 0  # what a gang's replicas become when the ending attempt is over
         self.count = 0  # which count grows then
         self.master = ""  # address:port of rank 0
+        self.hold: Order | None = None  # an operator keeps what waits of it from being placed
+        self.priority = -1  # what an operator gave it; below 0 the request's own holds
         self.story: list[Transition] = []
         # earlier parts of the story: history sequence, first and last revision
         self.parts: tuple[tuple[int, int, int], ...] = ()
         self.row = 0
         self.kept = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
         self.shape: Any = None  # soft: the interned shape of what is asked
+        self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
         self.told = 0  # soft: revision up to which events were sent
         self.own_subject: bool | None = None  # soft: events go to the job's own subject too
         self.replicas = [Replica(self, index) for index in range(replicas)]
 
     def digest_row(self) -> int:
-        return hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
+        row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
+        if self.hold is not None or self.priority >= 0:  # as ever without: old ledgers keep their digests
+            row = hash((row, _order_row(self.hold), self.priority))
+        return row
 
     @property
     def state(self) -> str:
@@ -247,7 +265,20 @@ class Worker:
 class Tenant:
     """What the ledger knows of a tenant: its jobs by name, how far its queue was read, its tombstones."""
 
-    __slots__ = ("cancel_cursor", "jobs", "name", "row", "submit_cursor", "tombstones")
+    __slots__ = (
+        "cancel_cursor",
+        "gpus",
+        "gpus_max",
+        "hold",
+        "jobs",
+        "jobs_max",
+        "limit",
+        "live",
+        "name",
+        "row",
+        "submit_cursor",
+        "tombstones",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -255,11 +286,29 @@ class Tenant:
         self.submit_cursor = 0
         self.cancel_cursor = 0
         self.tombstones: dict[str, int] = {}  # job -> queue sequence of its cancel; from the endpoint minus its time
+        self.live = 0  # jobs that are not over
+        self.gpus = 0  # devices that its members hold, those that linger too; a sharer counts as a whole one
+        self.gpus_max = 0  # 0: no limit
+        self.jobs_max = 0
+        self.limit: Order | None = None  # who set the two
+        self.hold: Order | None = None  # an operator keeps its whole queue from being placed
         self.row = 0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether an operator has set anything here."""
+        return self.hold is not None or self.limit is not None
 
     def digest_row(self) -> int:
         name = zlib.crc32(self.name.encode())
-        return hash((name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
+        row = hash((name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
+        if self.ordered:
+            row = hash((row, _order_row(self.hold), _order_row(self.limit), self.gpus_max, self.jobs_max))
+        return row
+
+
+def _order_row(order: Order | None) -> int:
+    return 0 if order is None else hash((zlib.crc32(f"{order[0]} {order[1]}".encode()), order[2]))
 
 
 class State:
@@ -343,6 +392,17 @@ def validate(state: State) -> None:
     for job in state.jobs.values():
         if job.held != held.get(job.num, 0):
             raise Broken(f"job {job.name} counts {job.held} members, but {held.get(job.num, 0)} are filed")
+    for tenant in state.tenants.values():
+        live = sum(1 for job in tenant.jobs.values() if not job.over)
+        if tenant.live != live:
+            raise Broken(f"tenant {tenant.name} counts {tenant.live} jobs that are not over, there are {live}")
+    gpus: dict[str, int] = {}
+    for member in state.members():
+        name = member.replica.job.tenant
+        gpus[name] = gpus.get(name, 0) + member.mask.bit_count()
+    for tenant in state.tenants.values():
+        if tenant.gpus != gpus.get(tenant.name, 0):
+            raise Broken(f"tenant {tenant.name} counts {tenant.gpus} GPUs, its members hold {gpus.get(tenant.name, 0)}")
     ended = sum(1 for job in state.jobs.values() if job.over)
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")

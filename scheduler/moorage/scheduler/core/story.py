@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.outputs import gpu_names, slots_of
-from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, Job, State, Transition
+from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, STORY_WORDS, Job, State, Transition
 from moorage.schemas.codec import Decoder, decode_request, is_json
 from moorage.schemas.frames import VERSION, Change, HistoryWorker, Moved
 from moorage.schemas.job import STATES
@@ -29,7 +29,7 @@ _WORKER_BYTES: Final = 110
 _GPU_BYTES: Final = 8
 
 _encode: Final = msgspec.json.Encoder().encode
-_HEAD_STATES: Final = _encode(list(STATES))
+_HEAD_STATES: Final = _encode(list(STORY_WORDS))
 
 
 def unwritten(job: Job) -> list[Transition]:

@@ -7,9 +7,10 @@ from typing import Any, Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.explain import explain
+from moorage.scheduler.core.explain import NEVER_REASONS, explain
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.fleet import Host
+from moorage.scheduler.core.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs import (
     CHANGES_SURE,
     SHOWN_BYTES_MAX,
@@ -20,13 +21,14 @@ from moorage.scheduler.core.outputs import (
 )
 from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.records import MODE_NAMES
-from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Replica, Worker
+from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Order, Replica, Worker
 from moorage.scheduler.core.story import Found
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, TERMINAL, Request
+from moorage.schemas.operate import TenantRow
 
 LS_MAX: Final = 1000
 CONTENDED_AT: Final = 5
@@ -150,13 +152,14 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "state": job.state,
         "rev": job.rev,
         "gpu": format_token(request.effective_gpu, request.replicas),
-        "priority": request.priority,
+        "priority": engine.priority_of(job) if job.priority >= 0 else request.priority,
         "attempt": max(replica.attempt for replica in job.replicas),
         "age_ms": engine.state.time_ms - job.accepted_ms,
         "worker": worker,
         "simulated": _is_simulated(engine, job),
         "code": next((row[7] for row in reversed(job.story) if row[4] > 7 and row[5] >= 0), None),
-        "why": next((row[8] for row in reversed(job.story) if row[8]), ""),
+        "why": held_by(job.hold) if job.hold else next((row[8] for row in reversed(job.story) if row[8]), ""),
+        **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
     }
 
 
@@ -213,18 +216,75 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
         data["why"] = next((row[8] for row in reversed(job.story) if row[8]), "")
         return data
     replica, shape = waiting[0], engine.shape_of(job)
-    found = explain(engine.fleet, shape, engine.planner.barred(engine.request_of(job).priority, shape))
+    priority = engine.priority_of(job)
+    found = explain(engine.fleet, shape, engine.planner.barred(priority, shape))
+    standing = _standing(engine, job, found.reason)
+    if standing:
+        found.reason = standing["reason"]
     data.update(found.as_data())
+    data.update(standing)
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
     data["waiting_replicas"] = len(waiting)
-    data["position"] = 1 + engine.queue.position(engine.request_of(job).priority, entry(job.num, replica.index))
+    data["priority"] = priority
+    if job.hold is None:
+        data["position"] = 1 + engine.queue.position(priority, entry(job.num, replica.index))
     data["queued"] = engine.queue.size
     data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
+
+
+HOLDERS_MAX: Final = 5
+
+
+def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
+    """What an operator has set that keeps a job waiting, with who set it and how much; empty where nothing does."""
+    tenant, shape = engine.state.tenants[job.tenant], engine.shape_of(job)
+    hold = job.hold or tenant.hold
+    if hold is not None:
+        of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
+        said = as_hold(hold)
+        return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
+    need = shape.count * shape.together
+    if not tenant.gpus_max or not need or reason in NEVER_REASONS:
+        return {}
+    # with room left, somebody of this tenant who comes first may need more than that room
+    first = engine.planner.waits_for_limit(job.tenant)
+    if tenant.gpus + need <= tenant.gpus_max and not (first and reason == "placing"):
+        return {}
+    holders: dict[str, int] = {}
+    for other in tenant.jobs.values():
+        if other.held:
+            gpus = sum(replica.member.mask.bit_count() for replica in other.replicas if replica.member is not None)
+            holders[other.name] = gpus
+    most = sorted(holders.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
+    return {
+        "reason": "limit",
+        "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and this needs {need}",
+        "limit": msgspec.to_builtins(limit_of(tenant)),
+        "gpus_leased": tenant.gpus,
+        "gpus_needed": need,
+        "held_by": [f"job {name}: {gpus} GPUs" for name, gpus in most],
+    }
+
+
+def held_by(hold: Order) -> str:
+    """As `held by operator ana: maintenance`."""
+    return f"held by {hold[0]}" + (f": {hold[1]}" if hold[1] else "")
+
+
+def tenants(engine: Engine) -> dict[str, Any]:
+    """Tenants with a live job, a lease or something that an operator has set; those with most GPUs first."""
+    rows = [
+        TenantRow(row.name, row.live, row.gpus, as_hold(row.hold), limit_of(row))
+        for row in engine.state.tenants.values()
+        if row.live or row.gpus or row.ordered
+    ]
+    rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
+    return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows)}
 
 
 def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:

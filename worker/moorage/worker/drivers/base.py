@@ -47,7 +47,8 @@ Publish = Callable[[MemberName, bytes], None]
 class Assignment(msgspec.Struct, frozen=True):
     """A member with all that a driver needs to run it. `devices` are those of its lease, in the lease's order.
 
-    `start` is the gang's START, None outside a gang. `mode` is exclusive, mps, time-slice or none.
+    `start` is the gang's START, None outside a gang. `mode` is exclusive, mps, time-slice or none. `ends_in_s` is when
+    the job's deadline comes, in seconds from now; None without one.
     """
 
     name: MemberName
@@ -56,10 +57,20 @@ class Assignment(msgspec.Struct, frozen=True):
     mode: str
     start: Start | None = None
     traceparent: str = ""
+    ends_in_s: float | None = None
 
     @property
     def run(self) -> Run:
         return self.request.workload
+
+    @property
+    def checkpoint_in_s(self) -> float | None:
+        """When to tell it to save itself, in seconds from now: before its timeout or the job's deadline; None: not."""
+        run = self.run
+        ends = [end for end in (run.timeout_s, self.ends_in_s) if end is not None]
+        if run.checkpoint_signal is None or not ends:
+            return None
+        return max(0.0, min(ends) - run.checkpoint_before_s)
 
     def environment(self, *, interface: str | None = None, simulated: bool = False) -> JobEnvironment:
         """The variables of the lease and the gang, as `gpu_environment` gives them. Raises SharingUnavailable."""

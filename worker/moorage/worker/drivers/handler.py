@@ -82,7 +82,19 @@ class _ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Running:
     """One run of a function."""
 
-    __slots__ = ("context", "grace", "keeping", "newest", "offsets", "overdue", "reason", "saying", "timeout", "work")
+    __slots__ = (
+        "checkpoint",
+        "context",
+        "grace",
+        "keeping",
+        "newest",
+        "offsets",
+        "overdue",
+        "reason",
+        "saying",
+        "timeout",
+        "work",
+    )
 
     def __init__(self) -> None:
         self.context: HandlerContext
@@ -92,6 +104,7 @@ class _Running:
         self.keeping = False  # it returned, and its result is being kept
         self.grace: asyncio.TimerHandle | None = None
         self.timeout: asyncio.TimerHandle | None = None
+        self.checkpoint: asyncio.TimerHandle | None = None
         self.newest: tuple[float, str] | None = None
         self.saying = False
         self.offsets = {"out": 0, "err": 0}
@@ -149,7 +162,7 @@ class HandlerDriver(Driver):
             raise refuse("queue-full", f"this worker runs {RUNNING_MAX} handlers already")
 
     def start(self, assignments: list[Assignment]) -> None:
-        started: list[tuple[_Running, Handler]] = []
+        started: list[tuple[_Running, Handler, Assignment]] = []
         failed: list[tuple[MemberName, int, str]] = []
         for assignment in assignments:
             try:
@@ -160,13 +173,13 @@ class HandlerDriver(Driver):
                 failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
                 continue
             self._running[assignment.name] = running
-            started.append((running, handler))
+            started.append((running, handler, assignment))
         if failed:
             self.report(StartFailed(failed))
         if started:
-            self.report(Started([running.context.name for running, _ in started]))
-        for running, handler in started:
-            self._call(running, handler)
+            self.report(Started([running.context.name for running, _, _ in started]))
+        for running, handler, assignment in started:
+            self._call(running, handler, assignment.checkpoint_in_s)
 
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
         running = self._running.get(name)
@@ -196,7 +209,7 @@ class HandlerDriver(Driver):
 
     @staticmethod
     def _check_startable(run: Run) -> None:
-        for field in ("cwd", "user", "checkpoint_signal"):
+        for field in ("cwd", "user"):
             if getattr(run, field) is not None:
                 raise refuse("invalid-argument", f"a function has no {field}", field=f"$.run.{field}")
 
@@ -226,7 +239,7 @@ class HandlerDriver(Driver):
         )
         return running
 
-    def _call(self, running: _Running, handler: Handler) -> None:
+    def _call(self, running: _Running, handler: Handler, checkpoint_in_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         context = running.context
         if inspect.iscoroutinefunction(handler):
@@ -235,6 +248,8 @@ class HandlerDriver(Driver):
             running.work = _in_thread(handler, context)
         running.work.add_done_callback(lambda work: self._returned(running, work))
         run = context.request.workload
+        if checkpoint_in_s is not None:
+            running.checkpoint = loop.call_later(checkpoint_in_s, context.ask_checkpoint)
         if run.timeout_s is not None:
             running.timeout = loop.call_later(
                 run.timeout_s, self._ask_to_stop, running, run.grace_s, "timeout", "timeout"
@@ -320,7 +335,7 @@ class HandlerDriver(Driver):
 
     @staticmethod
     def _cancel_timers(running: _Running) -> None:
-        for timer in (running.grace, running.timeout):
+        for timer in (running.grace, running.timeout, running.checkpoint):
             if timer is not None:
                 timer.cancel()
 
