@@ -34,6 +34,7 @@ from moorage.client.sync import LoopThread, SyncWatch
 #: what only the async side has, with the reason
 ASYNC_ALONE = {
     "subscribe": "its handler runs in the loop",
+    "again": "its coroutine runs in the loop",
     "saw": "fed by the SDK itself",
     "learn": "fed by the SDK itself",
     "ended": "fed by the SDK itself",

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
+    from moorage.client.handlers import Progress
     from moorage.client.job import Job, Result
     from moorage.client.sim_fleet import Ran, SimFleet, Task
+    from moorage.client.steps import Claimed, Ended, Ending, Placed, Queued, Running, Step
     from moorage.client.sync import Client, SyncJob
+    from moorage.client.values import Gpu
     from moorage.client.watch import Piece, Watch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
@@ -37,10 +40,14 @@ __all__ = [
     "AsyncClient",
     "BatchRejected",
     "Change",
+    "Claimed",
     "Client",
     "ClientError",
     "Conflict",
+    "Ended",
+    "Ending",
     "Event",
+    "Gpu",
     "GpuSpec",
     "Job",
     "JobFailed",
@@ -48,17 +55,22 @@ __all__ = [
     "NotFound",
     "NotPermitted",
     "Piece",
+    "Placed",
+    "Progress",
     "QueueFull",
+    "Queued",
     "Ran",
     "Rejected",
     "Request",
     "Resources",
     "Result",
     "Run",
+    "Running",
     "Secret",
     "Share",
     "SimFleet",
     "SimulatedClock",
+    "Step",
     "SyncJob",
     "Task",
     "TimedOut",
@@ -82,9 +94,12 @@ _HOME: Final = {
         "TimedOut",
         "Unreachable",
     ),
+    "moorage.client.handlers": ("Progress",),
     "moorage.client.job": ("Job", "Result"),
     "moorage.client.sim_fleet": ("Ran", "SimFleet", "Task"),
+    "moorage.client.steps": ("Claimed", "Ended", "Ending", "Placed", "Queued", "Running", "Step"),
     "moorage.client.sync": ("Client", "SyncJob"),
+    "moorage.client.values": ("Gpu",),
     "moorage.client.watch": ("Piece", "Watch"),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),

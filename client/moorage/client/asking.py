@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
 import tenacity
 
-from moorage.bus.errors import BusError, Disconnected, NoResponders, RequestTimeout
+from moorage.bus.errors import BusError, Disconnected, NoResponders, RequestTimeout, StreamGap
 from moorage.bus.transport import Delivery
 from moorage.client.errors import error_of, unanswered
 from moorage.schemas.codec import Decoder
@@ -19,7 +19,7 @@ from moorage.schemas.frames import Accepted, Answer
 TRY_S: Final = 3.0
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 1.0
-_AGAIN: Final = (RequestTimeout, NoResponders, Disconnected)
+_AGAIN: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap)
 
 T = TypeVar("T")
 
@@ -67,6 +67,13 @@ async def ask(
             raise error_of(answer)
         return answer
 
+    return await again(once, deadline_s, where, on_wait)
+
+
+async def again(
+    once: Callable[[], Coroutine[Any, Any, T]], deadline_s: float, where: str, on_wait: Callable[[], None] | None = None
+) -> T:
+    """`once` until it is answered, for `deadline_s` seconds; it must be harmless twice. Arguments, errors as `ask`."""
     tries = tenacity.AsyncRetrying(
         stop=tenacity.stop_before_delay(deadline_s),
         wait=tenacity.wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack
 
 from moorage.bus.contexts import Context
@@ -10,7 +10,7 @@ from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Handler, Subscribed
-from moorage.client.asking import ask, decode_accepted, decode_answer, decode_batch, done
+from moorage.client.asking import again, ask, decode_accepted, decode_answer, decode_batch, done
 from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
 from moorage.client.values import Duration, Fields, build_request, seconds
@@ -150,11 +150,31 @@ class AsyncClient:
         same content is the same job (without one a time-ordered id is made, and a retry in here keeps it).
         Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
+        return await self._submit(self.request(what, gpu, key, fields))
+
+    async def submit_handler(
+        self,
+        name: str,
+        input: Any = None,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> Job:
+        """Submit a call of the function that services offer under `name` (see `moorage.worker.embed`).
+
+        `input` is what JSON can hold, and the function finds it as `context.input`; larger data belongs in a store.
+        The job is placed where a worker offers the handler, and `Job.result` has what it returned as `value`; what
+        it raised is the `why` of `JobFailed`. Raises as `submit`.
+        """
+        from moorage.client.handlers import handler_request
+
+        return await self._submit(handler_request(name, input, gpu, key, fields))
+
+    async def _submit(self, request: Request) -> Job:
         from moorage.client.job import Job
 
-        request = self.request(what, gpu, key, fields)
         accepted = await self._ask("submit", encode(request), decode_accepted)
-        return Job(self, accepted.job, accepted, _token(request))
+        return Job(self, accepted.job, accepted, _token(request), request.workload.driver)
 
     async def run(
         self,
@@ -192,7 +212,9 @@ class AsyncClient:
             answers += await self._ask("submit", frame, decode_batch)
         problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
         jobs = [
-            None if isinstance(answer, Problem) else Job(self, answer.job, answer, _token(request))
+            None
+            if isinstance(answer, Problem)
+            else Job(self, answer.job, answer, _token(request), request.workload.driver)
             for request, answer in zip(requests, answers, strict=True)
         ]
         if problems:
@@ -239,10 +261,22 @@ class AsyncClient:
             async for job in gathering.over(timeout_s):
                 yield job
 
+    async def gather(self, *jobs: Job, timeout: Duration | None = None) -> list[Result]:
+        """Until all of these jobs of this tenant have succeeded: their results in the order given.
+
+        Raises `JobFailed` as soon as one has not (the others go on; `wait` takes failures as results), and as
+        `as_completed`.
+        """
+        results: dict[str, Result] = {}
+        async for job in self.as_completed(jobs, timeout):
+            results[job.id] = await job.result()
+        return [results[job.id] for job in jobs]
+
     async def wait(self, jobs: Iterable[Job], timeout: Duration | None = None) -> list[Result]:
         """Until all of these jobs of this tenant are over: their results in the order given, failed ones among them.
 
-        `timeout` defaults to `wait_timeout`. Raises as `as_completed`.
+        A handler's value is not among it: `Job.result` reads it. `timeout` defaults to `wait_timeout`. Raises as
+        `as_completed`.
         """
         wanted = list(jobs)
         results: dict[str, Result] = {}
@@ -322,12 +356,25 @@ class AsyncClient:
             raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
         return await ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
 
-    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
-        """Hear a subject; the handler may only enqueue. Raises `NotPermitted`."""
+    async def again(self, once: Callable[[], Awaitable[T]]) -> T:
+        """`once` until it is answered, for `timeout`; errors of the bus as the SDK's."""
+
+        async def call() -> T:  # tenacity awaits what a coroutine function gives, and no other
+            return await once()
+
+        return await again(call, self.timeout_s, self._where, self._on_wait)
+
+    @property
+    def link(self) -> Link:
+        """The connection, for what has no method here. Raises RuntimeError where the client is not open."""
         if self._connection is None:
             raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
+        return self._connection
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
+        """Hear a subject; the handler may only enqueue. Raises `NotPermitted`."""
         try:
-            return await self._connection.subscribe(subject, handler)
+            return await self.link.subscribe(subject, handler)
         except PermissionRefused as error:
             raise NotPermitted(error.problem) from None
 

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.client.errors import JobFailed
+from moorage.client.steps import Step, step_of
 from moorage.client.values import Duration, age, seconds
-from moorage.client.watch import Piece, Watch
+from moorage.client.watch import HANDLER, Piece, Watch, driver_of
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.job import SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.handlers import Heard, OnProgress
 
 #: the end of the output that a failure carries
 TAIL_LINES: Final = 20
@@ -27,6 +29,7 @@ class Result(msgspec.Struct, frozen=True):
     """How a job ended. `code` is the exit status of the member that decided it: negative is minus the signal, None
     where nothing ran. `changes` are the transitions that were seen, in order.
 
+    `value` is what a handler returned, of several replicas a list; None for other jobs, and where nothing was kept.
     `stdout`, `stderr` and `lost_bytes` (how much of them is known to be missing) are filled by `run` alone: output is
     said, not kept, so they are best effort.
     """
@@ -39,6 +42,7 @@ class Result(msgspec.Struct, frozen=True):
     stdout: str = ""
     stderr: str = ""
     lost_bytes: int = 0
+    value: Any = None
 
 
 class Job:
@@ -48,12 +52,16 @@ class Job:
     asks for) and `worker` are what was last seen here.
     """
 
-    def __init__(self, client: AsyncClient, id: str, accepted: Accepted | None = None, gpu: str = "") -> None:
+    def __init__(
+        self, client: AsyncClient, id: str, accepted: Accepted | None = None, gpu: str = "", driver: str = ""
+    ) -> None:
         self.id = id
         self.accepted = accepted
         self.state = accepted.state if accepted is not None else ""
         self.gpu = gpu
         self.worker = ""
+        self._driver = driver
+        self._valued = False
         self._client = client
         self._result: Result | None = None
         self._began_s = time.monotonic() if accepted is not None and not accepted.duplicate else None
@@ -78,6 +86,12 @@ class Job:
                     self.saw(item)
                     yield item
 
+    async def steps(self, timeout: Duration | None = None) -> AsyncIterator[Step]:
+        """The transitions of `events` one by one, each as its own type: `match step: case Placed(worker=w): …`."""
+        async for event in self.events(timeout):
+            for change in event.changes:
+                yield step_of(change)
+
     async def logs(self, timeout: Duration | None = None) -> AsyncIterator[Piece]:
         """The output from now on, until the job is over; what was said before is not kept. Raises as `events`."""
         async with Watch(self._client, self.id, output=True) as watch:
@@ -87,24 +101,50 @@ class Job:
                 else:
                     self.saw(item)
 
-    async def result(self, timeout: Duration | None = None) -> Result:
+    async def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """Wait until the job is over. `timeout` defaults to the client's `wait_timeout`.
 
+        Of a handler's job the result has the `value` that the function returned, read from the tenant's bucket where
+        it is large or was not heard, and `on_progress` is called with each `Progress` that is heard meanwhile.
         Raises `JobFailed` unless it SUCCEEDED, `TimedOut` (the job goes on), `NotFound`, `NoScheduler`.
         """
         timeout_s = self._client.wait_timeout_s if timeout is None else seconds(timeout)
-        if self._result is not None:
-            return _succeeded(self._result)
+        if self._result is None:
+            return await self._watched_to_its_end(timeout_s, on_progress)
+        if self._result.state == SUCCEEDED and not self._valued:
+            shown = {} if self._driver not in ("", HANDLER) else await self.show()
+            await self._add_value(shown, None)
+        return _succeeded(self._result)
+
+    async def _watched_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
         watching = Outcome(self.id)
+        heard: Heard | None = None
         async with Watch(self._client, self.id, output=True) as watch:
             async for item in watch.follow(timeout_s):
                 watching.take(item)
                 if isinstance(item, Event):
                     self.saw(item)
+                elif watch.driver == HANDLER:
+                    if heard is None:
+                        from moorage.client.handlers import Heard
+
+                        heard = Heard(on_progress)
+                    heard.take(item)
                 if watch.state == SUCCEEDED:
                     break  # the end of its output is for those that failed
         self._result = watching.result(watch.shown)
+        if self._result.state == SUCCEEDED:
+            await self._add_value(watch.shown, heard)
         return _succeeded(self._result, watching.tail)
+
+    async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
+        assert self._result is not None
+        if driver_of(shown) == HANDLER:
+            from moorage.client.handlers import Heard, value_of
+
+            value = await value_of(self._client, self.id, self._result.changes, heard or Heard(None), shown)
+            self._result = msgspec.structs.replace(self._result, value=value)
+        self._valued = True
 
     async def cancel(self, reason: str = "") -> dict[str, Any]:
         """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent."""
@@ -139,7 +179,7 @@ class Job:
             self._began_s = time.monotonic() - row["age_ms"] / 1000
 
     def ended(self, result: Result) -> None:
-        """It is over, and how; `result` answers at once from now on."""
+        """It is over, and how; `result` answers at once from now on, but for a handler's value."""
         self.state, self._result = result.state, result
 
     @property

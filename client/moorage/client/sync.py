@@ -11,7 +11,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from moorage.bus.contexts import Context
 from moorage.client import job as asynchronous
@@ -24,6 +24,7 @@ from moorage.client.client import (
 )
 from moorage.client.errors import BatchRejected
 from moorage.client.job import Result
+from moorage.client.steps import Step
 from moorage.client.transport import ClientTransport
 from moorage.client.values import Duration, Fields
 from moorage.client.watch import Piece
@@ -32,6 +33,9 @@ from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.subjects import PREFIX_DEFAULT
+
+if TYPE_CHECKING:
+    from moorage.client.handlers import OnProgress
 
 #: how long an interrupted call may take to let go of what it has begun
 CANCEL_S_MAX: Final = 5.0
@@ -213,13 +217,17 @@ class SyncJob:
         """As `Job.events`."""
         return self._thread.iterate(self.twin.events(timeout))
 
+    def steps(self, timeout: Duration | None = None) -> Iterator[Step]:
+        """As `Job.steps`."""
+        return self._thread.iterate(self.twin.steps(timeout))
+
     def logs(self, timeout: Duration | None = None) -> Iterator[Piece]:
         """As `Job.logs`."""
         return self._thread.iterate(self.twin.logs(timeout))
 
-    def result(self, timeout: Duration | None = None) -> Result:
-        """As `Job.result`."""
-        return self._thread.call(self.twin.result(timeout))
+    def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
+        """As `Job.result`; `on_progress` is called in the private thread."""
+        return self._thread.call(self.twin.result(timeout, on_progress))
 
     def cancel(self, reason: str = "") -> dict[str, Any]:
         """As `Job.cancel`."""
@@ -360,6 +368,17 @@ class Client:
         """As `AsyncClient.submit`."""
         return self._job(self._thread.call(self._twin.submit(what, gpu, key, **fields)))
 
+    def submit_handler(
+        self,
+        name: str,
+        input: Any = None,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> SyncJob:
+        """As `AsyncClient.submit_handler`."""
+        return self._job(self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
+
     def run(
         self,
         what: What,
@@ -399,6 +418,10 @@ class Client:
         handles = {job.id: job for job in jobs}
         for over in self._thread.iterate(self._twin.as_completed([job.twin for job in handles.values()], timeout)):
             yield handles[over.id]
+
+    def gather(self, *jobs: SyncJob, timeout: Duration | None = None) -> list[Result]:
+        """As `AsyncClient.gather`."""
+        return self._thread.call(self._twin.gather(*(job.twin for job in jobs), timeout=timeout))
 
     def wait(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> list[Result]:
         """As `AsyncClient.wait`."""

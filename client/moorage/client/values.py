@@ -12,7 +12,7 @@ import msgspec
 
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.codec import explain_decode_error
-from moorage.schemas.gpu import GpuSpec, parse_token
+from moorage.schemas.gpu import GpuSpec, Scheduling, parse_token
 from moorage.schemas.job import DURATION_S_MAX, Request, Resources, Secret
 
 Duration = float | str
@@ -170,6 +170,28 @@ def build_request(
         return msgspec.convert(body, Request)
     except msgspec.ValidationError as error:
         raise Rejected(explain_decode_error(error)) from None
+
+
+def Gpu(
+    model: str = "any",
+    *,
+    count: int = 1,
+    memory: str | int = "",
+    share: str = "",
+    scheduling: Scheduling | None = None,
+    vendor: str | None = None,
+) -> GpuSpec:
+    """The GPUs of one replica, in parts: `Gpu("H100 | A100", count=2, memory="80G")` is `2xH100|A100:80G`.
+
+    `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB); `share` is what stands behind the token's `@`:
+    `time-slice`, `mps`, `mps=50%,4G`. `vendor` None is any where a model is named, else nvidia. Raises `Rejected`.
+    """
+    asked = f"{memory}M" if isinstance(memory, int) else memory
+    token = f"{count}x{model}{asked and ':'}{asked}{share and '@'}{share}"
+    replicas, spec = _spec(token)
+    if replicas != 1 or spec.count != count:
+        raise rejected("invalid-argument", f"a model is named without a count, found {model!r}", field="$.gpu.model")
+    return msgspec.structs.replace(spec, scheduling=scheduling, vendor=vendor)
 
 
 def _spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:

@@ -33,6 +33,9 @@ REPAIR_S_FIRST: Final = 2.0
 RETRY_S: Final = 0.5
 #: how long the end of the output may come after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
+HANDLER: Final = "handler"
+#: drivers that mark the end of each stream
+_ENDS_ITS_STREAMS: Final = ("process", HANDLER)
 
 _decode_event: Final[Decoder[Event]] = Decoder(Event)
 _decode_events: Final[Decoder[Events]] = Decoder(Events)
@@ -104,6 +107,11 @@ class Watch:
         """Ask for the job again: something may have been missed."""
         self._stale = True
         self._some.set()
+
+    @property
+    def driver(self) -> str:
+        """What runs the job; "" before it was asked for, and where nobody knows any more."""
+        return driver_of(self.shown)
 
     # -- what comes in: only enqueued
 
@@ -246,7 +254,7 @@ class Watch:
 
     def _take(self, event: Event) -> Event:
         self.rev, self.state = event.rev, event.state
-        if self._output and self.shown.get("request", {}).get("run", {}).get("driver", "process") == "process":
+        if self._output and self.driver in _ENDS_ITS_STREAMS:
             for change in event.changes:
                 if change.state == RUNNING:
                     both = {(change.replica, change.attempt, name) for name in ("out", "err")}
@@ -260,3 +268,9 @@ class Watch:
             job=self.job,
             next_step=f"moorage explain {self.job} says why, moorage cancel {self.job} ends it",
         )
+
+
+def driver_of(shown: dict[str, Any]) -> str:
+    """The driver in what `show` said of a job; "" where its request is not known."""
+    run = shown.get("request", {}).get("run")
+    return "" if run is None else run.get("driver", "process")
