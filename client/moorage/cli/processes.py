@@ -16,7 +16,6 @@ from cyclopts import Parameter
 from moorage.cli.options import DEFAULTS, Options, guarded
 
 LEDGER_URL_FILE: Final = "ledger-url"
-WORKERS_FOLDER: Final = "workers"
 LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
 _LogLevel = Annotated[
@@ -76,7 +75,7 @@ def worker(
     def act() -> int:
         from moorage.cli.submit import pairs
         from moorage.client.errors import rejected
-        from moorage.client.target import find_context, home
+        from moorage.client.target import WORKERS_FOLDER, find_context, home
         from moorage.worker.run import run
         from moorage.worker.settings import MODES_DEFAULT, WorkerSettings
 

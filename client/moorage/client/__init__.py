@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ClientError,
         Conflict,
         JobFailed,
+        NoAgent,
         NoScheduler,
         NotFound,
         NotPermitted,
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     )
     from moorage.client.handlers import Progress
     from moorage.client.job import Job, Result
+    from moorage.client.lease import Lease
     from moorage.client.sim_fleet import Ran, SimFleet, Task
     from moorage.client.steps import Claimed, Ended, Ending, Placed, Queued, Running, Step
-    from moorage.client.sync import Client, SyncJob
+    from moorage.client.sync import Client, SyncJob, SyncLease
     from moorage.client.values import Gpu
     from moorage.client.watch import Piece, Watch
     from moorage.schemas.frames import Accepted, Change, Event
@@ -51,6 +53,8 @@ __all__ = [
     "GpuSpec",
     "Job",
     "JobFailed",
+    "Lease",
+    "NoAgent",
     "NoScheduler",
     "NotFound",
     "NotPermitted",
@@ -72,6 +76,7 @@ __all__ = [
     "SimulatedClock",
     "Step",
     "SyncJob",
+    "SyncLease",
     "Task",
     "TimedOut",
     "Unreachable",
@@ -86,6 +91,7 @@ _HOME: Final = {
         "ClientError",
         "Conflict",
         "JobFailed",
+        "NoAgent",
         "NoScheduler",
         "NotFound",
         "NotPermitted",
@@ -96,9 +102,10 @@ _HOME: Final = {
     ),
     "moorage.client.handlers": ("Progress",),
     "moorage.client.job": ("Job", "Result"),
+    "moorage.client.lease": ("Lease",),
     "moorage.client.sim_fleet": ("Ran", "SimFleet", "Task"),
     "moorage.client.steps": ("Claimed", "Ended", "Ending", "Placed", "Queued", "Running", "Step"),
-    "moorage.client.sync": ("Client", "SyncJob"),
+    "moorage.client.sync": ("Client", "SyncJob", "SyncLease"),
     "moorage.client.values": ("Gpu",),
     "moorage.client.watch": ("Piece", "Watch"),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack
 
 from moorage.bus.contexts import Context
@@ -24,6 +26,7 @@ from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
     from moorage.client.job import Job, Result
+    from moorage.client.lease import Lease, OnAskedBack
     from moorage.client.transport import ClientTransport, Link
     from moorage.client.watch import Watch
 
@@ -299,6 +302,34 @@ class AsyncClient:
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
         return await self.read("ls", {"states": list(states), "limit": limit})
+
+    def lease(
+        self,
+        gpu: GpuSpec | str | int = 1,
+        *,
+        purpose: str = "",
+        timeout: Duration | None = None,
+        socket: Path | str | None = None,
+        on_asked_back: OnAskedBack | None = None,
+    ) -> AbstractAsyncContextManager[Lease]:
+        """GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`.
+
+        Asked of the host's worker over its UNIX socket, so this client need not be open: `socket`, else
+        $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. Waits in one line with
+        what the fleet places there, for `timeout` (default `wait_timeout`). Ends with the block or this process; the
+        worker may ask it back: `lease.asked_back`, and `on_asked_back` is called in the event loop.
+        Raises, on entering, `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has no such GPU), `TimedOut`.
+        """
+        from moorage.client.lease import lend
+
+        if self._transport is not None:
+            raise rejected(
+                "failed-precondition",
+                "a simulated fleet lends nothing to this process: it has no socket",
+                next="for a test, start `moorage worker --simulate 1xL40S` and name its socket",
+            )
+        timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
+        return lend(gpu, purpose, timeout_s, socket, on_asked_back)
 
     # ------------------------------------------------------------------------------------------------- operators
 

@@ -10,8 +10,9 @@
 What is real: the scheduler, its ledger code and its placement, the agents, their pools, leases and fences, the SDK, and
 every frame between them, byte by byte. What is not: NATS (`bus.simulated` takes its place, JetStream included, so the
 ledger is a list in this process's memory and gone with it), the GPUs, and what runs on them: nothing is executed, a
-function of yours says how each job ends; your own handlers (`moorage.worker.embed`) are called. Frames that name a worker or a GPU say `simulated`, and uuids begin with
-`SIM-`. Permissions, clusters and the speed of a network are not simulated.
+function of yours says how each job ends; but handlers of yours (`moorage.worker.embed`) are called, and their results
+kept. Frames that name a worker or a GPU say `simulated`, and uuids begin with `SIM-`. Leases for running processes,
+permissions, clusters and the speed of a network are not simulated.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class SimFleet:
     `8xH100,2xL40S` is one host with two models; workers are named `sim-0000` and so on. `script` says how each member
     ends (default: at once, with code 0); it may be a coroutine function, which is cancelled when its member is ended.
     The driver `noop` is offered, too. `handlers` are functions by name, as `EmbeddedWorker.handler` takes them, offered
-    by every worker: in this event loop, so a plain one cannot be asked to stop while it runs. `config` holds the scheduler's numbers, `network` the faults between all parties.
+    by every worker: in this event loop, so a plain one cannot be asked to stop while it runs. `config` holds the
+    scheduler's numbers, `network` the faults between all parties.
 
     Opened by its first client and closed with the last, or by `async with`. It lives in one event loop.
     """

@@ -11,6 +11,8 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from moorage.bus.contexts import Context
@@ -36,6 +38,9 @@ from moorage.schemas.subjects import PREFIX_DEFAULT
 
 if TYPE_CHECKING:
     from moorage.client.handlers import OnProgress
+    from moorage.client.lease import Lease as AsyncLease
+    from moorage.client.lease import OnAskedBack
+    from moorage.worker.leases.client import AskedBack
 
 #: how long an interrupted call may take to let go of what it has begun
 CANCEL_S_MAX: Final = 5.0
@@ -288,6 +293,51 @@ class SyncWatch:
         return self._thread.iterate(self._watch.follow(timeout_s))
 
 
+class SyncLease:
+    """The twin of `Lease`."""
+
+    def __init__(self, thread: LoopThread, lease: AsyncLease) -> None:
+        self._thread = thread
+        self._lease = lease
+        self.worker: Final = lease.worker
+        self.devices: Final = lease.devices
+        self.uuids: Final = lease.uuids
+        self.mode: Final = lease.mode
+        self.simulated: Final = lease.simulated
+        self.environment: Final = lease.environment
+
+    def __repr__(self) -> str:
+        return repr(self._lease).replace("<Lease", "<SyncLease", 1)
+
+    @property
+    def device(self) -> str:
+        return self._lease.device
+
+    @property
+    def asked_back(self) -> AskedBack | None:
+        return self._lease.asked_back
+
+    @property
+    def lost(self) -> bool:
+        return self._lease.lost
+
+    def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
+        """As `Lease.wait_asked_back`."""
+        return self._thread.call(self._lease.wait_asked_back(timeout))
+
+    def give_back(self) -> None:
+        """As `Lease.give_back`."""
+        self._thread.call(self._lease.give_back())
+
+
+async def _entered(context: AbstractAsyncContextManager[T]) -> T:
+    return await context.__aenter__()
+
+
+async def _left(context: AbstractAsyncContextManager[Any]) -> None:
+    await context.__aexit__(None, None, None)
+
+
 async def _called(function: Callable[[], T]) -> T:
     return function()
 
@@ -434,6 +484,27 @@ class Client:
     def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """As `AsyncClient.ls`."""
         return self._thread.call(self._twin.ls(states, limit))
+
+    def lease(
+        self,
+        gpu: GpuSpec | str | int = 1,
+        *,
+        purpose: str = "",
+        timeout: Duration | None = None,
+        socket: Path | str | None = None,
+        on_asked_back: OnAskedBack | None = None,
+    ) -> AbstractContextManager[SyncLease]:
+        """As `AsyncClient.lease`, of an open client; `on_asked_back` is called in the private thread."""
+        lending = self._twin.lease(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
+        return self._lend(lending)
+
+    @contextmanager
+    def _lend(self, lending: AbstractAsyncContextManager[AsyncLease]) -> Iterator[SyncLease]:
+        lease = self._thread.call(_entered(lending))
+        try:
+            yield SyncLease(self._thread, lease)
+        finally:
+            self._thread.call(_left(lending))
 
     # ------------------------------------------------------------------------------------------------- operators
 

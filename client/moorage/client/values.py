@@ -151,7 +151,7 @@ def build_request(
         body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run)}
     body.update(msgspec.to_builtins(named))
     if gpu is not None:
-        replicas, spec = _spec(gpu)
+        replicas, spec = gpu_spec(gpu)
         body["gpu"] = msgspec.to_builtins(spec)
         if replicas != 1:
             if body.get("replicas", 1) not in (1, replicas):
@@ -188,13 +188,14 @@ def Gpu(
     """
     asked = f"{memory}M" if isinstance(memory, int) else memory
     token = f"{count}x{model}{asked and ':'}{asked}{share and '@'}{share}"
-    replicas, spec = _spec(token)
+    replicas, spec = gpu_spec(token)
     if replicas != 1 or spec.count != count:
         raise rejected("invalid-argument", f"a model is named without a count, found {model!r}", field="$.gpu.model")
     return msgspec.structs.replace(spec, scheduling=scheduling, vendor=vendor)
 
 
-def _spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
+def gpu_spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
+    """(replicas, spec) of a token, a count or a spec. Raises `Rejected`."""
     if isinstance(gpu, GpuSpec):
         return 1, gpu
     try:

@@ -190,6 +190,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         agent.worker,
         agent.pool,
         agent.inventory,
+        modes=settings.modes,
         uids=settings.lease_uids,
         gid=settings.lease_gid,
         free_wait_s=settings.free_wait_s,
