@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from moorage.client import GpuSpec, Rejected, Secret
+from moorage.client import Gpu, GpuSpec, Rejected, Secret
 from moorage.client.target import Up, find_context, find_tenant, read_up, started_ticks
 from moorage.client.values import build_request, fresh_job_id, seconds
 from moorage.schemas.codec import encode
+from moorage.schemas.gpu import parse_token
 from moorage.schemas.names import is_job
 
 
@@ -85,3 +87,40 @@ def test_whose_jobs() -> None:
     assert find_tenant("a", {"MOORAGE_TENANT": "b"}) == "a"
     assert find_tenant(None, {"MOORAGE_TENANT": "b"}) == "b"
     assert find_tenant(None, {}) == "default"
+
+
+@pytest.mark.parametrize(
+    ("parts", "token"),
+    [
+        ({}, "1x"),
+        ({"count": 4}, "4x"),
+        ({"model": "H100 | A100", "count": 2, "memory": "80G"}, "2xH100|A100:80G"),
+        ({"model": "L40S", "share": "mps=50%,4G"}, "1xL40S@mps=50%,4G"),
+        ({"memory": 70_000, "share": "time-slice"}, "1xany:70000M@time-slice"),
+        ({"model": "=A10"}, "1x=A10"),
+    ],
+)
+def test_gpus_in_parts_are_the_token(parts: dict[str, Any], token: str) -> None:
+    assert (1, Gpu(**parts)) == parse_token(token)
+
+
+def test_gpus_in_parts_take_what_no_token_says() -> None:
+    spec = Gpu("MI300X", scheduling="gang", vendor="amd")
+    assert (spec.model, spec.scheduling, spec.vendor) == ("MI300X", "gang", "amd")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"count": 0},
+        {"model": "2xH100"},
+        {"model": "H100:80G"},
+        {"model": "H100@mps"},
+        {"memory": "80Q"},
+        {"share": "?"},
+    ],
+)
+def test_parts_that_are_none_are_told(parts: dict[str, Any]) -> None:
+    with pytest.raises(Rejected) as refused:
+        Gpu(**parts)
+    assert refused.value.fixes

@@ -25,7 +25,7 @@ class Step(Change, frozen=True):
 
 
 class Queued(Step, frozen=True):
-    """ACCEPTED, or QUEUED again after an attempt: `why` says what became of that."""
+    """ACCEPTED, or QUEUED again after an attempt that ended with `code` and `why`."""
 
 
 class Placed(Step, frozen=True):

@@ -21,6 +21,7 @@ Duration = float | str
 JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _DIGITS: Final = 14
 _CHANCE_BITS: Final = 25
+_MODELS: Final = re.compile(r"\s*[=A-Za-z][^:@]*")
 _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
@@ -186,11 +187,16 @@ def Gpu(
     `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB); `share` is what stands behind the token's `@`:
     `time-slice`, `mps`, `mps=50%,4G`. `vendor` None is any where a model is named, else nvidia. Raises `Rejected`.
     """
+    if not _MODELS.fullmatch(model):
+        raise rejected(
+            "invalid-argument",
+            f"not a model: {model!r}",
+            field="$.gpu.model",
+            found=model,
+            next="count, memory and share are named beside it; alternatives are split by |",
+        )
     asked = f"{memory}M" if isinstance(memory, int) else memory
-    token = f"{count}x{model}{asked and ':'}{asked}{share and '@'}{share}"
-    replicas, spec = gpu_spec(token)
-    if replicas != 1 or spec.count != count:
-        raise rejected("invalid-argument", f"a model is named without a count, found {model!r}", field="$.gpu.model")
+    _, spec = gpu_spec(f"{count}x{model}{asked and ':'}{asked}{share and '@'}{share}")
     return msgspec.structs.replace(spec, scheduling=scheduling, vendor=vendor)
 
 

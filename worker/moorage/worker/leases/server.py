@@ -296,6 +296,7 @@ class LeaseServer:
                     field="$.gpu.sharing",
                     found=spec.effective_sharing,
                     allowed=", ".join(self._modes),
+                    next="ask for whole devices, or let the worker's modes name it",
                 )
             )
         if spec.share is not None:
@@ -317,6 +318,7 @@ class LeaseServer:
                     field="$.gpu",
                     found=spec.count,
                     allowed=have,
+                    next="submit it as a job: moorage fleet shows which hosts have it",
                 )
             )
 
