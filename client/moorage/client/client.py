@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,11 +16,11 @@ from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import again, ask, decode_accepted, decode_answer, decode_batch, done
 from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
-from moorage.client.values import Duration, Fields, build_request, seconds
+from moorage.client.values import Duration, Fields, build_request, build_requests, seconds
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
-from moorage.schemas.gpu import GpuSpec, format_token
+from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.names import is_job, is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
@@ -37,6 +38,8 @@ CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
 WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
 #: requests in one frame, as the scheduler takes them; `submit_many` sends more as several
 BATCH_MAX: Final = 10_000
+#: of those, so many under way at a time
+FRAMES_AT_ONCE: Final = 4
 
 What = Request | Sequence[str] | Mapping[str, Any]
 
@@ -177,7 +180,7 @@ class AsyncClient:
         from moorage.client.job import Job
 
         accepted = await self._ask("submit", encode(request), decode_accepted)
-        return Job(self, accepted.job, accepted, _token(request), request.workload.driver)
+        return Job(self, accepted.job, accepted, request)
 
     async def run(
         self,
@@ -208,16 +211,17 @@ class AsyncClient:
         """
         from moorage.client.job import Job
 
-        requests = [self.request(what, gpu, None, fields) for what in many]
+        requests = build_requests(many, gpu, fields)
         bodies = [encode(request) for request in requests]
         answers: list[Accepted | Problem] = []
-        for frame in _frames(bodies):
-            answers += await self._ask("submit", frame, decode_batch)
+        frames = _frames(bodies)
+        for at in range(0, len(frames), FRAMES_AT_ONCE):
+            asked = (self._ask("submit", frame, decode_batch) for frame in frames[at : at + FRAMES_AT_ONCE])
+            for part in await asyncio.gather(*asked):
+                answers += part
         problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
         jobs = [
-            None
-            if isinstance(answer, Problem)
-            else Job(self, answer.job, answer, _token(request), request.workload.driver)
+            None if isinstance(answer, Problem) else Job(self, answer.job, answer, request)
             for request, answer in zip(requests, answers, strict=True)
         ]
         if problems:
@@ -429,10 +433,6 @@ def _frames(bodies: list[bytes]) -> list[bytes]:
 def _data(answer: Answer) -> dict[str, Any]:
     data: dict[str, Any] = answer.data
     return data
-
-
-def _token(request: Request) -> str:
-    return format_token(request.effective_gpu, request.replicas)
 
 
 def _who() -> str:

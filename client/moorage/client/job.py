@@ -14,11 +14,13 @@ from moorage.client.steps import Step, step_of
 from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import HANDLER, Piece, Watch, driver_of
 from moorage.schemas.frames import Accepted, Change, Event
+from moorage.schemas.gpu import format_token
 from moorage.schemas.job import SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.handlers import Heard, OnProgress
+    from moorage.schemas.job import Request
 
 #: the end of the output that a failure carries
 TAIL_LINES: Final = 20
@@ -52,15 +54,28 @@ class Job:
     asks for) and `worker` are what was last seen here.
     """
 
+    __slots__ = (
+        "_began_s",
+        "_client",
+        "_gpu",
+        "_request",
+        "_result",
+        "_valued",
+        "accepted",
+        "id",
+        "state",
+        "worker",
+    )
+
     def __init__(
-        self, client: AsyncClient, id: str, accepted: Accepted | None = None, gpu: str = "", driver: str = ""
+        self, client: AsyncClient, id: str, accepted: Accepted | None = None, request: Request | None = None
     ) -> None:
         self.id = id
         self.accepted = accepted
         self.state = accepted.state if accepted is not None else ""
-        self.gpu = gpu
         self.worker = ""
-        self._driver = driver
+        self._gpu = ""
+        self._request = request
         self._valued = False
         self._client = client
         self._result: Result | None = None
@@ -73,6 +88,12 @@ class Job:
         if self._began_s is not None:
             words.append(f"accepted {age((time.monotonic() - self._began_s) * 1000)} ago")
         return f"<Job {' '.join(filter(None, words))}>"
+
+    @property
+    def gpu(self) -> str:
+        if not self._gpu and self._request is not None:
+            self._gpu = format_token(self._request.effective_gpu, self._request.replicas)
+        return self._gpu
 
     async def events(self, timeout: Duration | None = None) -> AsyncIterator[Event]:
         """Every transition from acceptance on, each once and in order; ends by itself when the job is over.
@@ -112,8 +133,8 @@ class Job:
         if self._result is None:
             return await self._watched_to_its_end(timeout_s, on_progress)
         if self._result.state == SUCCEEDED and not self._valued:
-            shown = {} if self._driver not in ("", HANDLER) else await self.show()
-            await self._add_value(shown, None)
+            known = self._request is not None and self._request.workload.driver != HANDLER
+            await self._add_value({} if known else await self.show(), None)
         return _succeeded(self._result)
 
     async def _watched_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
@@ -173,7 +194,7 @@ class Job:
     def learn(self, row: dict[str, Any]) -> None:
         """Keep what `show` or `ls` says of the job as it is now."""
         self.state = row["state"]
-        self.gpu = row.get("gpu", self.gpu)
+        self._gpu = row.get("gpu", self._gpu)
         self.worker = row.get("worker", self.worker)
         if "age_ms" in row:
             self._began_s = time.monotonic() - row["age_ms"] / 1000
@@ -220,16 +241,24 @@ class Outcome:
         """The last lines of the output that came while it was watched."""
         return "\n".join("".join(self._tail)[-TAIL_CHARS_MAX:].splitlines()[-TAIL_LINES:])
 
-    @property
-    def decided(self) -> Change | None:
-        """The transition that made the job's state what it is; None where it was not seen."""
-        ended = [change for change in self._changes if change.state in TERMINAL]
-        return next((change for change in ended if change.state == self._state and change.code), None) or next(
-            (change for change in reversed(ended) if change.state == self._state), None
-        )
+    def result(self, shown: dict[str, Any]) -> Result:
+        return result_of(self.job, self._state, self._changes, self._why, shown)
 
-    def result(self, shown: dict[str, Any] | None = None) -> Result:
-        decided = self.decided
-        code = decided.code if decided is not None else (shown or {}).get("code")
-        why = decided.why if decided is not None else self._why
-        return Result(self.job, self._state, code, why, self._changes)
+
+def decided(changes: list[Change], state: str) -> Change | None:
+    """The transition that made the job's `state` what it is; None where it was not seen."""
+    last = None
+    for change in reversed(changes):
+        if change.state == state and state in TERMINAL:
+            if change.code:
+                return change
+            last = last or change
+    return last
+
+
+def result_of(job: str, state: str, changes: list[Change], why: str, shown: dict[str, Any]) -> Result:
+    """From what was seen of a job that is over; `shown` has what was not, as `show` or `ls` says it."""
+    last = decided(changes, state)
+    if last is None:
+        return Result(job, state, shown.get("code"), shown.get("why", why), changes)
+    return Result(job, state, last.code, last.why, changes)

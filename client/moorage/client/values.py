@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import random
 import re
-import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
 import msgspec
@@ -109,16 +111,20 @@ def fresh_job_id() -> str:
     Those of one process sort in the order in which they were made: within a millisecond the chance counts up.
     """
     global _last
-    drawn = int(time.time() * 1000) << _CHANCE_BITS | secrets.randbits(_CHANCE_BITS)
+    drawn = int(time.time() * 1000) << _CHANCE_BITS | _chance.getrandbits(_CHANCE_BITS)
     _last = number = drawn if drawn >> _CHANCE_BITS > _last >> _CHANCE_BITS else _last + 1
-    digits = ""
-    for _ in range(_DIGITS):
-        number, digit = divmod(number, 32)
-        digits = JOB_ID_DIGITS[digit] + digits
-    return "j" + digits
+    pairs = [_PAIRS[number >> shift & 1023] for shift in _SHIFTS]
+    return "j" + "".join(pairs)
 
 
 _last = 0
+#: a service asks for the same again and again
+_parsed: Final = functools.lru_cache(256)(parse_token)
+_PAIRS: Final = [one + two for one in JOB_ID_DIGITS for two in JOB_ID_DIGITS]
+_SHIFTS: Final = range(5 * (_DIGITS - 2), -1, -10)
+#: of our own, so that nobody's seed makes two processes draw the same; a fork's child draws anew
+_chance: Final = random.Random()
+os.register_at_fork(after_in_child=_chance.seed)
 
 
 def build_request(
@@ -173,6 +179,29 @@ def build_request(
         raise Rejected(explain_decode_error(error)) from None
 
 
+def build_requests(
+    many: Iterable[Request | Sequence[str] | Mapping[str, Any]],
+    gpu: GpuSpec | str | int | None = None,
+    fields: Mapping[str, Any] | None = None,
+) -> list[Request]:
+    """As `build_request` for each, with ids made up; what all commands share is built and checked once."""
+    template: Request | None = None
+    requests: list[Request] = []
+    for what in many:
+        if not isinstance(what, (tuple, list)):
+            requests.append(build_request(what, gpu, None, fields))
+            continue
+        if template is None:
+            template = build_request(("a command",), gpu, None, fields)
+        argv = [str(word) for word in what]
+        try:
+            run = msgspec.structs.replace(template.workload, argv=argv)
+            requests.append(msgspec.structs.replace(template, job=fresh_job_id(), run=run))
+        except ValueError:  # the whole way tells it with its path
+            requests.append(build_request(what, gpu, None, fields))
+    return requests
+
+
 def Gpu(
     model: str = "any",
     *,
@@ -205,7 +234,7 @@ def gpu_spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
     if isinstance(gpu, GpuSpec):
         return 1, gpu
     try:
-        return parse_token(str(gpu))
+        return _parsed(str(gpu))
     except ValueError as error:
         raise rejected(
             "invalid-argument",
