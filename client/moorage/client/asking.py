@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
@@ -58,42 +57,42 @@ async def ask(
     kind that the answer says, `NoScheduler`, `Unreachable`, `NotPermitted`, and the bus's errors for what the caller
     did wrong.
     """
-    loop = asyncio.get_running_loop()
-    ends_s = loop.time() + deadline_s
-
-    async def once() -> T:
-        timeout_s = min(TRY_S, max(ends_s - loop.time(), 0.01))
-        answer = decode((await asker.request(subject, payload, timeout_s)).data)
-        if isinstance(answer, Problem):
-            if answer.code == "not-leading":
-                raise _NotLeading(answer)
-            raise error_of(answer)
-        return answer
-
-    return await again(once, deadline_s, where, on_wait)
-
-
-async def again(
-    once: Callable[[], Coroutine[Any, Any, T]], deadline_s: float, where: str, on_wait: Callable[[], None] | None = None
-) -> T:
-    """`once` until it is answered, for `deadline_s` seconds; it must be harmless twice. Arguments, errors as `ask`."""
-    try:
-        return await _first_try(once, deadline_s, on_wait)
-    except _NotLeading as error:
-        raise error_of(error.problem) from None
+    began_s = time.monotonic()
+    try:  # nearly every answer comes at once, and tenacity's machine costs ten times what asking does
+        delivery = await asker.request(subject, payload, min(TRY_S, deadline_s))
+        return _answered(decode(delivery.data))
+    except _RETRIED as error:
+        failed = error
     except BusError as error:
         raise unanswered(error, where, deadline_s) from None
 
+    async def once() -> T:
+        left_s = began_s + deadline_s - time.monotonic()
+        return _answered(decode((await asker.request(subject, payload, min(TRY_S, max(left_s, 0.01)))).data))
 
-async def _first_try(
-    once: Callable[[], Coroutine[Any, Any, T]], deadline_s: float, on_wait: Callable[[], None] | None
+    return await again(once, deadline_s, where, on_wait, failed, began_s)
+
+
+def _answered(answer: T | Problem) -> T:
+    if isinstance(answer, Problem):
+        if answer.code == "not-leading":
+            raise _NotLeading(answer)
+        raise error_of(answer)
+    return answer
+
+
+async def again(
+    once: Callable[[], Coroutine[Any, Any, T]],
+    deadline_s: float,
+    where: str,
+    on_wait: Callable[[], None] | None = None,
+    failed: Exception | None = None,
+    began_s: float | None = None,
 ) -> T:
-    """Nearly every answer comes at once, and building tenacity's machine costs ten times what asking does."""
-    began_s = time.monotonic()
-    try:
-        return await once()
-    except _RETRIED as error:
-        failed: Exception | None = error
+    """`once` until it is answered, for `deadline_s` seconds from `began_s`; it must be harmless twice.
+
+    `failed` is how a first try has ended already. Other arguments, and errors, as `ask`.
+    """
 
     async def further() -> T:
         nonlocal failed
@@ -102,14 +101,20 @@ async def _first_try(
             raise first
         return await once()
 
+    left_s = deadline_s if began_s is None else began_s + deadline_s - time.monotonic()
     tries = tenacity.AsyncRetrying(
-        stop=tenacity.stop_before_delay(max(deadline_s - (time.monotonic() - began_s), 0.0)),
+        stop=tenacity.stop_before_delay(max(left_s, 0.0)),
         wait=tenacity.wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
         retry=tenacity.retry_if_exception_type(_RETRIED),
         before_sleep=None if on_wait is None else lambda _: on_wait(),
         reraise=True,
     )
-    result: T = await tries(further)
+    try:
+        result: T = await tries(further)
+    except _NotLeading as error:
+        raise error_of(error.problem) from None
+    except BusError as error:
+        raise unanswered(error, where, deadline_s) from None
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack
@@ -16,7 +16,7 @@ from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import again, ask, decode_accepted, decode_answer, decode_batch, done
 from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
-from moorage.client.values import Duration, Fields, build_request, build_requests, seconds
+from moorage.client.values import Duration, Fields, Requests, seconds
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
@@ -87,6 +87,7 @@ class AsyncClient:
         self.timeout_s = seconds(timeout)
         self.wait_timeout_s = seconds(wait_timeout)
         self.watches: set[_Follower] = set()
+        self._requests = Requests()
         self.context: Context | None = None
         self._target = target
         self._transport = transport
@@ -211,7 +212,7 @@ class AsyncClient:
         """
         from moorage.client.job import Job
 
-        requests = build_requests(many, gpu, fields)
+        requests = [self._requests.build(what, gpu, None, fields) for what in many]
         bodies = [encode(request) for request in requests]
         answers: list[Accepted | Problem] = []
         frames = _frames(bodies)
@@ -232,7 +233,7 @@ class AsyncClient:
         self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, fields: Any = None
     ) -> Request:
         """The checked request that `submit` would send, with its job id. Raises `Rejected`."""
-        return build_request(what, gpu, key, fields)
+        return self._requests.build(what, gpu, key, fields)
 
     def job(self, id: str) -> Job:
         """A handle on a job by its id; asks nothing. Raises `Rejected` for what is no job id."""
@@ -383,13 +384,13 @@ class AsyncClient:
         """Ask a reading verb of the operators; the whole answer frame."""
         return await self._request(self.subjects.admin(verb), b"{}", decode_answer)
 
-    async def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> T:
-        return await self._request(self.subjects.api(self.tenant, verb), payload, decode)
+    def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
+        return self._request(self.subjects.api(self.tenant, verb), payload, decode)
 
-    async def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> T:
+    def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
         if self._mux is None:
             raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
-        return await ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
+        return ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
         """`once` until it is answered, for `timeout`; errors of the bus as the SDK's."""

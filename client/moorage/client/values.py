@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
 import msgspec
@@ -179,27 +180,33 @@ def build_request(
         raise Rejected(explain_decode_error(error)) from None
 
 
-def build_requests(
-    many: Iterable[Request | Sequence[str] | Mapping[str, Any]],
-    gpu: GpuSpec | str | int | None = None,
-    fields: Mapping[str, Any] | None = None,
-) -> list[Request]:
-    """As `build_request` for each, with ids made up; what all commands share is built and checked once."""
-    template: Request | None = None
-    requests: list[Request] = []
-    for what in many:
-        if not isinstance(what, (tuple, list)):
-            requests.append(build_request(what, gpu, None, fields))
-            continue
-        if template is None:
+class Requests:
+    """`build_request` for a caller that asks for the same again and again: what its commands share is checked once."""
+
+    def __init__(self) -> None:
+        self._gpu: GpuSpec | str | int | None = None
+        self._fields: Mapping[str, Any] = {}
+        self._template: Request | None = None
+
+    def build(
+        self,
+        what: Request | Sequence[str] | Mapping[str, Any],
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """As `build_request`."""
+        if not isinstance(what, (tuple, list)) or not isinstance(key, str | None):
+            return build_request(what, gpu, key, fields)
+        fields = fields or {}
+        if self._template is None or gpu != self._gpu or fields != self._fields:
             template = build_request(("a command",), gpu, None, fields)
-        argv = [str(word) for word in what]
+            self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template
         try:
-            run = msgspec.structs.replace(template.workload, argv=argv)
-            requests.append(msgspec.structs.replace(template, job=fresh_job_id(), run=run))
+            run = msgspec.structs.replace(self._template.workload, argv=[str(word) for word in what])
+            return msgspec.structs.replace(self._template, job=fresh_job_id() if key is None else key, run=run)
         except ValueError:  # the whole way tells it with its path
-            requests.append(build_request(what, gpu, None, fields))
-    return requests
+            return build_request(what, gpu, key, fields)
 
 
 def Gpu(

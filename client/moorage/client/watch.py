@@ -23,6 +23,7 @@ from moorage.schemas.job import RUNNING, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.job import Request
 
 #: what came and was not taken yet; beyond it events are asked for again and output is lost (and counted)
 PENDING_MAX: Final = 10_000
@@ -60,17 +61,18 @@ class Watch:
     """An async context manager and iterator over `Event` and `Piece`; ends by itself once the job is over.
 
     Open it before the job is submitted to miss nothing of its output. `state` is the last one seen; `lost` counts
-    pieces of output that were thrown away here.
+    pieces of output that were thrown away here. With `request`, what will be submitted once this is open, its story is
+    heard from the beginning, and nothing needs to be asked.
     """
 
-    def __init__(self, client: AsyncClient, job: str, *, events: bool = True, output: bool = False) -> None:
+    def __init__(self, client: AsyncClient, job: str, *, output: bool = False, request: Request | None = None) -> None:
         self.job = job
         self.state = ""
         self.rev = 0
         self.lost = 0
         self.shown: dict[str, Any] = {}
         self._client = client
-        self._events = events
+        self._request = request
         self._output = output
         self._pending: deque[Event | Piece] = deque()
         self._some = asyncio.Event()
@@ -91,7 +93,10 @@ class Watch:
         """Subscribe. Raises `NotPermitted`."""
         client, subjects = self._client, self._client.subjects
         client.watches.add(self)
-        self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
+        if self._request is not None and self._request.events == "tenant":
+            await self._hear_tenant()
+        else:
+            self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
         if self._output:
             self._subscriptions.append(
                 await client.subscribe(subjects.log(client.tenant, self.job, "*"), self._on_output)
@@ -111,7 +116,7 @@ class Watch:
     @property
     def driver(self) -> str:
         """What runs the job; "" before it was asked for, and where nobody knows any more."""
-        return driver_of(self.shown)
+        return driver_of(self.shown) if self._request is None else self._request.workload.driver
 
     # -- what comes in: only enqueued
 
@@ -164,7 +169,7 @@ class Watch:
         ends_s = None if timeout_s is None else loop.time() + timeout_s
         repair_s = REPAIR_S_FIRST
         grace_s = OUTPUT_GRACE_S
-        for event in await self._show(first=True):
+        for event in await self._show(first=True) if self._request is None else ():
             yield event
             if self.state in TERMINAL and event.changes:  # the end of its output is under way, or was said before
                 grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
@@ -238,10 +243,8 @@ class Watch:
         data = self.shown = answer.data
         if not self._hears_tenant and data.get("request", {}).get("events") == "tenant":
             # its events go out in the tenant's frames alone; listen there, then look again
-            self._hears_tenant = self._stale = True
-            self._subscriptions.append(
-                await self._client.subscribe(self._client.subjects.events(self._client.tenant), self._on_tenant_events)
-            )
+            self._stale = True
+            await self._hear_tenant()
         changes = [change for change in msgspec.convert(data.get("changes", []), list[Change]) if change.rev > self.rev]
         rev = data.get("rev", self.rev)
         if rev <= self.rev and data["state"] == self.state:
@@ -251,6 +254,11 @@ class Watch:
             self._client.tenant, self.job, rev, data["state"], answer.ledger, changes, data.get("why", ""), simulated
         )
         return [self._take(event)]
+
+    async def _hear_tenant(self) -> None:
+        self._hears_tenant = True
+        subject = self._client.subjects.events(self._client.tenant)
+        self._subscriptions.append(await self._client.subscribe(subject, self._on_tenant_events))
 
     def _take(self, event: Event) -> Event:
         self.rev, self.state = event.rev, event.state
