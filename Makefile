@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+SEEDS  ?= 300
+FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs mutants bench bench-quick clean
+.PHONY: help test demo types lint check docs mutants bench bench-quick bench-cli transcripts clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -33,6 +35,15 @@ check: test types lint  ## what CI runs
 docs: $(STAMP)  ## regenerate docs/protocol.md and the JSON schemas from the code
 	$(BIN)/python docs/generate.py
 
+transcripts: $(STAMP)  ## write down every help and a first session as tests/cli/transcripts (needs tmux)
+	$(BIN)/python -m tests.cli.transcribe
+
+sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=300 FROM=1000
+	PYTHONHASHSEED=0 MOORAGE_SIM_SEEDS=$(SEEDS) MOORAGE_SIM_FROM=$(FROM) $(BIN)/python -m pytest -n 2 -q tests/sim/test_seeds.py
+
+sim-long: SEEDS = 10000
+sim-long: sim  ## ten thousand of them; about an hour on two cores
+
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python tests/mutants.py
 
@@ -41,6 +52,9 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md
 
 bench-quick: $(STAMP)  ## one round of everything, written nowhere
 	$(BIN)/python bench/run.py --rounds 1 --dry
+
+bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
+	$(BIN)/python -m bench.cli
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

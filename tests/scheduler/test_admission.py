@@ -52,6 +52,19 @@ def test_other_content_under_the_same_id_is_a_conflict() -> None:
     assert drive.submit("j", gpu={"count": 3}, tenant="other")["kind"] == "accepted"
 
 
+def test_submits_of_several_tenants_in_one_record_keep_their_own_jobs() -> None:
+    drive = Driving()
+    worker = drive.worker("w", 8)
+    order = [("a", "j1", 1), ("b", "j2", 2), ("a", "j3", 3), ("c", "j4", 1), ("b", "j5", 1)]
+    for tenant, name, replicas in order:
+        drive.offer_submit(name, tenant=tenant, replicas=replicas, gpu={})
+    drive.tick()
+    assert [(job.tenant, job.name, len(job.replicas)) for job in drive.state.jobs.values()] == order
+    placed = {(held.place.tenant, held.place.job, held.place.replica): held.place.body for held in worker.held.values()}
+    assert sorted(placed) == sorted((tenant, name, at) for tenant, name, count in order for at in range(count))
+    assert all(json.loads(bytes(body))["job"] == name for (_, name, _), body in placed.items())
+
+
 def test_twice_in_one_record() -> None:
     drive = Driving()
     replies = [drive.offer_submit("j", gpu={"count": count}) for count in (1, 1, 2)]
@@ -88,6 +101,12 @@ def test_rows_of_finished_jobs_expire_after_their_window() -> None:
     drive.tick()
     assert len(drive.state.finished) == 1
     drive.tick(24 * 3600 * 1000 + 2_000)
+    assert len(drive.state.finished) == 1, "it says where the history is"
+    assert "duplicate" not in drive.submit("j", replicas=2), "the name is free again"
+    drive.cancel("j")
+    drive.tick()
+    assert len(drive.state.finished) == 2
+    drive.tick(7 * 24 * 3600 * 1000 + 2_000)
     assert len(drive.state.finished) == 0
     assert drive.submit("j")["kind"] == "accepted"
 

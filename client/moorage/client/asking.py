@@ -19,6 +19,7 @@ from moorage.schemas.frames import Accepted, Answer
 TRY_S: Final = 3.0
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 1.0
+_NOT_NOW: Final = frozenset({"not-leading", "busy"})
 
 T = TypeVar("T")
 
@@ -32,14 +33,14 @@ class Asker(Protocol):
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> Delivery: ...
 
 
-class _NotLeading(Exception):
-    """A scheduler answered that it does not lead: another one does, or will."""
+class _NotNow(Exception):
+    """A scheduler answered that it does not lead (another one does, or will), or that it has too much to read now."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
 
-_RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, _NotLeading)
+_RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, _NotNow)
 
 
 async def ask(
@@ -75,8 +76,8 @@ async def ask(
 
 def _answered(answer: T | Problem) -> T:
     if isinstance(answer, Problem):
-        if answer.code == "not-leading":
-            raise _NotLeading(answer)
+        if answer.code in _NOT_NOW:
+            raise _NotNow(answer)
         raise error_of(answer)
     return answer
 
@@ -111,7 +112,7 @@ async def again(
     )
     try:
         result: T = await tries(further)
-    except _NotLeading as error:
+    except _NotNow as error:
         raise error_of(error.problem) from None
     except BusError as error:
         raise unanswered(error, where, deadline_s) from None

@@ -140,11 +140,11 @@ async def value_of(
     replicas = shown["request"].get("replicas", 1)
     fences = {change.replica: change.fence for change in changes if change.fence}
     if len(fences) < replicas:
-        rows = (await client.read("show", {"job": job}))["replica_states"]
-        fences = {row["replica"]: row["fence"] for row in rows}
+        rows = (await client.read("show", {"job": job})).get("replica_states", ())
+        fences |= {row["replica"]: row["fence"] for row in rows}
     values: list[Any] = []
     for replica in range(replicas):
-        name = result_object(job, replica, fences[replica])
+        name = result_object(job, replica, fences.get(replica, 0))
         value = heard.value(name)
         values.append(await _stored(client, name) if value is msgspec.UNSET else value)
     return values if replicas > 1 else values[0]

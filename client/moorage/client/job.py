@@ -15,7 +15,7 @@ from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import HANDLER, Piece, Watch, driver_of
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import SUCCEEDED, TERMINAL
+from moorage.schemas.job import EXITED, FAILED, SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -98,8 +98,8 @@ class Job:
     async def events(self, timeout: Duration | None = None) -> AsyncIterator[Event]:
         """Every transition from acceptance on, each once and in order; ends by itself when the job is over.
 
-        The first event holds all transitions so far (the scheduler keeps the last 64). `timeout` bounds it in all.
-        Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
+        The first event holds all transitions so far, of a job that was over long ago too while its history is kept
+        (a week by default). `timeout` bounds it in all. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(self._client, self.id) as watch:
             async for item in watch.follow(None if timeout is None else seconds(timeout)):
@@ -167,12 +167,16 @@ class Job:
             self._result = msgspec.structs.replace(self._result, value=value)
         self._valued = True
 
-    async def cancel(self, reason: str = "") -> dict[str, Any]:
-        """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent."""
-        return await self._client.read("cancel", {"job": self.id, "reason": reason})
+    async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
+        """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent.
+
+        Its transitions keep the reason, and `by` as the name that you said (`Change.said`).
+        """
+        return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
 
     async def show(self) -> dict[str, Any]:
-        """The whole job: request, replicas, transitions. Raises `NotFound`."""
+        """The whole job: request, replicas, the last transitions; of one long over from its history, as long as that
+        is kept (`kept_until_ms`, at the latest). Raises `NotFound`."""
         data = await self._client.read("show", {"job": self.id})
         self.learn(data)
         return data
@@ -246,14 +250,18 @@ class Outcome:
 
 
 def decided(changes: list[Change], state: str) -> Change | None:
-    """The transition that made the job's `state` what it is; None where it was not seen."""
-    last = None
-    for change in reversed(changes):
-        if change.state == state and state in TERMINAL:
-            if change.code:
-                return change
-            last = last or change
-    return last
+    """The transition that made the job's `state` what it is; None where it was not seen.
+
+    Of a gang that failed it is that of the rank that failed first: the gang as a whole ends without a code.
+    """
+    ended = [change for change in changes if change.state == state] if state in TERMINAL else []
+    if not ended:
+        return None
+    coded = next((change for change in ended if change.code), None)
+    if coded is not None or state != FAILED:
+        return coded or ended[-1]
+    exits = (each for each in changes if each.state == EXITED and each.attempt == ended[-1].attempt)
+    return next((change for change in exits if change.code), ended[-1])
 
 
 def result_of(job: str, state: str, changes: list[Change], why: str, shown: dict[str, Any]) -> Result:

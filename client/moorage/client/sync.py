@@ -234,9 +234,9 @@ class SyncJob:
         """As `Job.result`; `on_progress` is called in the private thread."""
         return self._thread.call(self.twin.result(timeout, on_progress))
 
-    def cancel(self, reason: str = "") -> dict[str, Any]:
+    def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """As `Job.cancel`."""
-        return self._thread.call(self.twin.cancel(reason))
+        return self._thread.call(self.twin.cancel(reason, by))
 
     def show(self) -> dict[str, Any]:
         """As `Job.show`."""

@@ -6,6 +6,8 @@ about one replica; so the draft remembers what its own steps will do, beside the
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Op, Record, packed
@@ -41,6 +43,7 @@ class Draft:
         "_phase",
         "_state",
         "accepts",
+        "actors",
         "acts",
         "bytes",
         "evidence",
@@ -60,13 +63,14 @@ class Draft:
     def __init__(self, state: State, time_ms: int) -> None:
         self.state = state
         self.time_ms = time_ms
-        self.accepts: dict[str, list[Any]] = {}
+        self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of their numbers
         self.next_num = state.next_num
         self.steps: list[int] = []
         self.facts: list[int] = []
         self.notes: list[str] = []
         self.acts: list[list[Any]] = []
         self.evidence: list[int] = []
+        self.actors: list[int] = []
         self.bytes = 0
         self.gone: set[Member] = set()
         self.left: set[int] = set()  # workers whose session ends with this record
@@ -125,16 +129,24 @@ class Draft:
         number = self._note_numbers[text] = len(self.notes)
         return number
 
+    @contextlib.contextmanager
+    def by(self, actor: str) -> Iterator[None]:
+        """Every step made inside is this actor's doing (see `records.actor`; "" is nobody's), and the story says so."""
+        first = len(self.steps)
+        yield
+        if actor and len(self.steps) > first:
+            self.actors += (first, len(self.steps), self.note(actor, always=True))
+            self.bytes += 2 * STEP_BYTES
+
     def step(self, op: int, num: int, index: int, a: int = 0, b: int = 0, c: int = 0) -> None:
         self.steps += (op, num, index, a, b, c)
         self.bytes += STEP_BYTES
 
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
         """A new job; returns the number that fold will give it."""
-        flat = self.accepts.get(tenant)
-        if flat is None:
-            flat = self.accepts[tenant] = []
-        flat += (name, body, replicas, traceparent)
+        if not self.accepts or self.accepts[-1][0] != tenant:
+            self.accepts.append((tenant, []))  # fold counts the jobs in this order: one tenant's may stand in parts
+        self.accepts[-1][1].extend((name, body, replicas, traceparent))
         self.bytes += len(body) + len(name) + len(traceparent) + 12
         self.next_num += 1
         return self.next_num - 1
@@ -234,10 +246,11 @@ class Draft:
             rid,
             self.time_ms,
             state.digest,
-            list(self.accepts.items()),
+            self.accepts,
             self.steps,
             self.facts,
             self.notes,
             self.acts,
             self.evidence,
+            self.actors,
         )
