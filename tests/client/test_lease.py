@@ -151,9 +151,9 @@ class World:
         [row] = (await self.moorage.fleet())["workers"]
         return str(row["cells"])
 
-    def shows(self, cells: str) -> Callable[[], Any]:
+    def shows(self, *cells: str) -> Callable[[], Any]:
         async def seen() -> bool:
-            return await self.cells() == cells
+            return await self.cells() in cells
 
         return seen
 
@@ -236,12 +236,34 @@ async def test_an_agent_that_leaves_asks_back_with_reason_and_deadline(
         assert await recall(w.socket, "maintenance at noon", 60.0, pid=polite.pid) == 1
         assert await polite.line() == ["asked", "maintenance", "at", "noon", "60"]
         assert await polite.line() == ["given", "back"]
-        await until(w.shows("x·"), what="the other one holds on")
+        await until(w.shows("x·", "·x"), what="the other one holds on")
         w.agent.process.send_signal(signal.SIGTERM)
         assert (await other.line())[:4] == ["asked", "the", "agent", "stops"]
         assert await other.line() == ["given", "back"]
         async with asyncio.timeout(20):
             assert await w.agent.process.wait() == 0
+
+
+async def test_a_drained_worker_asks_back_and_lends_no_more_until_it_is_taken_back(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with world(nats_server, unique) as w, borrower(w.socket, "1x", "sync", w.made.url) as process:
+        assert (await process.line())[0] == "held"
+        await w.moorage.drain("w1")
+        assert await process.line() == ["asked", "the", "worker", "is", "drained", "3600"]
+        assert await process.line() == ["given", "back"]
+        with pytest.raises(Rejected, match="no more leases: the worker is drained"):
+            async with w.moorage.lease(timeout="10s", socket=w.socket):
+                pass
+        await w.moorage.uncordon("w1")
+
+        async def lends() -> bool:
+            with contextlib.suppress(Rejected):
+                async with w.moorage.lease(timeout="10s", socket=w.socket):
+                    return True
+            return False
+
+        await until(lends, 20, "it lends again")
 
 
 async def test_a_borrower_that_does_not_give_back_loses_nobody_elses_devices(

@@ -200,6 +200,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
     except OSError as error:
         log.warning("%s: no leases for processes of this host: %s", agent.worker, error)
         return None
+    agent.on_draining = lender.drain
     return lender
 
 

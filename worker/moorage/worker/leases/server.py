@@ -56,6 +56,9 @@ BACKLOG_MAX: Final = 64
 #: a peer that connected and says nothing is sent away
 FIRST_WORD_S_MAX: Final = 5.0
 FREE_WAIT_S: Final = 10.0
+#: how long holders have when an operator drains the worker, which says no time
+DRAIN_S: Final = 3600.0
+DRAINED: Final = "the worker is drained"
 PROBE_S: Final = 0.25
 PROBE_QUARANTINED_S: Final = 5.0
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -157,15 +160,31 @@ class LeaseServer:
 
     async def leave(self, reason: str, within_s: float) -> None:
         """Lend nothing more, ask everything back, and wait for it, at most `within_s`."""
-        self._closing = reason
+        self._refuse(reason)
         self.ask_back(reason, within_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._empty.wait()
+
+    def drain(self, draining: bool) -> None:
+        """Lend nothing more and ask everything back within an hour; or lend again, and who was asked may stay."""
+        if draining and not self._closing:
+            self._refuse(DRAINED)
+            self.ask_back(DRAINED, DRAIN_S)
+        elif not draining and self._closing == DRAINED:
+            self._closing = ""
+            for holder in self.holders:
+                holder.asked_back = None
+                if holder.overdue is not None:
+                    holder.overdue.cancel()
+
+    def _refuse(self, reason: str) -> None:
+        """Lend nothing from now on, also not to those that wait."""
+        self._closing = reason
         for holder in list(self._holders):
             if not holder.slots:
                 holder.say(_refusal(f"no more leases: {reason}"))
                 holder.writer.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._empty.wait()
 
     async def close(self) -> None:
         """Close every connection, which tells the holders that their leases are gone."""
@@ -263,7 +282,7 @@ class LeaseServer:
             holder.say(Granted(self._worker, devices, holder.mode, self._inventory.simulated))
             log.info("%s: %r holds a lease", self._worker, holder)
             if self._closing:
-                self.ask_back(self._closing, 0.0)
+                self.ask_back(self._closing, DRAIN_S if self._closing == DRAINED else 0.0)
             await asyncio.wait((over, dead), return_when=asyncio.FIRST_COMPLETED)
             if over.done() and not over.cancelled() and over.exception() is None and over.result() is not None:
                 holder.say(Returned())
