@@ -175,7 +175,8 @@ async def stopped_follower() -> Figures:
 
         for _ in range(2):  # as many ended jobs as the leader keeps whole
             await load()
-        without, rss_mib = await load(), it.rss_mib("scheduler")
+        before_mib = it.rss_mib("scheduler")
+        without, without_mib = await load(), it.rss_mib("scheduler")
         async with _following(it, "loud", 1, "output") as following:
             job = await moorage.submit(["hang"], key="loud-0", driver="noop")
             following.process.send_signal(signal.SIGSTOP)
@@ -184,7 +185,7 @@ async def stopped_follower() -> Figures:
                 await bare.connection.send([(SUBJECTS.log("t0", "loud-0", 0), piece, "")])
             await bare.connection.flush()
             server_mib = it.rss_mib("server")
-            beside, rss_after_mib = await load(), it.rss_mib("scheduler")
+            beside, beside_mib = await load(), it.rss_mib("scheduler")
             log = it.folder / "nats" / "server.log"
             async with asyncio.timeout(60):
                 while "Slow Consumer" not in log.read_text():  # noqa: ASYNC110  another process writes it
@@ -196,7 +197,7 @@ async def stopped_follower() -> Figures:
     return {
         "scheduler's CPU µs a job, no follower": without,
         "scheduler's CPU µs a job, beside a stopped follower": beside,
-        "scheduler RSS MiB, no follower": rss_mib,
-        "scheduler RSS MiB, beside a stopped follower": rss_after_mib,
+        "scheduler RSS grown by MiB, no follower": without_mib - before_mib,
+        "scheduler RSS grown by MiB, beside a stopped follower": beside_mib - without_mib,
         "server RSS MiB, holding 320 MiB for a stopped follower": server_mib,
     }
