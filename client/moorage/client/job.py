@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.client.errors import JobFailed
+from moorage.client.kept import Joiner, Piece, read_page, tail_of
 from moorage.client.steps import Step, step_of
 from moorage.client.values import Duration, age, seconds
-from moorage.client.watch import HANDLER, Piece, Watch, driver_of
+from moorage.client.watch import HANDLER, Watch, driver_of
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import EXITED, FAILED, SUCCEEDED, TERMINAL
@@ -32,8 +33,7 @@ class Result(msgspec.Struct, frozen=True):
     where nothing ran. `changes` are the transitions that were seen, in order.
 
     `value` is what a handler returned, of several replicas a list; None for other jobs, and where nothing was kept.
-    `stdout`, `stderr` and `lost_bytes` (how much of them is known to be missing) are filled by `run` alone: output is
-    said, not kept, so they are best effort.
+    `stdout`, `stderr` and `lost_bytes` (how much of them is known to be missing) are filled by `run` alone.
     """
 
     job: str
@@ -113,14 +113,43 @@ class Job:
             for change in event.changes:
                 yield step_of(change)
 
-    async def logs(self, timeout: Duration | None = None) -> AsyncIterator[Piece]:
-        """The output from now on, until the job is over; what was said before is not kept. Raises as `events`."""
-        async with Watch(self._client, self.id, output=True) as watch:
-            async for item in watch.follow(None if timeout is None else seconds(timeout)):
-                if isinstance(item, Piece):
-                    yield item
-                else:
-                    self.saw(item)
+    async def logs(
+        self,
+        timeout: Duration | None = None,
+        *,
+        follow: bool = True,
+        tail: int | None = None,
+        replica: int | None = None,
+        attempt: int | None = None,
+    ) -> AsyncIterator[Piece]:
+        """The output from its beginning, or with `tail` from the last lines of each stream: what the workers keep of
+        each replica's newest attempt, then what comes, without gap or double, until the job is over.
+
+        `follow=False` ends with what is kept now, as does one `attempt`; `replica` chooses one.
+        Raises `NoOutput` where nothing of it can be had any more, and as `events`.
+        """
+        given = 0
+        if follow and attempt is None:
+            async with Watch(self._client, self.id, past=True, tail=tail, replica=replica) as watch:
+                async for item in watch.follow(None if timeout is None else seconds(timeout)):
+                    if isinstance(item, Piece):
+                        given += 1
+                        yield item
+                    else:
+                        self.saw(item)
+            joiner = watch.joiner
+        else:
+            joiner = Joiner(self._client, self.id, tail)
+            rows = (await self.show()).get("replica_states", [{"replica": 0, "attempt": None}])
+            if replica is not None and replica not in [row["replica"] for row in rows]:
+                await read_page(self._client, self.id, replica, attempt, "out", 0, 1)  # the leader says what is wrong
+            for row in rows:
+                if replica in (None, row["replica"]) and (attempt or row["attempt"]) != 0:
+                    async for piece in joiner.kept(row["replica"], attempt or row["attempt"]):
+                        given += 1
+                        yield piece
+        if joiner is not None and joiner.trouble is not None and not given:
+            raise joiner.trouble
 
     async def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """Wait until the job is over. `timeout` defaults to the client's `wait_timeout`.
@@ -132,10 +161,12 @@ class Job:
         timeout_s = self._client.wait_timeout_s if timeout is None else seconds(timeout)
         if self._result is None:
             return await self._watched_to_its_end(timeout_s, on_progress)
-        if self._result.state == SUCCEEDED and not self._valued:
+        if self._result.state != SUCCEEDED:
+            raise JobFailed(self._result)
+        if not self._valued:
             known = self._request is not None and self._request.workload.driver != HANDLER
             await self._add_value({} if known else await self.show(), None)
-        return _succeeded(self._result)
+        return self._result
 
     async def _watched_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
         watching = Outcome(self.id)
@@ -154,9 +185,10 @@ class Job:
                 if watch.state == SUCCEEDED:
                     break  # the end of its output is for those that failed
         self._result = watching.result(watch.shown)
-        if self._result.state == SUCCEEDED:
-            await self._add_value(watch.shown, heard)
-        return _succeeded(self._result, watching.tail)
+        if self._result.state != SUCCEEDED:
+            raise JobFailed(self._result, await watching.tail_or_kept(self._client))
+        await self._add_value(watch.shown, heard)
+        return self._result
 
     async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
         assert self._result is not None
@@ -213,12 +245,6 @@ class Job:
         return self._result
 
 
-def _succeeded(result: Result, tail: str = "") -> Result:
-    if result.state != SUCCEEDED:
-        raise JobFailed(result, tail)
-    return result
-
-
 class Outcome:
     """Gathers what a `Watch` yields into a `Result` and the tail of the output."""
 
@@ -244,6 +270,14 @@ class Outcome:
     def tail(self) -> str:
         """The last lines of the output that came while it was watched."""
         return "\n".join("".join(self._tail)[-TAIL_CHARS_MAX:].splitlines()[-TAIL_LINES:])
+
+    async def tail_or_kept(self, client: AsyncClient) -> str:
+        """`tail`, or where nothing was heard, the end of what is kept of the member that decided."""
+        last = decided(self._changes, self._state)
+        if self._tail or last is None or last.code is None:
+            return self.tail
+        text = await tail_of(client, self.job, last.replica, last.attempt, TAIL_CHARS_MAX)
+        return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     def result(self, shown: dict[str, Any]) -> Result:
         return result_of(self.job, self._state, self._changes, self._why, shown)
