@@ -14,17 +14,30 @@ import pytest
 from moorage.bus.simulated import FaultyNetwork
 from moorage.client import (
     AsyncClient,
+    Change,
+    Claimed,
+    Ended,
+    Gpu,
     GpuSpec,
     Job,
     JobFailed,
     NoScheduler,
+    Placed,
+    Progress,
+    Queued,
     Ran,
     Rejected,
+    Running,
     SimFleet,
     SimulatedClock,
+    Step,
     Task,
 )
+from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
+from moorage.schemas.job import STATES
+from moorage.worker.drivers.handler import Handler
+from moorage.worker.handler_context import HandlerContext
 from tests.waiting import until
 
 Scene = Callable[[], Coroutine[Any, Any, None]]
@@ -303,3 +316,98 @@ async def _state(client: AsyncClient, job: str, state: str) -> bool:
 
 async def _all_up(client: AsyncClient) -> bool:
     return {row["state"] for row in (await client.fleet())["workers"]} == {"up"}
+
+
+def transcoder(context: HandlerContext) -> dict[str, Any]:
+    """A plain function, as a service has it."""
+    if context.input is None:
+        raise ValueError("no clip")
+    context.progress(0.5, "half")
+    return {"clip": context.input, "gpu": context.uuids[0], "job": context.job}
+
+
+@in_virtual_time
+async def test_handlers_of_ones_own_are_called_and_their_results_come_back() -> None:
+    async def paint(context: HandlerContext) -> bytes:
+        await asyncio.sleep(3600)  # virtual
+        return bytes(context.input)
+
+    handlers: dict[str, Handler] = {"transcode": transcoder, "paint": paint}
+    async with AsyncClient(transport=SimFleet("2x1xL40S+cpu", handlers=handlers)) as moorage:
+        told: list[Progress] = []
+        job = await moorage.submit_handler("transcode", "a.mp4", gpu="1xL40S")
+        result = await job.result(on_progress=told.append)
+        assert result.value == {"clip": "a.mp4", "gpu": result.changes[1].gpus[0], "job": job.id}
+        assert told == [Progress(0.5, "half")]
+        with pytest.raises(JobFailed, match="ValueError: no clip"):
+            await (await moorage.submit_handler("transcode", gpu=1)).result()
+        large = await (await moorage.submit_handler("paint", 100_000)).result()  # by the object store
+        assert large.value == bytes(100_000)
+        assert large.changes[-1].time_ms - large.changes[0].time_ms >= 3_600_000
+        with pytest.raises(Rejected, match="no known worker could ever run this"):
+            await moorage.submit_handler("sculpt", on_no_match="reject")
+
+
+@in_virtual_time
+async def test_a_handler_on_a_worker_that_dies_is_called_again_elsewhere() -> None:
+    called: list[str] = []
+
+    async def slow(context: HandlerContext) -> str:
+        called.append(context.environment["CUDA_VISIBLE_DEVICES"])
+        await asyncio.sleep(60)
+        return "done"
+
+    fleet = SimFleet("2x1xH100", handlers={"slow": slow})
+    async with AsyncClient(transport=fleet) as moorage:
+        job = await moorage.submit_handler("slow", gpu=1)
+        await until(lambda: called)
+        await job.show()
+        await fleet.kill_worker(job.worker)
+        await fleet.kill_scheduler()
+        assert (await job.result()).value == "done"
+        assert len(set(called)) == 2
+        cancelled = await moorage.submit_handler("slow", gpu=1)
+        await until(lambda: len(called) == 3)
+        await cancelled.cancel()
+        with pytest.raises(JobFailed, match="was cancelled"):
+            await cancelled.result()
+
+
+def test_a_handler_without_a_name_is_told() -> None:
+    with pytest.raises(Rejected, match="no name of a handler"):
+        SimFleet(handlers={"Trans Code": transcoder})
+
+
+@in_virtual_time
+async def test_the_steps_of_a_job_are_types_for_match() -> None:
+    story: list[str] = []
+    fleet = SimFleet("1x2xH100", script=lambda task: Ran(int(task.attempt == 1), seconds=1))
+    async with AsyncClient(transport=fleet) as moorage:
+        job = await moorage.submit(["x"], gpu=Gpu("H100", count=2), retries=1)
+        async for step in job.steps("60s"):
+            match step:
+                case Queued(attempt=attempt, why=why):
+                    story.append(f"queued {attempt} {why}".rstrip())
+                case Placed(worker=worker, gpus=gpus):
+                    story.append(f"{len(gpus)} of {worker}")
+                case Claimed() | Running():
+                    story.append(step.state.lower())
+                case Ended(state="SUCCEEDED", code=code):
+                    story.append(f"ended {code}")
+    once = ["2 of sim-0000", "claimed", "running"]
+    assert story == ["queued 0", *once, "queued 1", *once, "ended 0"]
+    assert {type(step_of(Change(1, 0, 0, 1, state))).__name__ for state in STATES} == {
+        "Queued", "Placed", "Claimed", "Running", "Ending", "Ended",
+    }  # fmt: skip
+    assert type(step_of(Change(1, 0, 0, 1, "A_LATER_RELEASE_SAYS"))) is Step
+
+
+@in_virtual_time
+async def test_gathered_jobs_succeed_together_or_raise_the_first_failure() -> None:
+    async with AsyncClient(transport=SimFleet("2x8xH100", script=lambda task: Ran(int(task.argv[0])))) as moorage:
+        jobs = await moorage.submit_many([["0"]] * 5, gpu=1)
+        assert [result.job for result in await moorage.gather(*jobs, timeout="60s")] == [job.id for job in jobs]
+        good, bad = await moorage.submit_many([["0"], ["3"]], gpu=1)
+        with pytest.raises(JobFailed) as failed:
+            await moorage.gather(good, bad, good)
+        assert (failed.value.job, failed.value.exit_code) == (bad.id, 3)

@@ -183,3 +183,28 @@ async def test_output_without_an_end_does_not_hold_the_follower(nats_url: str, u
         await scheduler.say("j", "FAILED", change(2, "FAILED"))
         assert await following.revisions() == ("FAILED", [2])
         await following.ends()
+
+
+async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        for events in ("job", "tenant"):
+            request = client.request(["x"], key="j", fields={"driver": "noop", "events": events})
+            async with Watch(client, "j", request=request) as watch:
+                following = Following(watch)
+                story = [change(1, "ACCEPTED"), change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]
+                for changes in story:
+                    state = changes[-1].state
+                    if events == "job":
+                        await scheduler.say("j", state, *changes)
+                    else:
+                        await scheduler.say_to_tenant(scheduler.event("j", state, *changes))
+                    assert await following.revisions() == (state, [each.rev for each in changes])
+                await following.ends()
+        assert scheduler.asked == []
+        scheduler.will_show(shown("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED")))
+        async with Watch(client, "j", request=client.request(["x"], key="j")) as watch:
+            following = Following(watch)
+            await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))  # the first two were lost
+            assert await following.revisions() == ("SUCCEEDED", [1, 2, 3])
+            await following.ends()
+        assert [verb for verb, _ in scheduler.asked] == ["show"]

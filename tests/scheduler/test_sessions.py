@@ -368,7 +368,7 @@ def test_a_renewal_alone_is_in_no_record_and_is_answered_after_one() -> None:
     assert not drive.engine.urgent
     assert drive.engine.waiting == 1
     drive.tick()
-    assert drive.answers[reply] == {"kind": "renewed", "n": 1, "reign": 1, "v": 1}
+    assert drive.answers[reply] == {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False}
     assert drive.state.digest == before
     assert decode_record(drive.records[-1]).steps == []
 

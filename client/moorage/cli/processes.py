@@ -20,7 +20,6 @@ from moorage.schemas.settings import unknown_variables
 from moorage.worker.settings import WorkerSettings
 
 LEDGER_URL_FILE: Final = "ledger-url"
-WORKERS_FOLDER: Final = "workers"
 LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def worker(
     """
 
     def act() -> int:
-        from moorage.client.target import find_context, home
+        from moorage.client.target import WORKERS_FOLDER, find_context, home
         from moorage.schemas.settings import told
         from moorage.worker.run import run
         from moorage.worker.settings import SECTION, worker_settings

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ClientError,
         Conflict,
         JobFailed,
+        NoAgent,
         NoOutput,
         NoScheduler,
         NotFound,
@@ -25,9 +26,13 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
+    from moorage.client.handlers import Progress
     from moorage.client.job import Job, Result
+    from moorage.client.lease import Lease
     from moorage.client.sim_fleet import Ran, SimFleet, Task
-    from moorage.client.sync import Client, SyncJob
+    from moorage.client.steps import Claimed, Ended, Ending, Placed, Queued, Running, Step
+    from moorage.client.sync import Client, SyncJob, SyncLease
+    from moorage.client.values import Gpu
     from moorage.client.watch import Piece, Watch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
@@ -38,30 +43,42 @@ __all__ = [
     "AsyncClient",
     "BatchRejected",
     "Change",
+    "Claimed",
     "Client",
     "ClientError",
     "Conflict",
+    "Ended",
+    "Ending",
     "Event",
+    "Gpu",
     "GpuSpec",
     "Job",
     "JobFailed",
+    "Lease",
+    "NoAgent",
     "NoOutput",
     "NoScheduler",
     "NotFound",
     "NotPermitted",
     "Piece",
+    "Placed",
+    "Progress",
     "QueueFull",
+    "Queued",
     "Ran",
     "Rejected",
     "Request",
     "Resources",
     "Result",
     "Run",
+    "Running",
     "Secret",
     "Share",
     "SimFleet",
     "SimulatedClock",
+    "Step",
     "SyncJob",
+    "SyncLease",
     "Task",
     "TimedOut",
     "Unreachable",
@@ -76,6 +93,7 @@ _HOME: Final = {
         "ClientError",
         "Conflict",
         "JobFailed",
+        "NoAgent",
         "NoScheduler",
         "NoOutput",
         "NotFound",
@@ -85,9 +103,13 @@ _HOME: Final = {
         "TimedOut",
         "Unreachable",
     ),
+    "moorage.client.handlers": ("Progress",),
     "moorage.client.job": ("Job", "Result"),
+    "moorage.client.lease": ("Lease",),
     "moorage.client.sim_fleet": ("Ran", "SimFleet", "Task"),
-    "moorage.client.sync": ("Client", "SyncJob"),
+    "moorage.client.steps": ("Claimed", "Ended", "Ending", "Placed", "Queued", "Running", "Step"),
+    "moorage.client.sync": ("Client", "SyncJob", "SyncLease"),
+    "moorage.client.values": ("Gpu",),
     "moorage.client.watch": ("Piece", "Watch"),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 #: code -> (whose fault, what it means in one sentence)
 CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "no-scheduler": ("fleet", "the NATS server is there, but no scheduler answered in the time given"),
+    "no-agent": ("fleet", "no worker of this host lends GPUs to processes that run here"),
     "timed-out": ("caller", "what was waited for did not happen in the time given; the job itself goes on"),
     "job-failed": ("caller", "the job ended by itself, not with code 0, and has no retries left"),
     "job-timed-out": ("caller", "the job ran longer than its timeout or deadline"),
@@ -90,7 +91,7 @@ class NotFound(ClientError):
 
 
 class NotPermitted(ClientError):
-    """NATS refused the credentials, or this user may not use that subject."""
+    """NATS refused the credentials, or this user may not use that subject, or borrow from this host's worker."""
 
 
 class Unreachable(ClientError):
@@ -99,6 +100,10 @@ class Unreachable(ClientError):
 
 class NoScheduler(Unreachable):
     """A NATS server, but no scheduler that answers."""
+
+
+class NoAgent(Unreachable):
+    """No worker of this host lends GPUs here."""
 
 
 class NoOutput(ClientError):

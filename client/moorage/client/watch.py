@@ -26,6 +26,7 @@ from moorage.schemas.job import RUNNING, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.job import Request
 
 #: what came and was not taken yet; beyond it events are asked for again and output is lost (and counted)
 PENDING_MAX: Final = 10_000
@@ -38,6 +39,9 @@ RETRY_S: Final = 0.5
 OUTPUT_GRACE_S: Final = 1.0
 #: the same where what does not come can be asked for
 KEPT_GRACE_S: Final = 0.2
+HANDLER: Final = "handler"
+#: drivers that mark the end of each stream
+_ENDS_ITS_STREAMS: Final = ("process", HANDLER)
 
 _decode_event: Final[Decoder[Event]] = Decoder(Event)
 _decode_events: Final[Decoder[Events]] = Decoder(Events)
@@ -50,6 +54,8 @@ class Watch:
     `output` gives what is said from now on. With `past` it is joined to what the workers keep: everything from the
     beginning (of that the last `tail` lines of each stream, where it is not None), without gap and without double;
     `replica` chooses one. `state` is the last one seen; `lost` counts pieces of output that were thrown away here.
+    With `request`, what will be submitted once this is open, its story is heard from the beginning, and nothing needs
+    to be asked.
     """
 
     def __init__(
@@ -57,11 +63,11 @@ class Watch:
         client: AsyncClient,
         job: str,
         *,
-        events: bool = True,
         output: bool = False,
         past: bool = False,
         tail: int | None = None,
         replica: int | None = None,
+        request: Request | None = None,
     ) -> None:
         self.job = job
         self.state = ""
@@ -69,7 +75,7 @@ class Watch:
         self.lost = 0
         self.shown: dict[str, Any] = {}
         self._client = client
-        self._events = events
+        self._request = request
         self._output = output or past
         self._replica = replica
         self.joiner = Joiner(client, job, tail) if past else None
@@ -92,7 +98,10 @@ class Watch:
         """Subscribe. Raises `NotPermitted`."""
         client, subjects = self._client, self._client.subjects
         client.watches.add(self)
-        self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
+        if self._request is not None and self._request.events == "tenant":
+            await self._hear_tenant()
+        else:
+            self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
         if self._output:
             self._subscriptions.append(
                 await client.subscribe(
@@ -111,6 +120,11 @@ class Watch:
         """Ask for the job again: something may have been missed."""
         self._stale = True
         self._some.set()
+
+    @property
+    def driver(self) -> str:
+        """What runs the job; "" before it was asked for, and where nobody knows any more."""
+        return driver_of(self.shown) if self._request is None else self._request.workload.driver
 
     # -- what comes in: only enqueued
 
@@ -173,7 +187,7 @@ class Watch:
         ends_s = None if timeout_s is None else loop.time() + timeout_s
         repair_s = REPAIR_S_FIRST
         grace_s = OUTPUT_GRACE_S
-        for event in await self._show(first=True):
+        for event in await self._show(first=True) if self._request is None else ():
             yield event
             if self.state in TERMINAL and event.changes:  # the end of its output is under way, or was said before
                 grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
@@ -204,8 +218,8 @@ class Watch:
             yield piece
 
     async def _past(self) -> AsyncIterator[Piece]:
-        """What the workers keep of each replica's newest attempt."""
-        if self.joiner is None:
+        """What the workers keep of each replica's newest attempt; nothing yet where it was not submitted before."""
+        if self.joiner is None or self._request is not None:
             return
         newest = newest_attempts(self.shown)
         if self._replica is not None and self._replica not in newest:
@@ -283,10 +297,8 @@ class Watch:
         data = self.shown = answer.data
         if not self._hears_tenant and data.get("request", {}).get("events") == "tenant":
             # its events go out in the tenant's frames alone; listen there, then look again
-            self._hears_tenant = self._stale = True
-            self._subscriptions.append(
-                await self._client.subscribe(self._client.subjects.events(self._client.tenant), self._on_tenant_events)
-            )
+            self._stale = True
+            await self._hear_tenant()
         changes = _behind(self.rev, data.get("changes", []))
         rev = data.get("rev", self.rev)
         if len(changes) != rev - self.rev or "rev" not in data:
@@ -303,6 +315,11 @@ class Watch:
             self._client.tenant, self.job, rev, data["state"], answer.ledger, changes, data.get("why", ""), simulated
         )
         return [self._take(event)]
+
+    async def _hear_tenant(self) -> None:
+        self._hears_tenant = True
+        subject = self._client.subjects.events(self._client.tenant)
+        self._subscriptions.append(await self._client.subscribe(subject, self._on_tenant_events))
 
     async def _history(self, changes: list[Change], rev: int) -> tuple[list[Change], int]:
         """Every transition that is kept behind the last one seen, of `changes` those that nothing else tells."""
@@ -321,7 +338,7 @@ class Watch:
 
     def _take(self, event: Event) -> Event:
         self.rev, self.state = event.rev, event.state
-        if self._output and self.shown.get("request", {}).get("run", {}).get("driver", "process") == "process":
+        if self._output and self.driver in _ENDS_ITS_STREAMS:
             for change in event.changes:
                 if change.state == RUNNING:
                     both = {(change.replica, change.attempt, name) for name in ("out", "err")}
@@ -335,6 +352,12 @@ class Watch:
             job=self.job,
             next_step=f"moorage explain {self.job}",
         )
+
+
+def driver_of(shown: dict[str, Any]) -> str:
+    """The driver in what `show` said of a job; "" where its request is not known."""
+    run = shown.get("request", {}).get("run")
+    return "" if run is None else run.get("driver", "process")
 
 
 def _behind(rev: int, changes: list[Any]) -> list[Change]:

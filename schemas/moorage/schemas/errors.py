@@ -20,6 +20,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "unknown-verb": ("caller", "no such verb, or one that this release does not serve"),
     "not-found": ("caller", "no such job or worker, as of a ledger record acknowledged after the question came"),
     "conflict": ("caller", "this job id is already used for a request with other content"),
+    "not-permitted": ("caller", "this user may not do that here"),
     "no-match": ("fleet", "no known worker could ever run this"),
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),

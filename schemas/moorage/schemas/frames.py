@@ -186,11 +186,15 @@ class Renew(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
 
 class Renewed(msgspec.Struct, frozen=True, tag_field="kind", tag="renewed"):
-    """Leaves only after a ledger acknowledgement later than the renewal's arrival: so it proves the reign."""
+    """Leaves only after a ledger acknowledgement later than the renewal's arrival: so it proves the reign.
+
+    `draining`: an operator drains the worker, which asks back what it lends to processes of its host.
+    """
 
     n: int
     reign: int
     v: int = VERSION
+    draining: bool = False
 
 
 class FactFrame(msgspec.Struct, frozen=True, tag_field="kind", tag="facts"):

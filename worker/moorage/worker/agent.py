@@ -49,6 +49,7 @@ from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,
     Command,
+    Draining,
     Ended,
     EndMember,
     FactsAnswered,
@@ -173,6 +174,8 @@ class Agent:
         self._sample_at_s = NEVER_S
         self._join_payload = b""
         self._logged: dict[str, float] = {}
+        #: told when an operator drains this worker, and when it is taken back
+        self.on_draining: Callable[[bool], None] = lambda draining: None
         self._started = str(time.monotonic_ns())
         self._wanted_subject = self.subjects.worker(worker, "wanted")
         self._verb_subjects = {verb: self.subjects.worker(worker, verb) for verb in ("join", "renew", "fact")}
@@ -192,6 +195,7 @@ class Agent:
             SessionLive: lambda command: self.journal.live(command.ledger),
             SetFence: self._set_fence,
             SayHello: lambda command: self.say_hello(),
+            Draining: lambda command: self.on_draining(command.draining),
             SendGoodbye: self._send_goodbye,
             Log: self._log,
         }

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from moorage.schemas.frames import Device
 from moorage.schemas.job import Request
 from moorage.worker.member_messages import MemberName
 from moorage.worker.proctree import boottime_s
 
+HANDLER_NAME: Final = re.compile(r"[a-z0-9_.-]{1,48}")
 PROGRESS_TEXT_CHARS_MAX: Final = 200
+#: the driver's part of a request's `driver_config`, and the one key that it may have
+CONFIG_KEY: Final = "handler"
+INPUT_KEY: Final = "input"
 
 
 class HandlerCancelled(Exception):
@@ -26,6 +31,8 @@ class HandlerCancelled(Exception):
 class HandlerContext:
     """One run of a handler: whose job it is, what it was given, and whether it should go on.
 
+    `input` is what the request says in `driver_config.handler.input`, any JSON value, None where it says nothing;
+    `arguments` are the words of `argv` behind the handler's name.
     `devices` are those of the lease, in its order; nobody else has them until the function returned (whole devices;
     in a shared `mode` as many as share them). `environment` is what a process of this job would find in its own:
     the request's variables, secrets resolved, and ours over them; the service's `os.environ` is never touched, so it
@@ -49,6 +56,7 @@ class HandlerContext:
         self.tenant, self.job, self.replica, self.attempt, self.fence = name
         self.request: Final = request
         self.arguments: Final = tuple(request.workload.argv[1:])
+        self.input: Final[Any] = request.driver_config.get(CONFIG_KEY, {}).get(INPUT_KEY)
         self.devices: Final = devices
         self.mode: Final = mode
         self.environment: Final = environment

@@ -289,6 +289,12 @@ class SayHello(msgspec.Struct, frozen=True):
     pass
 
 
+class Draining(msgspec.Struct, frozen=True):
+    """An operator began to drain this worker, or took it back."""
+
+    draining: bool
+
+
 class SendGoodbye(msgspec.Struct, frozen=True):
     session: str
 
@@ -316,6 +322,7 @@ Command = (
     | SessionLive
     | SetFence
     | SayHello
+    | Draining
     | SendGoodbye
     | Log
 )

@@ -36,6 +36,7 @@ from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,
     Command,
+    Draining,
     Ended,
     EndMember,
     FactsAnswered,
@@ -116,6 +117,7 @@ class Members:
         self.outbox = FactOutbox()
         self.held: dict[MemberName, Member] = {}
         self.dropped: Counter[str] = Counter()
+        self.draining = False
         self._free_wait_s = free_wait_s
         self._tombstones_max = tombstones_max
         self._tombstones: dict[_Base, Tombstone] = {}
@@ -433,6 +435,9 @@ class Members:
             return
         if self.session.phase == "live" and self.session.renewed(frame.n):
             self._set_fence()
+            if frame.draining != self.draining:
+                self.draining = frame.draining
+                self._commands.append(Draining(frame.draining))
         else:
             self._drop("answer-not-awaited")
 

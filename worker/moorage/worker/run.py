@@ -192,6 +192,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         agent.worker,
         agent.pool,
         agent.inventory,
+        modes=settings.modes,
         uids=settings.lease_uids,
         gid=settings.lease_gid,
         free_wait_s=settings.free_wait_s,
@@ -201,6 +202,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
     except OSError as error:
         log.warning("%s: no leases for processes of this host: %s", agent.worker, error)
         return None
+    agent.on_draining = lender.drain
     return lender
 
 

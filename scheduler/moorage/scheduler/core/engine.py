@@ -501,7 +501,8 @@ class Engine:
         for event, frame, host in flight.renewed:
             host.last_ms = mono_ms
             self.reports[host.worker.num] = frame
-            out.answers.append((event.reply, encode(Renewed(frame.n, state.epoch), json=event.json)))
+            renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining")
+            out.answers.append((event.reply, encode(renewed, json=event.json)))
             self._show(wanted, host.worker, frame.held, frame.no)
         for event, session in flight.joined:
             self._answer_join(event, session, wanted, out)

@@ -188,7 +188,12 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
 
 
 def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any] | Problem:
-    """The tenant's jobs in memory, newest first; `states` filters, `limit` 1..1000 bounds."""
+    """The tenant's jobs in memory, newest first; `states` filters, `limit` 1..1000 bounds.
+
+    With `jobs`, at most 1000 names: those of them that are in memory, and no counts.
+    """
+    if (names := arguments.get("jobs")) is not None:
+        return _named(engine, tenant, names)
     limit = arguments.get("limit", 100)
     if not isinstance(limit, int) or not 1 <= limit <= LS_MAX:
         return problem("invalid-argument", "limit must be 1..1000", field="$.limit", found=limit, allowed="1..1000")
@@ -203,6 +208,14 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
         if len(jobs) < limit and (not states or job.state in states):
             jobs.append(summary(engine, job))
     return {"jobs": jobs, "counts": counts, "finished_kept": len(engine.state.finished)}
+
+
+def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
+    if not isinstance(names, list) or len(names) > LS_MAX or not all(isinstance(name, str) for name in names):
+        return problem("invalid-argument", f"jobs must list at most {LS_MAX} ids", field="$.jobs")
+    row = engine.state.tenants.get(tenant)
+    jobs = {} if row is None else row.jobs
+    return {"jobs": [summary(engine, jobs[name]) for name in names if name in jobs]}
 
 
 def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:

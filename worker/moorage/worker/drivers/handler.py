@@ -1,7 +1,7 @@
 """The driver of handlers: functions in the service's own process, called for a job as another driver starts a process.
 
-`run.argv[0]` names the function, the other words and `run.env` are its input. The request must also say
-`requires: {"handler.<name>": ["1"]}`: that label is how a worker tells which functions it has.
+`run.argv[0]` names the function; `driver_config.handler.input`, the other words and `run.env` are its input. The
+request must also say `requires: {"handler.<name>": ["1"]}`: that label is how a worker tells which functions it has.
 
 The code is the service's own and trusted. It is ended by asking: a coroutine is cancelled, a plain function, which
 runs in a thread of its own, finds `context.cancelled` true. One that has not stopped when its grace is over cannot be
@@ -29,7 +29,7 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.job import Request, Run
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.environment import lay_over, resolve_secrets
-from moorage.worker.handler_context import HandlerCancelled, HandlerContext
+from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.leases.session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
@@ -111,7 +111,10 @@ class _Running:
 
 
 class HandlerDriver(Driver):
-    """`handlers` by name. `on_overdue` is called in the event loop for a function that does not stop."""
+    """`handlers` by name. `on_overdue` is called in the event loop for a function that does not stop.
+
+    Without `threads` a plain function is called in the event loop, where nothing can ask it to stop: for virtual time.
+    """
 
     name = "handler"
     #: the service keeps its context on the device from one call to the next, so the device's memory proves nothing
@@ -126,8 +129,10 @@ class HandlerDriver(Driver):
         interface: str | None = None,
         simulated: bool = False,
         on_overdue: Overdue | None = None,
+        threads: bool = True,
     ) -> None:
         super().__init__()
+        self._threads = threads
         self._handlers = handlers
         self._store = store
         self._secrets_dir = secrets_dir
@@ -167,7 +172,7 @@ class HandlerDriver(Driver):
         for assignment in assignments:
             try:
                 handler = self._handler_of(assignment.run)
-                self._check_startable(assignment.run)
+                self._check_startable(assignment.request)
                 running = self._prepare(assignment)
             except MoorageError as error:
                 failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
@@ -208,7 +213,15 @@ class HandlerDriver(Driver):
         return handler
 
     @staticmethod
-    def _check_startable(run: Run) -> None:
+    def _check_startable(request: Request) -> None:
+        run, config = request.workload, request.driver_config.get(CONFIG_KEY, {})
+        if not isinstance(config, dict) or config.keys() - {INPUT_KEY}:
+            raise refuse(
+                "invalid-argument",
+                f"driver_config.{CONFIG_KEY} has one field, {INPUT_KEY}",
+                field=f"$.driver_config.{CONFIG_KEY}",
+                found=config,
+            )
         for field in ("cwd", "user"):
             if getattr(run, field) is not None:
                 raise refuse("invalid-argument", f"a function has no {field}", field=f"$.run.{field}")
@@ -245,7 +258,7 @@ class HandlerDriver(Driver):
         if inspect.iscoroutinefunction(handler):
             running.work = loop.create_task(handler(context), name=f"handler {context.job}")
         else:
-            running.work = _in_thread(handler, context)
+            running.work = _in_thread(handler, context) if self._threads else _at_once(handler, context)
         running.work.add_done_callback(lambda work: self._returned(running, work))
         run = context.request.workload
         if checkpoint_in_s is not None:
@@ -372,23 +385,32 @@ def _in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[obje
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
 
-    def settle(value: object, error: BaseException | None) -> None:
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
-
     def call() -> None:
-        value: object = None
-        error: BaseException | None = None
-        try:
-            value = handler(context)
-        except StopIteration as stop:  # a future cannot hold it
-            error = RuntimeError(f"the handler raised {stop!r}")
-        except BaseException as caught:
-            error = caught
+        came = _outcome(handler, context)
         with contextlib.suppress(RuntimeError):  # the loop is gone
-            loop.call_soon_threadsafe(settle, value, error)
+            loop.call_soon_threadsafe(_settle, future, *came)
 
     threading.Thread(target=call, name=f"handler {context.job}", daemon=True).start()
     return future
+
+
+def _at_once(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
+    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    _settle(future, *_outcome(handler, context))
+    return future
+
+
+def _outcome(handler: Handler, context: HandlerContext) -> tuple[object, BaseException | None]:
+    try:
+        return handler(context), None
+    except StopIteration as stop:  # a future cannot hold it
+        return None, RuntimeError(f"the handler raised {stop!r}")
+    except BaseException as caught:
+        return None, caught
+
+
+def _settle(future: asyncio.Future[object], value: object, error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
