@@ -7,7 +7,7 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs mutants bench bench-quick bench-cli transcripts clean
+.PHONY: help test demo types lint check docs mutants bench bench-quick bench-cli transcripts nats-image record-frames clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -31,6 +31,12 @@ lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff format --check $(ROOMS)
 
 check: test types lint  ## what CI runs
+
+nats-image: $(STAMP)  ## nats-server as an image for Docker; no registry needed
+	PYTHON=$(BIN)/python deploy/nats/build
+
+record-frames: $(STAMP)  ## what this release says, for the tests of the next one: tests/frames/
+	$(BIN)/python -m tests.frames.record
 
 docs: $(STAMP)  ## regenerate docs/protocol.md and the JSON schemas from the code
 	$(BIN)/python docs/generate.py

@@ -135,14 +135,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def version() -> str:
-    """The installed distribution's version, or `0` where the source tree runs uninstalled."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    from moorage.schemas.release import RELEASE
 
-    try:
-        return installed("moorage")
-    except PackageNotFoundError:
-        return "0"
+    return RELEASE
 
 
 def _unknown(words: Sequence[str]) -> int:

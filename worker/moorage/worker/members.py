@@ -472,7 +472,8 @@ class Members:
             if code != "not-leading":
                 session.join_refused(self._now)
                 if code != self._refused_code:
-                    self._log("error", code, f"this worker may not join: {event.problem.message}")
+                    told = "; ".join(text for text in (event.problem.message, event.problem.next) if text)
+                    self._log("error", code, f"this worker may not join: {told}")
                 self._refused_code = code
                 last = event.problem.allowed.removeprefix(">").strip()
                 if code == "stale-join" and last.isdigit():  # the journal was lost: go on from the ledger's number
