@@ -157,6 +157,29 @@ async def test_output_over_its_cap_is_told(nats_server: EmbeddedServer, unique: 
         assert watch.joiner.truncated == {(0, 1, "out")}
 
 
+async def test_the_output_of_a_job_that_left_memory_is_found_by_its_history(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as one:
+        await made.scheduler(config={**QUICK, "ended_max": 0})
+        await made.agent("w", "1xH100", worker="w1")
+        await one.workers_up("w1")
+        await one.submit("said", "sh", "-c", "echo hello; echo why >&2")
+        await one.submit("large", "sh", "-c", "echo large", "y" * 3000)
+
+        async def is_compacted(job: str) -> bool:
+            return bool((await one.api("show", {"job": job}))["data"].get("compacted"))
+
+        for job in ("said", "large"):
+            await until(lambda job=job: is_compacted(job), 20, f"{job} leaves memory")
+        assert (await whole(one, "said"), await whole(one, "said", "err")) == (b"hello\n", b"why\n")
+        assert await whole(one, "large") == b"large\n"  # its request was too large to be kept: the worker finds it
+        assert (await one.api("logs", {"job": "said", "attempt": 2}))["code"] == "not-found"
+        assert (await one.api("logs", {"job": "said", "replica": 1}))["code"] == "invalid-argument"
+        async with client_of(made) as client:
+            assert await joined(client.job("said").logs()) == {"out": b"hello\n", "err": b"why\n"}
+
+
 async def test_nobody_reads_the_output_of_another_tenant(nats_server: EmbeddedServer, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as one, caller(made, "other") as other:
         await made.scheduler()

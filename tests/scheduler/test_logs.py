@@ -67,16 +67,6 @@ def test_nobody_is_asked_for_what_is_not_there_or_not_theirs(tenant: str, asked:
     assert found.code == code
 
 
-def test_a_compacted_job_is_not_found_with_a_word() -> None:
-    drive = Driving(Config(ended_max=0))
-    drive.worker("w0")
-    ran(drive)
-    drive.tick()
-    found = find_log(drive.engine, "t", LogsAsked("j"))
-    assert isinstance(found, Problem)
-    assert "remembered by name alone" in found.next
-
-
 def test_the_time_of_a_loss_is_known_to_whoever_folds_it() -> None:
     drive = Driving()
     drive.worker("w0")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.client.errors import JobFailed
-from moorage.client.kept import Joiner, Piece, read_page, tail_of
+from moorage.client.kept import Joiner, Piece, newest_attempts, read_page, tail_of
 from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import Watch
 from moorage.schemas.frames import Accepted, Change, Event
@@ -105,12 +105,12 @@ class Job:
             joiner = watch.joiner
         else:
             joiner = Joiner(self._client, self.id, tail)
-            rows = (await self.show()).get("replica_states", [{"replica": 0, "attempt": None}])
-            if replica is not None and replica not in [row["replica"] for row in rows]:
+            newest = newest_attempts(await self.show())
+            if replica is not None and replica not in newest:
                 await read_page(self._client, self.id, replica, attempt, "out", 0, 1)  # the leader says what is wrong
-            for row in rows:
-                if replica in (None, row["replica"]) and (attempt or row["attempt"]) != 0:
-                    async for piece in joiner.kept(row["replica"], attempt or row["attempt"]):
+            for of, last in newest.items():
+                if replica in (None, of) and (attempt or last) != 0:
+                    async for piece in joiner.kept(of, attempt or last):
                         given += 1
                         yield piece
         if joiner is not None and joiner.trouble is not None and not given:

@@ -179,6 +179,17 @@ class Joiner:
                 return
 
 
+def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
+    """Each replica's newest attempt, by what `show` says; None where nobody knows any more which it was."""
+    if "replica_states" in shown:
+        return {row["replica"]: row["attempt"] for row in shown["replica_states"]}
+    newest: dict[int, int | None] = {}
+    for change in shown.get("changes", ()):  # of a job that left the scheduler's memory
+        if change["replica"] >= 0:
+            newest[change["replica"]] = max(newest.get(change["replica"]) or 0, change["attempt"])
+    return newest or {0: None}
+
+
 def last_lines(piece: Piece, lines: int) -> Piece:
     """The piece with its last lines alone."""
     text = "".join(piece.text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""

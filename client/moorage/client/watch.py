@@ -17,7 +17,7 @@ import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
-from moorage.client.kept import Joiner, read_page
+from moorage.client.kept import Joiner, newest_attempts, read_page
 from moorage.client.kept import Piece as Piece
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -207,16 +207,15 @@ class Watch:
         """What the workers keep of each replica's newest attempt."""
         if self.joiner is None:
             return
-        rows = self.shown.get("replica_states", [{"replica": 0, "attempt": None}])
-        if self._replica is not None and self._replica not in [row["replica"] for row in rows]:
+        newest = newest_attempts(self.shown)
+        if self._replica is not None and self._replica not in newest:
             await read_page(self._client, self.job, self._replica, None, "out", 0, 1)  # the leader says what is wrong
-        for row in rows:
-            if row["attempt"] != 0 and self._replica in (None, row["replica"]):
-                async for piece in self.joiner.kept(row["replica"], row["attempt"]):
+        for replica, attempt in newest.items():
+            if attempt != 0 and self._replica in (None, replica):
+                async for piece in self.joiner.kept(replica, attempt):
                     yield piece
-        newest = {row["replica"]: row["attempt"] or 0 for row in rows}
         self._open_streams = {
-            key for key in self._open_streams if key[1] >= newest.get(key[0], 0) and not self.joiner.is_over(*key)
+            key for key in self._open_streams if key[1] >= (newest.get(key[0]) or 0) and not self.joiner.is_over(*key)
         }
 
     async def _joined(self, piece: Piece) -> AsyncIterator[Piece]:

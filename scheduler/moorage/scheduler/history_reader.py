@@ -26,6 +26,7 @@ from moorage.scheduler.core.story import Found, Frame, changes_in, read_frame
 from moorage.scheduler.ledger import microseconds
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Change
+from moorage.schemas.job import Request
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.history")
@@ -102,6 +103,18 @@ class HistoryReader:
             return self._ask("history", self._of_stream(tenant, name, seq, after, limit), reply, json, name)
         known = views.show(self._engine, tenant, name)
         return _gone(name) if isinstance(known, dict) else known
+
+    async def story(self, tenant: str, name: str) -> tuple[list[Change], Request | None] | Problem:
+        """The transitions of a job that left memory, as far as its last part has them, and its request if kept."""
+        try:
+            read, found = await self._story(tenant, name, self._seq(tenant, name))
+        except Gone:
+            return _gone(name)
+        except (BusError, TimeoutError) as error:
+            log.warning("the history cannot be read now: %s", error)
+            return _busy(name, "the history cannot be read now")
+        changes = [change for story in found for change in changes_in(read.frame, story)]
+        return changes, views.request_in(found[-1])
 
     def _seq(self, tenant: str, name: str) -> int:
         row = self._engine.state.finished.find(job_key(tenant, name))
@@ -196,6 +209,8 @@ class HistoryReader:
 
     async def _story(self, tenant: str, name: str, seq: int) -> tuple[Read, list[Found]]:
         """What a frame holds of a job. Raises `Gone`, `BusError`."""
+        if seq == 0:
+            raise Gone
         known = seq in self._frames
         read = await self._frame(seq)
         if known and name not in read.jobs:  # the stream was deleted since, and counts from 1 again

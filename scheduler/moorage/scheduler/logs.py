@@ -13,7 +13,8 @@ import msgspec
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.logs import Kept, find_log
+from moorage.scheduler.core.logs import Kept, find_in_story, find_log
+from moorage.scheduler.history_reader import HistoryReader
 from moorage.schemas.codec import Decoder, encode, explain_decode_error
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import Answer, LogPage, LogsAsked
@@ -36,9 +37,15 @@ class LogRelay:
     """One reign's. `ask` begins, the answer leaves by `answer`; `close` lets go of what is under way."""
 
     def __init__(
-        self, world: Connection, subjects: Subjects, engine: Engine, answer: Callable[[str, bytes], None]
+        self,
+        world: Connection,
+        subjects: Subjects,
+        engine: Engine,
+        history: HistoryReader,
+        answer: Callable[[str, bytes], None],
     ) -> None:
         self._world = world
+        self._history = history
         self._subjects = subjects
         self._engine = engine
         self._answer = answer
@@ -48,20 +55,18 @@ class LogRelay:
     def ask(self, tenant: str, asked: LogsAsked, reply: str, json: bool) -> None:
         """Answer, or ask the worker first. As of the state now: the caller sees to it that it is fresh."""
         found = find_log(self._engine, tenant, asked)
-        if isinstance(found, Kept):
-            trouble = self._trouble(tenant, found)
-            if trouble is None:
-                self._asking[tenant] += 1
-                task = asyncio.get_running_loop().create_task(self._relay(tenant, found, reply, json))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                return
+        if found is not None and not isinstance(found, Kept):
+            self._say(found, reply, json)
+        elif (trouble := self._trouble(tenant, found)) is not None:
             self._say(trouble, reply, json)
         else:
-            self._say(found, reply, json)
+            self._asking[tenant] += 1
+            task = asyncio.get_running_loop().create_task(self._begin(tenant, asked, found, reply, json))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    def _trouble(self, tenant: str, kept: Kept) -> Problem | None:
-        if not kept.worker.session:
+    def _trouble(self, tenant: str, kept: Kept | None) -> Problem | None:
+        if kept is not None and not kept.worker.session:
             return self._away(kept)
         if len(self._tasks) >= RELAYS_MAX or self._asking[tenant] >= RELAYS_MAX_TENANT:
             return problem(
@@ -72,23 +77,34 @@ class LogRelay:
             )
         return None
 
-    async def _relay(self, tenant: str, kept: Kept, reply: str, json: bool) -> None:
+    async def _begin(self, tenant: str, asked: LogsAsked, kept: Kept | None, reply: str, json: bool) -> None:
+        """A job that left memory is looked up in the history first."""
+        try:
+            found: Kept | LogPage | Problem
+            if kept is not None:
+                found = kept
+            else:
+                story = await self._history.story(tenant, asked.job)
+                found = story if isinstance(story, Problem) else find_in_story(self._engine, tenant, asked, *story)
+            if isinstance(found, Kept):
+                found = self._away(found) if not found.worker.session else await self._relay(found)
+            self._say(found, reply, json)
+        finally:
+            self._asking[tenant] -= 1
+            if not self._asking[tenant]:
+                del self._asking[tenant]
+
+    async def _relay(self, kept: Kept) -> LogPage | Problem:
         try:
             subject = self._subjects.worker(kept.worker.id, "logs")
             answer = await self._world.request(subject, encode(kept.ask, json=False), RELAY_S)
             page = _decode_page(answer.data)
         except (BusError, Refused) as error:
             log.info("worker %s gave no page of output: %s", kept.worker.id, error)
-            page = self._away(kept)
-        finally:
-            self._asking[tenant] -= 1
-            if not self._asking[tenant]:
-                del self._asking[tenant]
+            return self._away(kept)
         if isinstance(page, LogPage):
-            page = msgspec.structs.replace(page, worker=kept.worker.id, replica=kept.ask.replica)
-        elif page.code == "session-over":
-            page = self._away(kept)
-        self._say(page, reply, json)
+            return msgspec.structs.replace(page, worker=kept.worker.id, replica=kept.ask.replica)
+        return self._away(kept) if page.code == "session-over" else page
 
     def _away(self, kept: Kept) -> Problem:
         """The worker that has it does not answer: which, and since when."""

@@ -210,11 +210,11 @@ class Reign:
         self._began_ms = began_ms
         self._began_time_ms = state.time_ms
         self.engine = Engine(state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
-        self.relay = LogRelay(self._world, self._subjects, self.engine, self._answer_now)
         self.intake = Intake(self.engine, scheduler.subjects, self._answer_now, self._read, self._admin)
         self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
         self.history_reader = HistoryReader(scheduler.world_js, scheduler.subjects, self.engine, self._answer_read)
+        self.relay = LogRelay(self._world, self._subjects, self.engine, self.history_reader, self._answer_now)
         self.inspection = Inspection(scheduler.world, scheduler.subjects, self._to_inspect, state.epoch)
         self._kick = asyncio.Event()
         self._draining = False

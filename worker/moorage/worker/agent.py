@@ -314,10 +314,18 @@ class Agent:
             raise refuse("session-over", f"{self.worker} is in another lease session")
         if not (is_tenant(ask.tenant) and is_job(ask.job)):
             raise refuse("invalid-argument", "this names no member", found=f"{ask.tenant}/{ask.job}")
-        driver = self.drivers.get(ask.driver)
-        if driver is None:
-            raise refuse("not-kept", f"{self.worker} has the driver {ask.driver} no longer", job=ask.job)
-        return await driver.read_log(ask)
+        if ask.driver:
+            driver = self.drivers.get(ask.driver)
+            if driver is None:
+                raise refuse("not-kept", f"{self.worker} has the driver {ask.driver} no longer", job=ask.job)
+            return await driver.read_log(ask)
+        nothing = refuse("not-kept", f"{self.worker} keeps nothing of this job", job=ask.job)
+        for driver in self.drivers.values():  # the leader does not know it any more: whoever has it
+            try:
+                return await driver.read_log(ask)
+            except Refused as refused:
+                nothing = refused
+        raise nothing
 
     def on_answer(self, verb: str, join_n: str, number: str, delivery: Delivery) -> None:
         """An answer to our frame `number` of the session that join `join_n` began (or asked for)."""

@@ -27,7 +27,7 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import STATES, TERMINAL
+from moorage.schemas.job import STATES, TERMINAL, Request
 from moorage.schemas.operate import TenantRow
 
 LS_MAX: Final = 1000
@@ -83,15 +83,22 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
         "why": next((change.why for change in reversed(changes) if change.why), ""),
         "changes": msgspec.to_builtins(changes[-fit:]),
     }
-    try:
-        request = decode_request(bytes(found.request))
-    except Refused:
+    request = request_in(found)
+    if request is None:
         return data
     return data | {
         "gpu": format_token(request.effective_gpu, request.replicas),
         "priority": request.priority,
         "request": msgspec.to_builtins(request),
     }
+
+
+def request_in(found: Found) -> Request | None:
+    """The request as the history keeps it; None where it was kept without."""
+    try:
+        return decode_request(bytes(found.request))
+    except Refused:
+        return None
 
 
 def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> dict[str, Any]:
