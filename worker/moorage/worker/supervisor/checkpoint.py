@@ -23,11 +23,11 @@ _MASKS: Final = (b"SigBlk:", b"SigCgt:")
 _SEGV: Final = 1 << (signal.SIGSEGV - 1)
 
 
-def takes(pid: int, number: signal.Signals) -> bool:
+def takes(pid: int, number: signal.Signals) -> bool | None:
     """Whether a process handles a signal: catches it, or blocks it to wait for it (proc_pid_status(5)).
 
-    One that blocks SIGSEGV too is just starting a program: shells and libc block everything around a fork, and what is
-    sent then ends the process a moment later.
+    None for one that blocks SIGSEGV too: it is just starting a program. Shells and libc block everything around a fork;
+    what is sent then may end the process a moment later, and its child has its handlers until exec.
     """
     if number in _HARMLESS:
         return True
@@ -39,7 +39,7 @@ def takes(pid: int, number: signal.Signals) -> bool:
         return False
     blocked = masks.get(b"SigBlk:", 0)
     if blocked & _SEGV:
-        return False
+        return None
     return bool((masks.get(b"SigCgt:", 0) | blocked) & bit)
 
 
@@ -50,12 +50,17 @@ def tell(main_pid: int, number: signal.Signals) -> int:
     """
     level, above = [main_pid], list[int]()
     while level and len(above) < PROCESSES_MAX:
-        found = [read_process(pid) for pid in level]
-        takers = [one for one in found if one is not None and not one.dead and takes(one.pid, number)]
+        living = [one for one in map(read_process, level) if one is not None and not one.dead]
+        known = [takes(one.pid, number) for one in living]
+        if None in known:
+            return 0  # who is just starting a program is looked at again
+        takers = [one for one, taken in zip(living, known, strict=True) if taken]
         if takers:
             # one above may have got its handler meanwhile, and then what we see below is its copy of itself
-            return 0 if any(takes(pid, number) for pid in above) else sum(_signal(one, number) for one in takers)
-        above += level
+            if any(takes(pid, number) is not False for pid in above):
+                return 0
+            return sum(_signal(one, number) for one in takers)
+        above += [one.pid for one in living]
         level = [child for pid in level for child in children(pid)]
     return 0
 
