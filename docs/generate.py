@@ -15,12 +15,15 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.errors import BUS_CODES
+from moorage.cli.settings import example_file, sections
 from moorage.client.errors import CLIENT_CODES
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.scheduler.core.explain import REASONS
 from moorage.schemas import frames, gpu, job
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import CODES, Problem
 from moorage.schemas.job import STATES, TRANSITIONS, Request
+from moorage.schemas.settings import declared, shown
 from moorage.schemas.subjects import Subjects
 
 DOCS: Final = Path(__file__).resolve().parent
@@ -60,6 +63,10 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
                 frames.Moved(2, 1763625600123, 0, 1, 1, 3, 1, 0, "", 1730),
                 frames.Moved(3, 1763625600456, 0, 1, 11, 3, 1, 0, "superseded", 1730, "tenant:vision ann")])])),
     ("Output", "moorage.log.<tenant>.<job>.<replica>", frames.Output(1, "out", 0, "epoch 1\n")),
+    ("LogPage", "the data of the answer to logs, and what a worker answers to ReadLog", frames.LogPage(
+        1, "out", 0, 8, 8, "epoch 1\n", over=True, worker="node-7")),
+    ("ReadLog", "moorage.worker.<worker>.logs", frames.ReadLog(
+        _SESSION, *_MEMBER, "process", "out", 0, 65536, 1763625660000)),
     ("Hello", "moorage.hello.<worker>", _HELLO),
     ("Load", "moorage.load.<worker>", frames.Load("node-7", "b1-1700000000", 12, 3, gpu_pool=[
         frames.SlotLoad(0, True, 0, "exclusive", 97, 60211, 61)])),
@@ -175,6 +182,20 @@ def errors() -> str:
     return "".join(lines)
 
 
+def settings() -> str:
+    lines = [HEAD, (DOCS / "settings.head.md").read_text()]
+    for name, struct in sections().items():
+        lines.append(f"\n## `[{name}]`\n\n| key | what it is | default | allowed | variable | flag |\n")
+        lines.append("| --- | --- | --- | --- | --- | --- |\n")
+        for one in declared(name, struct).values():
+            default = shown(one, one.default)
+            if name == "scheduler" and one.key in CLUSTER_DEFAULTS:
+                default += f" ({shown(one, CLUSTER_DEFAULTS[one.key])} with replicas)"
+            row = (f"`{one.key}`", one.help, default, one.allowed, f"`{one.env}`", f"`{one.flag}`")
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
+    return "".join(lines)
+
+
 def schema(kind: Any) -> str:
     return json.dumps(msgspec.json.schema(kind), indent=1, sort_keys=True) + "\n"
 
@@ -185,6 +206,8 @@ def pages() -> dict[Path, str]:
         DOCS / "protocol.md": protocol(),
         DOCS / "reference" / "states.md": states(),
         DOCS / "reference" / "errors.md": errors(),
+        DOCS / "reference" / "settings.md": settings(),
+        DOCS / "examples" / "moorage.toml": example_file(),
         DOCS / "schemas" / "request.json": schema(Request),
     }
     for name, _, example in EXAMPLES:

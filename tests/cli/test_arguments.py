@@ -10,6 +10,7 @@ from moorage.cli import jobs, main, submit
 from moorage.cli.arguments import CannotRead, arguments_of, read
 from moorage.cli.main import all_verbs, below, find
 from moorage.cli.options import Options, RowOptions
+from moorage.cli.processes import SchedulerFlags
 from moorage.cli.submit import JobFlags
 
 
@@ -51,7 +52,7 @@ def _read(line: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Any, 
         ("submit --cpu 0.5 --priority -1 -- x", ("x",), {"flags": JobFlags(cpu=0.5, priority=-1)}),
         ("submit --env A=1 --env B=-2 --gang -- x", ("x",), {"flags": JobFlags(env=["A=1", "B=-2"], gang=True)}),
         ("submit --on-no-match wait -- x", ("x",), {"flags": JobFlags(on_no_match="wait")}),
-        ("scheduler --replicas 3", (), {"replicas": 3}),
+        ("scheduler --replicas 3", (), {"flags": SchedulerFlags(replicas="3")}),
     ],
 )
 def test_a_line_becomes_what_the_signature_says(
@@ -76,7 +77,7 @@ def test_a_line_becomes_what_the_signature_says(
         "run train --fast",
         "run a -- b",
         "submit --priority high -- x",
-        "scheduler --replicas 2",
+        "scheduler --replica 2",
         "completion csh",
     ],
 )

@@ -132,10 +132,10 @@ def test_every_example_can_be_read(command: Command) -> None:
         (["ls", "--nats", "http://x"], 2, "bad-context", "nats://"),
         (["ls", "--nats", "no-such-context"], 2, "bad-context", "context"),
         (["up", "--simulate", "8"], 2, "invalid-argument", "4x8xH100"),
-        (["up", "--port", "70000"], 2, "invalid-argument", "--port"),
+        (["up", "--port", "70000"], 2, "bad-settings", "--port 4222"),
         (["up", "--data", "/proc/nothing"], 1, "failed-precondition", "--data"),
-        (["worker", "--id", "no.such.name", *NOWHERE], 2, "invalid-argument", "worker --help"),
-        (["worker", "--label", "zone", *NOWHERE], 2, "invalid-argument", "NAME=value"),
+        (["worker", "--id", "no.such.name", *NOWHERE], 2, "bad-settings", "doctor --settings"),
+        (["worker", "--label", "zone", *NOWHERE], 2, "bad-settings", "--label zone=a"),
     ],
 )
 def test_a_bad_command_line_is_told_in_one_clear_line(

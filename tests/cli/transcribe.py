@@ -83,7 +83,7 @@ async def first_session() -> str:
         screen.interrupt()
         await screen.ended()
         screen.type("moorage logs train")
-        told.note("Attached again.", await screen.shows("RUNNING"))
+        told.note("Attached again, from the beginning of its output.", await screen.shows("epoch 1"))
         screen.interrupt()
         await screen.ended()
         screen.type("moorage cancel train --reason enough; moorage wait train; echo code $?")

@@ -54,6 +54,21 @@ async def test_a_job_runs_its_script_on_its_lease() -> None:
 
 
 @in_virtual_time
+async def test_its_output_is_there_for_whoever_asks_later() -> None:
+    script = lambda task: Ran(3, out="one\ntwo\n", err="trouble\n")  # noqa: E731
+    async with AsyncClient(transport=SimFleet("2xH100", script=script)) as moorage:
+        job = await moorage.submit(["python", "train.py"], gpu=1)
+        with pytest.raises(JobFailed):
+            await job.result()
+        again = moorage.job(job.id)
+        assert [piece.text async for piece in again.logs()] == ["one\ntwo\n", "trouble\n"]
+        assert [piece.text async for piece in again.logs(tail=1, follow=False)] == ["two\n", "trouble\n"]
+        with pytest.raises(JobFailed) as failed:
+            await again.result()
+        assert failed.value.log_tail == "one\ntwo\ntrouble"
+
+
+@in_virtual_time
 async def test_everything_says_simulated() -> None:
     fleet = SimFleet("1x2xH100", script=lambda task: Ran(seconds=5))
     assert "simulated" in repr(fleet)

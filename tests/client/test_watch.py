@@ -119,7 +119,7 @@ async def test_what_show_leaves_out_is_read_page_by_page(nats_url: str, unique: 
     async with follow(nats_url, unique, last) as (scheduler, following):
         scheduler.will(
             "history",
-            problem("busy", "too many"),
+            problem("overloaded", "too many"),
             page(10, range(1, 5), more=True),
             page(10, range(4, 9), more=True),  # a page that overlaps
             page(10, range(9, 11)),

@@ -155,7 +155,8 @@ class Stack:
         folder = self.folder / state
         if folder not in self.states:
             self.states.append(folder)
-        table = {"state_dir": str(folder), "prefix": self.subjects.prefix, "simulate": simulate, **settings}
+        name = {"id": settings.pop("worker")} if "worker" in settings else {}
+        table = {"state_dir": str(folder), "prefix": self.subjects.prefix, "simulate": simulate, **name, **settings}
         log = self.folder / f"agent-{len(self.processes)}.log"
         return self._keep(await _spawn(["-c", _AGENT, msgspec.json.encode(table).decode(), self.url], log))
 

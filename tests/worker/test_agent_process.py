@@ -93,7 +93,7 @@ async def agent_process(state: Path, url: str, prefix: str) -> AsyncIterator[asy
         sys.executable,
         "-c",
         AGENT,
-        msgspec.json.encode({"state_dir": str(state), "worker": "w1", "prefix": prefix, "simulate": "4xH100"}).decode(),
+        msgspec.json.encode({"state_dir": str(state), "id": "w1", "prefix": prefix, "simulate": "4xH100"}).decode(),
         url,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(roots)},
     )

@@ -158,6 +158,17 @@ async def test_a_large_result_is_kept_whole_and_only_named_in_the_log(
         assert (line["size_bytes"], "value" in line, size > INLINE_BYTES_MAX) == (size, False, True)
 
 
+async def test_a_bucket_made_here_keeps_results_as_the_settings_say(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path, result_keep=120.0, result_bytes=2 << 20) as (leader, _):
+        assert leader.seat("w1").joins[0].hello.keeps == {"result_s": 120.0, "result_bytes": 2 << 20}
+        await leader.want("w1", place(name_of(), body("give")))
+        await leader.heard("w1", "freed", name_of())
+        store = await nats.connect(nats_url)
+        config = (await store.jetstream().stream_info(f"OBJ_{result_bucket(unique, 'acme')}")).config
+        await store.close()
+        assert (config.max_age, config.max_bytes) == (120, 2 << 20)
+
+
 async def test_a_result_that_cannot_be_kept_fails_the_job(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as (leader, _):
         store = await nats.connect(nats_url)

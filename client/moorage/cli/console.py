@@ -41,6 +41,7 @@ EXIT_OF_CODE: Final[Mapping[str, int]] = {
     "too-large": EXIT_USAGE,
     "unknown-verb": EXIT_USAGE,
     "bad-context": EXIT_USAGE,
+    "bad-settings": EXIT_USAGE,
     "not-found": EXIT_NOT_FOUND,
     "permission-refused": EXIT_DENIED,
     "not-authorized": EXIT_DENIED,

@@ -85,7 +85,16 @@ def _fleet(data: dict[str, Any]) -> None:
     line = f"epoch {data['epoch']}  ledger {data['ledger']}  {data['queued']} queued  {data['live_jobs']} live"
     if any(worker["simulated"] for worker in workers):
         line = "sim  " + line
-    say(paint(f"{line}\n{LEGEND}", "dim", sys.stderr))
+    say(paint(f"{line}\n{_kept(data)}\n{LEGEND}", "dim", sys.stderr))
+
+
+def _kept(data: dict[str, Any]) -> str:
+    """How long what is over is kept, and how far back that reaches now."""
+    keeps, window_ms = data["keeps"], data["finished_window_ms"]
+    reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
+    finished = f"finished jobs {data['finished_kept']}, kept {age(keeps['finished_keep'] * 1000)}{reaches}"
+    history = f"history {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
+    return f"{finished}  {history}"
 
 
 def model_words(names: Sequence[str]) -> dict[str, str]:

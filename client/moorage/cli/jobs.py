@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import paint, say, tell
 from moorage.cli.options import ROWS, RowOptions, with_client
-from moorage.cli.render import age, facts, many, table
+from moorage.cli.render import age, facts, many, table, utc
 from moorage.cli.selectors import HELP, ask_each, ids_to_cancel, one_id
 from moorage.client.values import who
 from moorage.schemas.job import TERMINAL
@@ -50,6 +49,19 @@ def show(
     return with_client(options, work)
 
 
+def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """Until when what is left of a job that is over stays."""
+    kept = data.get("kept")
+    if not kept:
+        return []
+    story_ms = data.get("kept_until_ms") if data.get("compacted") else kept["history_ms"]
+    return [
+        ("id until", utc(kept["job_ms"])),
+        *([("story until", utc(story_ms))] if story_ms is not None else []),
+        *(("output until", f"{utc(until)} on {worker}") for worker, until in kept["output_ms"].items()),
+    ]
+
+
 def _show(data: dict[str, Any]) -> None:
     changes = data.get("changes", [])
     began = changes[0]["time_ms"] if changes else None
@@ -70,6 +82,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("code", data.get("code")),
                 ("why", data.get("why")),
                 ("kept", _kept(data)),
+                *_kept_rows(data),
             ]
         )
     )
@@ -85,13 +98,10 @@ def _show(data: dict[str, Any]) -> None:
 
 
 def _kept(data: dict[str, Any]) -> str:
-    """How long a job that left memory can be shown."""
+    """What of a job that left memory can be shown."""
     if not data.get("compacted"):
         return ""
-    if "kept_until_ms" not in data:
-        return "as a row: id, state and end; its history is kept no longer"
-    until = datetime.fromtimestamp(data["kept_until_ms"] / 1000, UTC)
-    return f"in the history, until {until:%Y-%m-%d %H:%M} UTC at the latest"
+    return "in the history" if "kept_until_ms" in data else "as a row: id, state and end; its history is kept no longer"
 
 
 def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:

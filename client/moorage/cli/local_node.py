@@ -83,7 +83,7 @@ class Node:
 
     def _make_children(self) -> None:
         from moorage.cli.children import Child
-        from moorage.scheduler.main import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE
+        from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE
 
         assert self._server is not None
         url, folder = self._server.url, self._folder

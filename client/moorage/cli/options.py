@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from moorage.cli import console
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_INTERRUPTED, Colour, emit, fail, tell
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.settings_file import find_file
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
+CLIENT_VARIABLES: Final = "MOORAGE_CLIENT_"
 #: a one-shot command waits so long for a server and for a scheduler that may be changing hands (4 s on one node)
 TIMEOUT_DEFAULT: Final = "10s"
 CONNECT_TIMEOUT_S_MAX: Final = 3.0
@@ -31,11 +34,22 @@ class Options:
     tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else default.", value="NAME")] = (
         None
     )
-    timeout: Annotated[str, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m.", value="DURATION")] = (
-        TIMEOUT_DEFAULT
-    )
+    timeout: Annotated[
+        str | None, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m. Else 10s.", value="DURATION")
+    ] = None
     json: Annotated[bool, Parameter(help="The frames of the wire, one JSON object a line.")] = False
-    color: Annotated[Colour, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured.")] = "auto"
+    color: Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. Else auto.")] = None
+
+    def settled(self) -> Self:
+        """With what the settings say where no flag does. Raises Refused with bad-settings."""
+        if find_file() is None and not any(name.startswith(CLIENT_VARIABLES) for name in os.environ):
+            return self
+        from moorage.cli.settings import client_settings
+
+        said = client_settings()
+        if "timeout" in said:
+            said["timeout"] = f"{said['timeout']}s"
+        return replace(self, **{key: value for key, value in said.items() if getattr(self, key) is None})
 
 
 @dataclass(frozen=True)
@@ -71,8 +85,9 @@ def with_client(options: Options, work: Work) -> int:
 
 def guarded(options: Options, act: Callable[[], int | None]) -> int:
     """Run, and tell what went wrong. Returns the exit code."""
-    console.choose_colour(options.color)
+    console.choose_colour(options.color or "auto")
     try:
+        console.choose_colour(options.settled().color or "auto")
         return act() or 0
     except MoorageError as error:
         return fail(error, json=options.json)
@@ -112,19 +127,21 @@ def client_of(options: Options) -> AsyncClient:
     from moorage.client.client import AsyncClient
     from moorage.client.values import seconds
 
+    options = options.settled()
+    timeout = options.timeout or TIMEOUT_DEFAULT
     told = False
 
     def on_wait() -> None:
         nonlocal told
         if not told:
             told = True
-            console.say(f"no scheduler answers yet, asking again (for up to {options.timeout})")
+            console.say(f"no scheduler answers yet, asking again (for up to {timeout})")
 
     return AsyncClient(
         options.nats,
         tenant=options.tenant,
-        timeout=options.timeout,
-        connect_timeout=min(seconds(options.timeout), CONNECT_TIMEOUT_S_MAX),
+        timeout=timeout,
+        connect_timeout=min(seconds(timeout), CONNECT_TIMEOUT_S_MAX),
         name="moorage command",
         on_wait=on_wait,
     )

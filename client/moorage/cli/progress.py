@@ -75,12 +75,16 @@ class Progress:
         expected = self._offsets.get(key, piece.offset)
         if piece.offset > expected:
             self.note(f"warning[output]: {piece.offset - expected} bytes of {piece.stream} were lost on the way")
-        self._offsets[key] = max(expected, piece.offset + len(piece.text.encode()))
+        self._offsets[key] = max(expected, piece.behind)
         if not piece.text:
             return
         self._erase()
         stream: TextIO = sys.stdout if piece.stream == "out" else sys.stderr
-        stream.write(piece.text)
+        if piece.data is not None and not stream.isatty():
+            stream.flush()
+            stream.buffer.write(piece.data)
+        else:
+            stream.write(piece.text)
         stream.flush()
         if stream.isatty():
             self._at_line_start = piece.text.endswith("\n")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Final, TextIO, TypeVar
 
 from moorage.cli.console import paint
 from moorage.client.values import age
 
-__all__ = ["age", "facts", "many", "ordinal", "state", "table"]
+__all__ = ["age", "facts", "many", "ordinal", "state", "table", "utc"]
 
 T = TypeVar("T")
 
@@ -135,6 +136,11 @@ def ordinal(number: int) -> str:
     if number % 100 in (11, 12, 13):
         return f"{number}th"
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def utc(milliseconds: float) -> str:
+    """Wall milliseconds as `2026-11-20T11:36:02Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(milliseconds / 1000))
 
 
 def many(number: int, word: str) -> str:

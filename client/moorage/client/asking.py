@@ -19,7 +19,7 @@ from moorage.schemas.frames import Accepted, Answer
 TRY_S: Final = 3.0
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 1.0
-_NOT_NOW: Final = frozenset({"not-leading", "busy"})
+_NOT_NOW: Final = frozenset({"not-leading", "overloaded"})
 _AGAIN: Final = (RequestTimeout, NoResponders, Disconnected)
 
 T = TypeVar("T")

@@ -164,10 +164,10 @@ class AsyncClient:
         timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
-        """Submit, follow to the end, and return the result with `stdout` and `stderr` as they were heard.
+        """Submit, follow to the end, and return the result with its `stdout` and `stderr`.
 
-        Output is said while the job runs and not kept, so it is best effort: `lost_bytes` tells what is known to be
-        missing, and of each stream the last 16 Mi characters are kept. `timeout` defaults to `wait_timeout`; when it
+        What is lost on the way is asked for again where its worker keeps it; `lost_bytes` tells what is missing still.
+        Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when it
         is over, and when this call is cancelled, the job goes on.
         Raises `JobFailed` (its `result` has the output, too) unless it SUCCEEDED, `TimedOut`, and as `submit`.
         """
@@ -220,11 +220,12 @@ class AsyncClient:
             )
         return Job(self, id)
 
-    def watch(self, id: str, *, output: bool = False) -> Watch:
-        """Events, and with `output` the output, of a job that may not be submitted yet; see `Watch`."""
+    def watch(self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None) -> Watch:
+        """Events, and with `output` the output from now on, or with `past` from its beginning (its last `tail` lines),
+        of a job that may not be submitted yet; see `Watch`."""
         from moorage.client.watch import Watch
 
-        return Watch(self, self.job(id).id, output=output)
+        return Watch(self, self.job(id).id, output=output, past=past, tail=tail)
 
     async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
         """Each of these jobs of this tenant once, as they end; `job.result()` then answers at once.

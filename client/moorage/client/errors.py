@@ -101,6 +101,15 @@ class NoScheduler(Unreachable):
     """A NATS server, but no scheduler that answers."""
 
 
+class NoOutput(ClientError):
+    """The output of the past cannot be had: it is kept no longer (`not-kept`), or the worker that has it does not
+    answer (`worker-lost`)."""
+
+
+class Overloaded(ClientError):
+    """Too many questions of this kind are under way; ask again after `retry_after_s` seconds."""
+
+
 class TimedOut(ClientError):
     """The wait is over; what was waited for may still happen."""
 
@@ -142,6 +151,9 @@ _BY_CODE: Final[dict[str, type[ClientError]]] = {
     "queue-full": QueueFull,
     "not-found": NotFound,
     "not-leading": NoScheduler,
+    "not-kept": NoOutput,
+    "worker-lost": NoOutput,
+    "overloaded": Overloaded,
 }
 
 

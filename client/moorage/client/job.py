@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.client.errors import JobFailed
+from moorage.client.kept import Joiner, Piece, read_page, tail_of
 from moorage.client.values import Duration, age, seconds
-from moorage.client.watch import Piece, Watch
+from moorage.client.watch import Watch
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.job import EXITED, FAILED, SUCCEEDED, TERMINAL
 
@@ -27,8 +28,7 @@ class Result(msgspec.Struct, frozen=True):
     """How a job ended. `code` is the exit status of the member that decided it: negative is minus the signal, None
     where nothing ran. `changes` are the transitions that were seen, in order.
 
-    `stdout`, `stderr` and `lost_bytes` (how much of them is known to be missing) are filled by `run` alone: output is
-    said, not kept, so they are best effort.
+    `stdout`, `stderr` and `lost_bytes` (how much of them is known to be missing) are filled by `run` alone.
     """
 
     job: str
@@ -78,14 +78,43 @@ class Job:
                     self.saw(item)
                     yield item
 
-    async def logs(self, timeout: Duration | None = None) -> AsyncIterator[Piece]:
-        """The output from now on, until the job is over; what was said before is not kept. Raises as `events`."""
-        async with Watch(self._client, self.id, output=True) as watch:
-            async for item in watch.follow(None if timeout is None else seconds(timeout)):
-                if isinstance(item, Piece):
-                    yield item
-                else:
-                    self.saw(item)
+    async def logs(
+        self,
+        timeout: Duration | None = None,
+        *,
+        follow: bool = True,
+        tail: int | None = None,
+        replica: int | None = None,
+        attempt: int | None = None,
+    ) -> AsyncIterator[Piece]:
+        """The output from its beginning, or with `tail` from the last lines of each stream: what the workers keep of
+        each replica's newest attempt, then what comes, without gap or double, until the job is over.
+
+        `follow=False` ends with what is kept now, as does one `attempt`; `replica` chooses one.
+        Raises `NoOutput` where nothing of it can be had any more, and as `events`.
+        """
+        given = 0
+        if follow and attempt is None:
+            async with Watch(self._client, self.id, past=True, tail=tail, replica=replica) as watch:
+                async for item in watch.follow(None if timeout is None else seconds(timeout)):
+                    if isinstance(item, Piece):
+                        given += 1
+                        yield item
+                    else:
+                        self.saw(item)
+            joiner = watch.joiner
+        else:
+            joiner = Joiner(self._client, self.id, tail)
+            rows = (await self.show()).get("replica_states", [{"replica": 0, "attempt": None}])
+            if replica is not None and replica not in [row["replica"] for row in rows]:
+                await read_page(self._client, self.id, replica, attempt, "out", 0, 1)  # the leader says what is wrong
+            for row in rows:
+                if replica in (None, row["replica"]) and (attempt or row["attempt"]) != 0:
+                    async for piece in joiner.kept(row["replica"], attempt or row["attempt"]):
+                        given += 1
+                        yield piece
+        if joiner is not None and joiner.trouble is not None and not given:
+            raise joiner.trouble
 
     async def result(self, timeout: Duration | None = None) -> Result:
         """Wait until the job is over. `timeout` defaults to the client's `wait_timeout`.
@@ -94,7 +123,9 @@ class Job:
         """
         timeout_s = self._client.wait_timeout_s if timeout is None else seconds(timeout)
         if self._result is not None:
-            return _succeeded(self._result)
+            if self._result.state != SUCCEEDED:
+                raise JobFailed(self._result)
+            return self._result
         watching = Outcome(self.id)
         async with Watch(self._client, self.id, output=True) as watch:
             async for item in watch.follow(timeout_s):
@@ -104,7 +135,9 @@ class Job:
                 if watch.state == SUCCEEDED:
                     break  # the end of its output is for those that failed
         self._result = watching.result(watch.shown)
-        return _succeeded(self._result, watching.tail)
+        if self._result.state != SUCCEEDED:
+            raise JobFailed(self._result, await watching.tail_or_kept(self._client))
+        return self._result
 
     async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent.
@@ -152,12 +185,6 @@ class Job:
         return self._result
 
 
-def _succeeded(result: Result, tail: str = "") -> Result:
-    if result.state != SUCCEEDED:
-        raise JobFailed(result, tail)
-    return result
-
-
 class Outcome:
     """Gathers what a `Watch` yields into a `Result` and the tail of the output."""
 
@@ -183,6 +210,14 @@ class Outcome:
     def tail(self) -> str:
         """The last lines of the output that came while it was watched."""
         return "\n".join("".join(self._tail)[-TAIL_CHARS_MAX:].splitlines()[-TAIL_LINES:])
+
+    async def tail_or_kept(self, client: AsyncClient) -> str:
+        """`tail`, or where nothing was heard, the end of what is kept of the member that decided."""
+        decided = self.decided
+        if self._tail or decided is None or decided.code is None:
+            return self.tail
+        text = await tail_of(client, self.job, decided.replica, decided.attempt, TAIL_CHARS_MAX)
+        return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     @property
     def decided(self) -> Change | None:

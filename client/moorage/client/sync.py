@@ -213,9 +213,17 @@ class SyncJob:
         """As `Job.events`."""
         return self._thread.iterate(self.twin.events(timeout))
 
-    def logs(self, timeout: Duration | None = None) -> Iterator[Piece]:
+    def logs(
+        self,
+        timeout: Duration | None = None,
+        *,
+        follow: bool = True,
+        tail: int | None = None,
+        replica: int | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[Piece]:
         """As `Job.logs`."""
-        return self._thread.iterate(self.twin.logs(timeout))
+        return self._thread.iterate(self.twin.logs(timeout, follow=follow, tail=tail, replica=replica, attempt=attempt))
 
     def result(self, timeout: Duration | None = None) -> Result:
         """As `Job.result`."""
@@ -390,9 +398,9 @@ class Client:
         """As `AsyncClient.job`."""
         return self._job(self._twin.job(id))
 
-    def watch(self, id: str, *, output: bool = False) -> SyncWatch:
+    def watch(self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None) -> SyncWatch:
         """As `AsyncClient.watch`."""
-        return SyncWatch(self._thread, self._twin.watch(id, output=output))
+        return SyncWatch(self._thread, self._twin.watch(id, output=output, past=past, tail=tail))
 
     def as_completed(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> Iterator[SyncJob]:
         """As `AsyncClient.as_completed`; yields the handles that were given."""

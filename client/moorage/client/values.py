@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from moorage.client.errors import Rejected, rejected
 from moorage.schemas.codec import explain_decode_error
 from moorage.schemas.gpu import GpuSpec, parse_token
 from moorage.schemas.job import DURATION_S_MAX, Request, Resources, Secret
+from moorage.schemas.units import duration_s
 
 Duration = float | str
 
@@ -21,9 +21,6 @@ Duration = float | str
 JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _DIGITS: Final = 14
 _CHANCE_BITS: Final = 25
-_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
-_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 
 
 class Fields(TypedDict, total=False):
@@ -67,14 +64,10 @@ _OF_RUN: Final = (
 def seconds(duration: Duration) -> float:
     """`90`, `"90"`, `"1h30m"`, `"500ms"` → seconds, 0..366 days. Raises `Rejected` for anything else."""
     if isinstance(duration, str):
-        text = duration.strip()
-        if _DURATION.fullmatch(text):
-            value = sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION_PART.findall(text))
-        else:
-            try:
-                value = float(text)
-            except ValueError:
-                value = -1.0
+        try:
+            value = duration_s(duration)
+        except ValueError:
+            value = -1.0
     else:
         value = float(duration)
     if not 0 <= value <= DURATION_S_MAX:

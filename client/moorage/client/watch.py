@@ -17,6 +17,8 @@ import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
+from moorage.client.kept import Joiner, read_page
+from moorage.client.kept import Piece as Piece
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Events, Output
@@ -34,34 +36,33 @@ REPAIR_S_FIRST: Final = 2.0
 RETRY_S: Final = 0.5
 #: how long the end of the output may come after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
+#: the same where what does not come can be asked for
+KEPT_GRACE_S: Final = 0.2
 
 _decode_event: Final[Decoder[Event]] = Decoder(Event)
 _decode_events: Final[Decoder[Events]] = Decoder(Events)
 _decode_output: Final[Decoder[Output]] = Decoder(Output)
 
 
-class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
-    """A piece of output: the wire's `Output` and the replica that its subject names.
-
-    `offset` counts bytes of this stream in this attempt; `end` marks the last piece of a stream.
-    """
-
-    replica: int
-    attempt: int
-    stream: str
-    offset: int
-    text: str
-    end: bool = False
-
-
 class Watch:
     """An async context manager and iterator over `Event` and `Piece`; ends by itself once the job is over.
 
-    Open it before the job is submitted to miss nothing of its output. `state` is the last one seen; `lost` counts
-    pieces of output that were thrown away here.
+    `output` gives what is said from now on. With `past` it is joined to what the workers keep: everything from the
+    beginning (of that the last `tail` lines of each stream, where it is not None), without gap and without double;
+    `replica` chooses one. `state` is the last one seen; `lost` counts pieces of output that were thrown away here.
     """
 
-    def __init__(self, client: AsyncClient, job: str, *, events: bool = True, output: bool = False) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        job: str,
+        *,
+        events: bool = True,
+        output: bool = False,
+        past: bool = False,
+        tail: int | None = None,
+        replica: int | None = None,
+    ) -> None:
         self.job = job
         self.state = ""
         self.rev = 0
@@ -69,7 +70,9 @@ class Watch:
         self.shown: dict[str, Any] = {}
         self._client = client
         self._events = events
-        self._output = output
+        self._output = output or past
+        self._replica = replica
+        self.joiner = Joiner(client, job, tail) if past else None
         self._pending: deque[Event | Piece] = deque()
         self._some = asyncio.Event()
         self._stale = False
@@ -92,7 +95,10 @@ class Watch:
         self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
         if self._output:
             self._subscriptions.append(
-                await client.subscribe(subjects.log(client.tenant, self.job, "*"), self._on_output)
+                await client.subscribe(
+                    subjects.log(client.tenant, self.job, "*" if self._replica is None else self._replica),
+                    self._on_output,
+                )
             )
 
     async def close(self) -> None:
@@ -143,7 +149,17 @@ class Watch:
         if len(self._pending) >= PENDING_MAX:
             self.lost += 1
         else:
-            self._pending.append(Piece(replica, output.attempt, output.stream, output.offset, output.text, output.end))
+            piece = Piece(
+                replica,
+                output.attempt,
+                output.stream,
+                output.offset,
+                output.text,
+                output.end,
+                output.next,
+                output.data,
+            )
+            self._pending.append(piece)
         self._some.set()
 
     # -- what goes out
@@ -161,10 +177,16 @@ class Watch:
             yield event
             if self.state in TERMINAL and event.changes:  # the end of its output is under way, or was said before
                 grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
+        async for piece in self._past():
+            yield piece
         while True:
             while self._pending:
                 item = self._pending.popleft()
-                for news in [item] if isinstance(item, Piece) else await self._merge(item):
+                if isinstance(item, Piece):
+                    async for piece in self._joined(item):
+                        yield piece
+                    continue
+                for news in await self._merge(item):
                     yield news
             if self.state in TERMINAL:
                 break
@@ -181,21 +203,52 @@ class Watch:
         async for piece in self._rest(grace_s):
             yield piece
 
+    async def _past(self) -> AsyncIterator[Piece]:
+        """What the workers keep of each replica's newest attempt."""
+        if self.joiner is None:
+            return
+        rows = self.shown.get("replica_states", [{"replica": 0, "attempt": None}])
+        if self._replica is not None and self._replica not in [row["replica"] for row in rows]:
+            await read_page(self._client, self.job, self._replica, None, "out", 0, 1)  # the leader says what is wrong
+        for row in rows:
+            if row["attempt"] != 0 and self._replica in (None, row["replica"]):
+                async for piece in self.joiner.kept(row["replica"], row["attempt"]):
+                    yield piece
+        newest = {row["replica"]: row["attempt"] or 0 for row in rows}
+        self._open_streams = {
+            key for key in self._open_streams if key[1] >= newest.get(key[0], 0) and not self.joiner.is_over(*key)
+        }
+
+    async def _joined(self, piece: Piece) -> AsyncIterator[Piece]:
+        if self.joiner is None:
+            yield piece
+            return
+        async for each in self.joiner.joined(piece):
+            yield each
+
     async def _rest(self, grace_s: float) -> AsyncIterator[Piece]:
-        """The output that comes behind the job's last event."""
+        """The output that comes behind the job's last event; what does not come is asked for, where it is kept."""
         if not self._output:
             return
+        if self.joiner is not None:
+            grace_s = min(grace_s, KEPT_GRACE_S)
         ends_s = asyncio.get_running_loop().time() + grace_s
         while True:
             while self._pending:
                 item = self._pending.popleft()
                 if isinstance(item, Piece):
-                    yield item
+                    async for piece in self._joined(item):
+                        yield piece
             if not self._open_streams:
                 return
             self._some.clear()
             if not await self._wait(OUTPUT_GRACE_S, ends_s):
-                return
+                break
+        if self.joiner is not None:
+            for replica, attempt in sorted({key[:2] for key in self._open_streams}):
+                if self._replica in (None, replica):
+                    async for piece in self.joiner.kept(replica, attempt):
+                        yield piece
 
     async def _wait(self, at_most_s: float, ends_s: float | None) -> bool:
         """Until something came; False when it did not."""

@@ -46,7 +46,7 @@ def stream_config(subjects: Subjects, config: Config, replicas: int) -> dict[str
         "storage": "file",
         "retention": "limits",
         "discard": "old",
-        "max_age": int(config.history_keep_s * 1e9),
+        "max_age": int(config.history_keep * 1e9),
         "max_bytes": config.history_bytes,
         "allow_direct": True,
         "num_replicas": replicas,

@@ -170,7 +170,7 @@ class HistoryReader:
         return row | views.of_story(self._engine, last, changes, simulated) | self._kept(read)
 
     def _kept(self, read: Read) -> dict[str, Any]:
-        return {"kept_until_ms": read.stored_ms + int(self._engine.config.history_keep_s * 1000)}
+        return {"kept_until_ms": read.stored_ms + int(self._engine.config.history_keep * 1000)}
 
     async def _parts(
         self, tenant: str, name: str, parts: Iterable[tuple[int, int, int]], after: int, limit: int
@@ -292,9 +292,9 @@ def _gone(name: str) -> Problem:
         "history-gone",
         f"the history of {name} is kept no longer",
         job=name,
-        next="moorage show still knows its state; history_keep_s and history_bytes say how long the scheduler keeps it",
+        next="moorage show still knows its state; history_keep and history_bytes say how long the scheduler keeps it",
     )
 
 
 def _busy(name: str, why: str) -> Problem:
-    return problem("busy", why, job=name, next="send again", retry_after_s=RETRY_AFTER_S)
+    return problem("overloaded", why, job=name, next="send again", retry_after_s=RETRY_AFTER_S)

@@ -35,6 +35,7 @@ from moorage.scheduler.history import History
 from moorage.scheduler.history_reader import HistoryReader, check_page
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
+from moorage.scheduler.logs import LogRelay, logs_asked
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
 from moorage.schemas.codec import encode
@@ -203,6 +204,7 @@ class Reign:
         self._began_ms = began_ms
         self._began_time_ms = state.time_ms
         self.engine = Engine(state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
+        self.relay = LogRelay(self._world, self._subjects, self.engine, self._answer_now)
         self.intake = Intake(self.engine, scheduler.subjects, self._answer_now, self._read, self._admin)
         self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
@@ -239,6 +241,7 @@ class Reign:
         self._subscriptions += await discovery.open(self._world)
 
     async def close(self) -> None:
+        await self.relay.close()
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.history_reader.close()
@@ -371,6 +374,9 @@ class Reign:
 
     def _read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         engine = self.engine
+        if verb == "logs":
+            self._logs(tenant, arguments, reply, json)
+            return
         job = arguments.get("job")
         answer: Callable[[], Any]
         if verb == "ls":
@@ -394,9 +400,23 @@ class Reign:
                 "unknown-verb",
                 f"{verb} is not served by this release",
                 found=verb,
-                allowed="show, ls, explain, history",
+                allowed="show, ls, explain, history, logs",
             )
         self._ask(verb, answer, reply, json)
+
+    def _logs(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Asked of the worker that keeps it, in a task of its own."""
+        asked = logs_asked(arguments)
+        if not reply:
+            return
+
+        def begin() -> None:
+            self.relay.ask(tenant, asked, reply, json)
+
+        if self._fresh() and self.engine.state.job(tenant, asked.job) is not None:
+            begin()
+        else:  # after a record that is acknowledged from now on, and without an answer of its own
+            self.engine.offer(Ask(begin, "", json))
 
     def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
         if self._fresh():

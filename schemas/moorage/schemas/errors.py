@@ -24,13 +24,19 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
-    "busy": ("fleet", "too many questions of this kind wait, or what they need cannot be read now; send again"),
     "not-leading": ("moorage", "this scheduler does not lead, or cannot prove that it still does; send again"),
     "worker-id-in-use": ("fleet", "another machine holds this worker id until it is lost or says goodbye"),
     "session-over": ("fleet", "the lease session is over; join again"),
     "stale-join": ("fleet", "the join number is not above the last one recorded"),
     "release-apart": ("fleet", "the worker's release is more than one minor version away from the scheduler's"),
     "gap": ("fleet", "a numbered frame is missing; send again from the number given"),
+    "not-kept": ("fleet", "this output is not kept, or no longer: the message names the setting that says so"),
+    "worker-lost": ("fleet", "the worker that holds this does not answer; the message says since when it is lost"),
+    "overloaded": (
+        "moorage",
+        "too many questions of this kind are under way, or what they need cannot be read now; ask after retry_after_s",
+    ),
+    "bad-settings": ("caller", "a setting is unknown, of the wrong type or unit, or out of its bounds"),
     "internal": ("moorage", "a defect in moorage; nothing was recorded"),
 }
 

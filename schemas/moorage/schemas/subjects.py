@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 PREFIX_DEFAULT: Final = "moorage"
+is_prefix = re.compile(r"[A-Za-z0-9_-]{1,32}(\.[A-Za-z0-9_-]{1,32}){0,3}").fullmatch
 
 API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs")
 ADMIN_VERBS: Final = (
@@ -21,6 +23,8 @@ ADMIN_VERBS: Final = (
     "audit",
 )
 WORKER_VERBS: Final = ("join", "renew", "fact")
+#: asked of a worker by the leader
+WORKER_ASKED: Final = ("logs",)
 
 
 class SubjectRow(NamedTuple):
@@ -91,7 +95,7 @@ class Subjects:
         return f"{self.prefix}.load.{worker}"
 
     def worker(self, worker: str, verb: str) -> str:
-        """`verb` is join, renew, fact or wanted."""
+        """`verb` is join, renew, fact, wanted or logs."""
         return f"{self.prefix}.worker.{worker}.{verb}"
 
     def snapshot(self, name: str) -> str:
@@ -131,6 +135,7 @@ class Subjects:
             SubjectRow(f"{p}.worker.<worker>.renew", "answered", "that worker", "leader", "the session lives on"),
             SubjectRow(f"{p}.worker.<worker>.fact", "answered", "that worker", "leader", "what happened to members"),
             SubjectRow(f"{p}.worker.<worker>.wanted", "said", "leader", "that worker", "place, start, end"),
+            SubjectRow(f"{p}.worker.<worker>.logs", "asked", "leader", "that worker", "a page of output that it keeps"),
             SubjectRow(f"{p}.dlq.<tenant>", "durable", "leader", "operators", "queued requests that could not be read"),
             SubjectRow(
                 f"{p}.ledger.record, .epoch, .snapshot",

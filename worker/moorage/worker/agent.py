@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, cast
 
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder, decode_request, encode
-from moorage.schemas.errors import MoorageError, Problem, Refused
+from moorage.schemas.errors import MoorageError, Problem, Refused, problem, refuse
 from moorage.schemas.frames import (
     FactAck,
     Goodbye,
@@ -25,13 +25,16 @@ from moorage.schemas.frames import (
     Join,
     Joined,
     Load,
+    LogPage,
     Place,
+    ReadLog,
     Renew,
     Renewed,
     SlotLoad,
     Wanted,
 )
 from moorage.schemas.gpu import Sharing
+from moorage.schemas.names import is_job, is_tenant
 from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
@@ -78,11 +81,14 @@ from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 
 #: events that wait for a turn; beyond it what the leader says is dropped and counted (it says it again)
 QUEUE_MAX: Final = 65_536
+#: pages of output that are read at once; the leader asks again
+LOG_READS_MAX: Final = 16
 PORT_TRIES_MAX: Final = 256
 LOG_AGAIN_S: Final = 30.0
 _TICK: Final = Tick()
 _TURN_OVER: Final = TurnOver()
 
+_decode_read_log: Final = Decoder[ReadLog](ReadLog)
 _decode_wanted: Final = Decoder[Wanted](Wanted)
 _decode_answer: Final[dict[str, Callable[[bytes], object]]] = {
     "join": Decoder[Joined | Problem](Joined | Problem),
@@ -154,6 +160,7 @@ class Agent:
         self._strays: dict[MemberName, Driver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
+        self._log_reads = 0
         self._sampling = False
         self._readings = [SlotReading() for _ in self.devices]
         self._load_n = 0
@@ -274,6 +281,39 @@ class Agent:
             self.dropped["queue-full"] += 1
             return
         self.enqueue(delivery)
+
+    def on_read_log(self, delivery: Delivery) -> None:
+        """The leader asks for a page of output: read beside the turns, a few at a time."""
+        if not delivery.reply:
+            self.dropped["no-reply"] += 1
+        elif self._log_reads >= LOG_READS_MAX:
+            busy = problem("overloaded", f"{LOG_READS_MAX} pages are being read", retry_after_s=0.2)
+            self.host.post(delivery.reply, encode(busy, json=False))
+        else:
+            self._log_reads += 1
+            self._spawn(self._read_log(delivery))
+
+    async def _read_log(self, delivery: Delivery) -> None:
+        answer: LogPage | Problem
+        try:
+            answer = await self._page(_decode_read_log(delivery.data))
+        except Refused as refused:
+            answer = refused.problem
+        finally:
+            self._log_reads -= 1
+        self.host.post(delivery.reply, encode(answer, json=False))
+
+    async def _page(self, ask: ReadLog) -> LogPage:
+        """Raises Refused: only the leader of this session is answered, and only for what can name a member."""
+        session = self.members.session
+        if session.phase != "live" or ask.session != session.session:
+            raise refuse("session-over", f"{self.worker} is in another lease session")
+        if not (is_tenant(ask.tenant) and is_job(ask.job)):
+            raise refuse("invalid-argument", "this names no member", found=f"{ask.tenant}/{ask.job}")
+        driver = self.drivers.get(ask.driver)
+        if driver is None:
+            raise refuse("not-kept", f"{self.worker} has the driver {ask.driver} no longer", job=ask.job)
+        return await driver.read_log(ask)
 
     def on_answer(self, verb: str, join_n: str, number: str, delivery: Delivery) -> None:
         """An answer to our frame `number` of the session that join `join_n` began (or asked for)."""
@@ -558,6 +598,7 @@ class Agent:
             address=settings.address or "",
             simulated=self.inventory.simulated,
             lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
+            keeps={key: value for driver in self.drivers.values() for key, value in driver.keeps(settings).items()},
         )
 
     def say_hello(self) -> None:

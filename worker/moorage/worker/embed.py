@@ -148,7 +148,9 @@ class EmbeddedWorker:
             api = self._target.api_prefix if isinstance(self._target, Context) else "$JS.API"
             self._driver = HandlerDriver(
                 self._handlers,
-                ResultStore(JetStream(self._connection, api), settings.prefix),
+                ResultStore(
+                    JetStream(self._connection, api), settings.prefix, settings.result_keep, settings.result_bytes
+                ),
                 secrets_dir=settings.secrets_dir,
                 interface=settings.interface,
                 simulated=inventory.simulated,

@@ -49,6 +49,7 @@ class FleetHost:
         self._inbox_dots = self.inbox.count(".") + 1
         self._subscriptions: list[Subscribed] = []
         self._wanted: dict[str, Subscribed] = {}
+        self._logs: dict[str, Subscribed] = {}
         self._outgoing: list[Outgoing] = []
         self._outgoing_bytes = 0
         self._sending: asyncio.Task[None] | None = None
@@ -74,12 +75,16 @@ class FleetHost:
         subject = self.subjects.worker(agent.worker, "wanted")
         self._wanted[agent.worker] = await self.transport.subscribe(subject, agent.on_wanted)
         await agent.open()
+        subject = self.subjects.worker(agent.worker, "logs")
+        self._logs[agent.worker] = await self.transport.subscribe(subject, agent.on_read_log)
 
     async def remove(self, agent: Agent) -> None:
         """Close the agent; its jobs go on where they can outlive it."""
         if self.agents.pop(agent.worker, None) is None:
             return
         await self._wanted.pop(agent.worker).unsubscribe()
+        if agent.worker in self._logs:  # an agent that did not open has none
+            await self._logs.pop(agent.worker).unsubscribe()
         self._dirty.pop(agent, None)
         await agent.close()
 

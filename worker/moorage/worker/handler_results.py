@@ -19,15 +19,12 @@ import msgspec
 from moorage.bus.errors import BusError, JetStreamRefused, StreamMismatch
 from moorage.bus.jetstream import ERR_STREAM_FULL, JetStream, JsError
 from moorage.schemas.errors import refuse
+from moorage.worker.settings import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 
 #: of one result; larger ones belong in a store of the service's own, with the result naming the place
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
 #: a result up to this size is said on the log subject as well
 INLINE_BYTES_MAX: Final = 32 * 1024
-#: how long results stay in a bucket made here
-RESULT_AGE_S: Final = 7 * 86400
-#: of a bucket made here; JetStream sets it aside on its disk at once, so an operator who wants more makes the bucket
-BUCKET_BYTES_MAX: Final = 256 * 1024 * 1024
 CHUNK_BYTES: Final = 128 * 1024
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5
@@ -82,9 +79,18 @@ def result_object(job: str, replica: int, fence: int) -> str:
 class ResultStore:
     """Puts results into the buckets of tenants. Makes a bucket that is missing; an operator's own is used as it is."""
 
-    def __init__(self, jetstream: JetStream, prefix: str) -> None:
+    def __init__(
+        self,
+        jetstream: JetStream,
+        prefix: str,
+        keep_s: float = RESULT_KEEP_DEFAULT,
+        bytes_max: int = RESULT_BYTES_DEFAULT,
+    ) -> None:
+        """`keep_s` and `bytes_max` are of buckets that are made here."""
         self._jetstream = jetstream
         self._prefix = prefix
+        self._keep_s = keep_s
+        self._bytes_max = bytes_max
 
     async def put(self, tenant: str, name: str, result: Result) -> None:
         """Store and return once JetStream has acknowledged the whole. A second time with the same name replaces it.
@@ -142,8 +148,8 @@ class ResultStore:
             "description": "results of handlers, kept by moorage workers",
             "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
             "discard": "new",
-            "max_age": RESULT_AGE_S * _SECOND_NS,
-            "max_bytes": BUCKET_BYTES_MAX,
+            "max_age": int(self._keep_s * _SECOND_NS),
+            "max_bytes": self._bytes_max,
             "allow_rollup_hdrs": True,
             "allow_direct": True,
         }

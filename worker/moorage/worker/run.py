@@ -27,6 +27,7 @@ from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
+from moorage.worker.output_keeper import OutputBounds
 from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"
@@ -90,7 +91,8 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     host = FleetHost(connection, settings.prefix)
     await host.open()
     worker = Worker(host, connection, [])
-    link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER)
+    bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
+    link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds)
     try:
         if hosts is None:
             agent = _agent(host, name, settings, facts, await open_machine(), link)

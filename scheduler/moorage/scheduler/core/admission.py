@@ -14,7 +14,7 @@ from typing import Final
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
-from moorage.scheduler.core.finished import KEEP_MS, job_key, request_digest
+from moorage.scheduler.core.finished import job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, by_tenant
@@ -97,7 +97,7 @@ class Admission:
         if len(self.state.finished):
             row = self.state.finished.find(job_key(event.tenant, event.name))
             # an older row stands there for the history alone: the name is free again
-            if row is not None and draft.time_ms - row[1] * 1000 < KEEP_MS:
+            if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
                 return self._finished(event, row[0], row[2])
         # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
         if event.sequence == 0 and self.state.live + len(fresh) >= self.config.jobs_max:
@@ -210,7 +210,7 @@ class Admission:
 
         They stand in the order of their coming, so only the oldest are looked at, a few a second.
         """
-        before = draft.time_ms - KEEP_MS
+        before = draft.time_ms - self.config.finished_keep_ms
         for tenant in self.state.tenants.values():
             for job, at in islice(tenant.tombstones.items(), FORGET_MAX):
                 if at <= 0 and -at < before:

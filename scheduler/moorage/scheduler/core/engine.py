@@ -28,7 +28,7 @@ from moorage.scheduler.core.events import (
     SnapshotTaken,
     Submit,
 )
-from moorage.scheduler.core.finished import KEEP_MS, request_digest
+from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.lifecycle import Lifecycle
@@ -110,7 +110,9 @@ class Engine:
         self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
-        self._rows_ms = max(KEEP_MS, int(config.history_keep_s * 1000))  # a row says where a history stands, too
+        self._rows_ms = max(
+            config.finished_keep_ms, int(config.history_keep * 1000)
+        )  # a row says where a history stands, too
         self._rid = 0
         self._submits: deque[Submit | QueueRead] = deque()
         self._rest: deque[_Rest] = deque()
@@ -371,8 +373,10 @@ class Engine:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
-        old = self.state.finished.older_than(draft.time_ms - self._rows_ms, COMPACT_MAX)
-        if old:
+        finished = self.state.finished
+        old = finished.older_than(draft.time_ms - self._rows_ms, COMPACT_MAX)
+        old = max(old, min(len(finished) - self.config.finished_rows, COMPACT_MAX))
+        if old > 0:
             draft.acts.append([Act.EXPIRE, old])
         self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():

@@ -1,9 +1,10 @@
 """The table of finished jobs: what idempotence stands on, in at most 40 bytes a row.
 
-A row answers for idempotence for `KEEP_MS`, and says where the job's history stands as long as that is kept; the oldest
-goes when `ROWS_MAX` are held. Rows stand in a ring in the order in which they came; an open-addressed index of 32-bit
-positions finds the newest of a (tenant, job) by its hash. No Python object a row, so two million of them cost 80 MB and
-the garbage collector nothing.
+A row answers for idempotence for `Config.finished_keep`, and says where the job's history stands as long as that is
+kept, or until `Config.finished_rows` are held: the leader says which go, in records, and `ROWS_MAX` is the table's own
+bound. Rows stand in a ring in the order in which they came; an open-addressed index of 32-bit positions finds the
+newest of a (tenant, job) by its hash. No Python object a row, so two million of them cost 80 MB and the garbage
+collector nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import struct
 from array import array
 from typing import Final
 
-KEEP_MS: Final = 24 * 3600 * 1000
 ROWS_MAX: Final = 2_000_000
 
 _ROW: Final = struct.Struct("<12s8sIBIB")  # key, request digest, end in s, state, history sequence in two pieces

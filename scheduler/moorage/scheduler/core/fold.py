@@ -324,6 +324,7 @@ class _Folding:
         elif kind == Act.GONE:
             worker = state.worker_by_num[act[1]]
             worker.session = ""
+            worker.left_ms = self.time
             self._touch_worker(worker)
         elif kind == Act.FLAG:
             worker = state.worker_by_num[act[1]]

@@ -211,6 +211,7 @@ class Worker:
         "hello",
         "id",
         "joined_ms",
+        "left_ms",
         "machine",
         "members",
         "n",
@@ -230,6 +231,7 @@ class Worker:
         self.no = 0  # fact frames folded through, in this session
         self.session = ""  # empty: no session, nothing may be placed here
         self.joined_ms = 0
+        self.left_ms = 0  # soft: when its last session ended; 0 where that is not known
         self.hello: dict[str, Any] = {}
         self.flag = "open"
         self.by = ""

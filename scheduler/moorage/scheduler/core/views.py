@@ -8,7 +8,7 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.explain import explain
-from moorage.scheduler.core.finished import KEEP_MS, job_key
+from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.fleet import Host
 from moorage.scheduler.core.outputs import (
     CHANGES_SURE,
@@ -44,6 +44,11 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
         "request": msgspec.to_builtins(request),
         "replica_states": [_replica(engine, replica) for replica in job.replicas],
         "changes": _newest(engine, job),
+        **(
+            {"kept": _kept_until(engine, job.story[-1][1], _output_until(engine, job))}
+            if job.over and job.story
+            else {}
+        ),
     }
 
 
@@ -87,11 +92,42 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
     }
 
 
+def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> dict[str, Any]:
+    """Until when, in ledger milliseconds, what is left of a job that is over is kept; `output` by worker."""
+    config = engine.config
+    return {
+        "job_ms": ended_ms + config.finished_keep_ms,
+        "history_ms": ended_ms + int(config.history_keep * 1000),
+        "output_ms": output,
+    }
+
+
+def _output_until(engine: Engine, job: Job) -> dict[str, int]:
+    """By worker: when it clears the newest output (or result) of this job, unless its room is full before."""
+    until: dict[str, int] = {}
+    for row in job.story:
+        if row[5] < 0:
+            continue
+        worker = engine.state.worker_by_num[row[5]]
+        keeps = worker.hello.get("keeps", {})
+        keep_s = keeps.get("output_s", keeps.get("result_s"))
+        if keep_s is not None:
+            until[worker.id] = row[1] + int(keep_s * 1000)
+    return until
+
+
 def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
         return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
-    return {"job": name, "tenant": tenant, "state": STATES[row[2]], "ended_ms": row[1] * 1000, "compacted": True}
+    return {
+        "job": name,
+        "tenant": tenant,
+        "state": STATES[row[2]],
+        "ended_ms": row[1] * 1000,
+        "compacted": True,
+        "kept": _kept_until(engine, row[1] * 1000, {}),
+    }
 
 
 def summary(engine: Engine, job: Job) -> dict[str, Any]:
@@ -187,7 +223,8 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
 def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
     """Every worker: its session, what is free and who is sick; and what of the biggest kind would start now."""
     workers = [_worker(engine, worker, mono_ms) for worker in engine.state.worker_by_num]
-    oldest = engine.state.finished.oldest_ms()
+    state = engine.state
+    oldest = state.finished.oldest_ms()
     return {
         "epoch": engine.state.epoch,
         "leader": engine.state.leader,
@@ -196,8 +233,16 @@ def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
         "queued": engine.queue.size,
         "live_jobs": engine.state.live,
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),
-        "finished_window_ms": min(engine.state.time_ms - oldest, KEEP_MS) if oldest is not None else 0,
+        "finished_window_ms": min(engine.state.time_ms - oldest, engine.config.finished_keep_ms)
+        if oldest is not None
+        else 0,
         "fits_now": fits_now(engine),
+        "keeps": {
+            "finished_keep": engine.config.finished_keep,
+            "finished_rows": engine.config.finished_rows,
+            "history_keep": engine.config.history_keep,
+            "history_bytes": engine.config.history_bytes,
+        },
     }
 
 
@@ -244,6 +289,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "release": worker.hello.get("release", ""),
         "heard_ms_ago": mono_ms - host.last_ms if host is not None and host.heard else None,
         "quarantined": slots_of(worker.quarantined),
+        "keeps": worker.hello.get("keeps", {}),
     }
 
 

@@ -14,7 +14,8 @@ from typing import Final, cast
 
 import msgspec
 
-from moorage.schemas.frames import Device, Start
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.gpu import Sharing
 from moorage.schemas.job import Request, Run
 from moorage.worker.environment import Gang, JobEnvironment, gpu_environment
@@ -29,6 +30,7 @@ from moorage.worker.member_messages import (
     SupervisorReplaced,
     Traits,
 )
+from moorage.worker.settings import WorkerSettings
 
 #: exit status of a command that cannot be started, as sh(1) gives it
 CODE_CANNOT_START: Final = 126
@@ -125,6 +127,18 @@ class Driver:
 
     def forget(self, names: list[MemberName]) -> None:
         """Their ends are in the ledger."""
+
+    def keeps(self, settings: WorkerSettings) -> dict[str, float]:
+        """How long and how much it keeps of jobs that are over, for hello: `output_s`, `output_bytes` and the like."""
+        return {}
+
+    async def read_log(self, ask: ReadLog) -> LogPage:
+        """A page of a member's kept output. Raises `Refused` with not-kept where there is none, or no longer."""
+        raise refuse(
+            "not-kept",
+            f"the driver {self.name} keeps no output: what its jobs say is on their log subject while they run",
+            job=ask.job,
+        )
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         """Unless told a later one before, end all members but those that outlive a partition at this moment

@@ -33,6 +33,7 @@ from moorage.worker.handler_context import HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.leases.session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
+from moorage.worker.settings import WorkerSettings
 
 #: a coroutine function, or a plain one for a thread; its result is bytes, text, what JSON can hold, or None
 Handler = Callable[[HandlerContext], Awaitable[object]] | Callable[[HandlerContext], object]
@@ -171,6 +172,9 @@ class HandlerDriver(Driver):
         running = self._running.get(name)
         if running is not None and not running.keeping:
             self._ask_to_stop(running, grace_s, "fence" if why == "fence" else "end", why)
+
+    def keeps(self, settings: WorkerSettings) -> dict[str, float]:
+        return {"result_s": settings.result_keep, "result_bytes": settings.result_bytes}
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._fence_s = deadline_s  # read by `context.cancelled`, in whatever thread
@@ -342,8 +346,9 @@ class HandlerDriver(Driver):
     def _say(self, running: _Running, stream: Literal["out", "err"], text: str, *, end: bool = False) -> None:
         context = running.context
         offset = running.offsets[stream]
-        running.offsets[stream] += len(text.encode())
-        self.publish(context.name, encode(frames.Output(context.attempt, stream, offset, text, end=end)))
+        behind = running.offsets[stream] = offset + len(text.encode())
+        frame = frames.Output(context.attempt, stream, offset, text, end=end, next=behind)
+        self.publish(context.name, encode(frame))
 
 
 def _in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
