@@ -256,7 +256,8 @@ async def test_a_cancellation_of_the_clients_own_does_not_end_the_redialing(
     mortal_server: MortalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with await connect(mortal_server.url, "a") as a:
-        dial, leaked = a._dialer.dial, []
+        dial = a._dialer.dial
+        leaked: list[bool] = []
 
         async def dial_and_leak(give_up_after_s: float | None) -> Client:
             if not leaked:
