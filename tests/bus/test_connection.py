@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from nats.aio.client import Client
 
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
@@ -249,6 +250,25 @@ async def test_a_killed_server_fails_the_pending_and_the_connection_returns(
         assert not a.closed.is_set()
     assert states[:3] == [State.CONNECTED, State.RECONNECTING, State.CONNECTED]
     assert states[-1] is State.CLOSED
+
+
+async def test_a_cancellation_of_the_clients_own_does_not_end_the_redialing(
+    mortal_server: MortalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await connect(mortal_server.url, "a") as a:
+        dial = a._dialer.dial
+        leaked: list[bool] = []
+
+        async def dial_and_leak(give_up_after_s: float | None) -> Client:
+            if not leaked:
+                leaked.append(True)
+                raise asyncio.CancelledError  # as out of nats-py, when a task that it awaits was cancelled
+            return await dial(give_up_after_s)
+
+        monkeypatch.setattr(a._dialer, "dial", dial_and_leak)
+        await mortal_server.kill()
+        await mortal_server.start()
+        await until(lambda: leaked and a.is_connected)
 
 
 async def test_a_request_while_disconnected_times_out(fresh_server: EmbeddedServer, unique: str) -> None:
