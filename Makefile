@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs mutants bench bench-quick clean
+.PHONY: help test demo types lint check docs site mutants bench bench-quick clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -30,8 +30,12 @@ lint: $(STAMP)  ## ruff: rules and format
 
 check: test types lint  ## what CI runs
 
-docs: $(STAMP)  ## regenerate docs/protocol.md and the JSON schemas from the code
-	$(BIN)/python docs/generate.py
+docs: $(STAMP)  ## regenerate the reference pages and the JSON schemas from the code
+	$(BIN)/python -m docs.generate
+
+site: $(STAMP)  ## the documentation as a site in .site; a broken link is an error
+	@test -x $(BIN)/zensical || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/zensical build --strict --clean
 
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python tests/mutants.py
@@ -43,4 +47,4 @@ bench-quick: $(STAMP)  ## one round of everything, written nowhere
 	$(BIN)/python bench/run.py --rounds 1 --dry
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

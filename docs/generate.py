@@ -1,6 +1,6 @@
-"""Make the reference pages from the code: the protocol page, the states, errors and reasons, the JSON schemas.
+"""Make the reference pages from the code: the protocol page, the states, the JSON schemas, and `reference_pages`.
 
-`python docs/generate.py` writes them, `--check` fails when what stands there is not what the code says.
+`python -m docs.generate` writes them, `--check` fails when what stands there is not what the code says.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.errors import BUS_CODES
-from moorage.scheduler.core.explain import REASONS
+from docs import reference_pages
 from moorage.schemas import frames, gpu, job
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
-from moorage.schemas.errors import CODES, Problem
+from moorage.schemas.errors import Problem
 from moorage.schemas.job import TRANSITIONS, Request
 from moorage.schemas.subjects import Subjects
 
@@ -147,24 +146,6 @@ def states() -> str:
     return "".join(lines)
 
 
-def errors() -> str:
-    lines = [
-        HEAD,
-        "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n\n",
-    ]
-    lines.append("| code | whose fault | what it means |\n| --- | --- | --- |\n")
-    every: dict[str, Any] = {**BUS_CODES, **CODES}
-    for code in sorted(every):
-        fault, meaning = every[code]
-        lines.append(f"| `{code}` | {fault} | {meaning} |\n")
-    lines.append(
-        "\n# Reasons for waiting\n\nWhat `explain` names: the first filter after which no worker was left.\n\n"
-    )
-    lines.append("| reason | what it means |\n| --- | --- |\n")
-    lines += [f"| `{reason}` | {meaning} |\n" for reason, meaning in REASONS.items()]
-    return "".join(lines)
-
-
 def schema(kind: Any) -> str:
     return json.dumps(msgspec.json.schema(kind), indent=1, sort_keys=True) + "\n"
 
@@ -174,7 +155,10 @@ def pages() -> dict[Path, str]:
     made = {
         DOCS / "protocol.md": protocol(),
         DOCS / "reference" / "states.md": states(),
-        DOCS / "reference" / "errors.md": errors(),
+        DOCS / "reference" / "errors.md": HEAD + reference_pages.errors(),
+        DOCS / "reference" / "cli.md": HEAD + reference_pages.command(),
+        DOCS / "reference" / "permissions.md": HEAD + reference_pages.permissions(),
+        DOCS / "reference" / "python.md": HEAD + reference_pages.python_api(),
         DOCS / "schemas" / "request.json": schema(Request),
     }
     for name, _, example in EXAMPLES:
