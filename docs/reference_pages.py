@@ -107,7 +107,9 @@ def permissions() -> str:
     for role, (who, words) in ROLES.items():
         writes = [row for row in rows if _names(row.writes) & set(words)]
         reads = [row for row in rows if _names(row.reads) & set(words)]
-        parts.append(f"\n## {role}\n\n{who[0].upper()}{who[1:]}.\n\n| | subject | kind | what |\n| --- | --- | --- | --- |\n")
+        parts.append(
+            f"\n## {role}\n\n{who[0].upper()}{who[1:]}.\n\n| | subject | kind | what |\n| --- | --- | --- | --- |\n"
+        )
         for verb, which in (("publishes", writes), ("hears", reads)):
             parts += [f"| {verb} | `{row.subject}` | {row.kind} | {row.what} |\n" for row in which]
     return "".join(parts)
@@ -132,8 +134,7 @@ def python_api() -> str:
             else:
                 parts.append(f"\n::: moorage.client.{name}\n")
     parts.append("\n## The worker's and the scheduler's side\n")
-    for module, names in WORKER_API.items():
-        parts += [f"\n::: {module}.{name}\n" for name in names]
+    parts += [f"\n::: {module}.{name}\n" for module, names in WORKER_API.items() for name in names]
     return "".join(parts)
 
 
