@@ -15,6 +15,7 @@ from tests.docs.markdown import DOCS, page, pages
 
 #: blocks of the docs that no test runs, by page: add to it with the reason above the block, and take away from it
 NOT_RUN: Final = {
+    "README.md": 1,  # the installation
     "docs/how-to/follow-a-job-from-go.md": 1,
     "docs/how-to/run-a-gang-with-torchrun.md": 1,
     "docs/tutorial/first-worker.md": 3,  # a GPU, a server and an account of the reader's own
@@ -48,7 +49,7 @@ async def leave_nothing(fleet: Node) -> None:
 
 def test_what_is_not_run_is_counted_and_says_why() -> None:
     found = {}
-    for path in sorted(DOCS.rglob("*.md")):
+    for path in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]:
         unrun = [block for block in page(path).blocks if block.not_run]
         if unrun:
             found[page(path).name] = len(unrun)
