@@ -1,4 +1,4 @@
-"""The README is true: typed as it stands it does what it shows, its figures are those of the bench, its links lead on."""
+"""The README is true: typed as it stands it does what it shows; its figures are the bench's, its links lead on."""
 
 from __future__ import annotations
 
