@@ -16,6 +16,7 @@ import pytest
 
 from moorage.schemas import frames
 from moorage.schemas.codec import Decoder, decode_request
+from moorage.schemas.errors import Refused
 from tests.docs.markdown import Block, Page, first_missing, lines_of
 from tests.docs.terminal import Terminal
 
@@ -80,7 +81,7 @@ def run(page: Page, folder: Path, env: dict[str, str]) -> None:
         for block, expected in with_expectation(page.blocks):
             try:
                 _run_block(block, expected, folder, terminal)
-            except AssertionError as error:
+            except (AssertionError, Refused) as error:
                 raise AssertionError(f"{page.name}:{block.line}: {error}") from None
         for name, each in reversed(terminals.items()):  # a server is ended after its clients
             if each.busy:
@@ -90,10 +91,10 @@ def run(page: Page, folder: Path, env: dict[str, str]) -> None:
 
 
 def with_expectation(blocks: list[Block]) -> Iterator[tuple[Block, Block | None]]:
-    """Each block with the output shown right below it."""
+    """Each block with the output shown right below it; an output alone comes as a block, to be refused."""
     for at, block in enumerate(blocks):
         below = blocks[at + 1] if at + 1 < len(blocks) else None
-        if block.kind == "text" and not block.title:
+        if at > 0 and block.kind == "text" and not block.title and blocks[at - 1].kind in ("sh", "python"):
             continue
         yield block, below if below is not None and below.kind == "text" and not below.title else None
 
@@ -106,6 +107,7 @@ def _run_block(block: Block, expected: Block | None, folder: Path, terminal: Cal
     elif block.title and not block.title.startswith("terminal") and block.kind in FILES:
         (folder / block.title).write_text(block.body)
     elif block.kind == "text":
+        assert block.title, "an output that stands below no block that is run"
         there = terminal(block.title)
         there.until(lambda found: first_missing(block.body, found) == "", f"{block.body.strip()!r} in {block.title}")
     elif block.kind in ("sh", "python"):

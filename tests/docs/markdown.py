@@ -44,9 +44,9 @@ class Page(msgspec.Struct, frozen=True):
     needs: list[str]
 
 
-def page(path: Path) -> Page:
-    """Read a page of Markdown."""
-    text = path.read_text()
+def page(path: Path, text: str | None = None) -> Page:
+    """Read a page of Markdown; with `text`, one that says so."""
+    text = path.read_text() if text is None else text
     blocks = []
     for found in _BLOCK.finditer(text):
         info, indent = found["info"], found["indent"]

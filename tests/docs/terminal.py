@@ -92,8 +92,9 @@ class Terminal:
         return end[2]
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Ctrl-C. A command that dies of it takes the rest of its line along, so the end is told once more."""
         os.write(self._fd, b"\x03")
+        os.write(self._fd, b"printf '\\036end 0 of \\036'\n")
 
     def close(self) -> None:
         """End the shell and whatever it still runs."""
