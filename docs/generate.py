@@ -18,7 +18,7 @@ from docs import reference_pages
 from moorage.schemas import frames, gpu, job
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import Problem
-from moorage.schemas.job import TRANSITIONS, Request
+from moorage.schemas.job import Request
 from moorage.schemas.subjects import Subjects
 
 DOCS: Final = Path(__file__).resolve().parent
@@ -129,23 +129,6 @@ def protocol() -> str:
     return "".join(parts)
 
 
-def states() -> str:
-    lines = [
-        HEAD,
-        "# States of a replica\n\nEvery legal step; anything else is refused by the ledger itself.\n\n",
-        "```mermaid\nstateDiagram-v2\n",
-    ]
-    lines.append("    [*] --> QUEUED\n")
-    for state, targets in TRANSITIONS.items():
-        lines += [f"    {state} --> {target}\n" for target in sorted(targets)]
-        if not targets:
-            lines.append(f"    {state} --> [*]\n")
-    lines.append(
-        "```\n\nA job's state is derived from its replicas': live while any is live, `SUCCEEDED` only when all are.\n"
-    )
-    return "".join(lines)
-
-
 def schema(kind: Any) -> str:
     return json.dumps(msgspec.json.schema(kind), indent=1, sort_keys=True) + "\n"
 
@@ -154,7 +137,7 @@ def pages() -> dict[Path, str]:
     """Every generated file and what should stand in it."""
     made = {
         DOCS / "protocol.md": protocol(),
-        DOCS / "reference" / "states.md": states(),
+        DOCS / "reference" / "states.md": HEAD + reference_pages.states(),
         DOCS / "reference" / "errors.md": HEAD + reference_pages.errors(),
         DOCS / "reference" / "cli.md": HEAD + reference_pages.command(),
         DOCS / "reference" / "permissions.md": HEAD + reference_pages.permissions(),

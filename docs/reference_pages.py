@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
 import io
 import os
-import sys
-from collections.abc import Iterator
 from typing import Final
 
 import moorage.client
 from moorage.cli import console
 from moorage.cli.lookup import FIXES, error_codes, reasons
 from moorage.cli.main import VERBS, main
+from moorage.schemas.job import TRANSITIONS
 from moorage.schemas.subjects import Subjects
 
 #: what each exit code of the command says; `run` and `wait` end with the job's own
@@ -28,6 +25,23 @@ EXITS: Final[dict[str, str]] = {
     "EXIT_DRIFT": "`audit` found a difference between ledger and workers",
     "EXIT_INTERRUPTED": "Ctrl-C: `run` and `logs` detach, and the job goes on",
 }
+#: what a replica in this state is doing, for who reads the story of a job
+STATES: Final[dict[str, str]] = {
+    "QUEUED": "waits for a place; `explain` says for what",
+    "PLACED": "GPUs of a worker are proposed to it; its pool has not answered yet",
+    "CLAIMED": "the worker's pool holds the GPUs; in a gang, it waits for the others",
+    "RUNNING": "the worker has started it",
+    "EXITED": "a rank of a gang is over and waits for the others",
+    "ENDING": "it is being ended, to be tried again or to fail with its gang",
+    "CANCELLING": "it is being ended because somebody cancelled it",
+    "LOST_KEPT": "its worker is lost and `on_partition` is keep: nobody else may run it before it is heard of again",
+    "SUCCEEDED": "over, with code 0",
+    "FAILED": "over, otherwise, and no retry is left",
+    "TIMED_OUT": "over: it ran longer than `timeout_s` or `deadline_s`",
+    "CANCELLED": "over, because somebody cancelled it",
+    "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
+    "REJECTED": "over: no worker could ever run it, and `on_no_match` is reject",
+}
 #: names of the worker's side that a user of the library meets, by module
 WORKER_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.embed": ("EmbeddedWorker",),
@@ -36,6 +50,18 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.settings": ("WorkerSettings",),
     "moorage.worker.drivers.base": ("Driver", "Assignment"),
     "moorage.scheduler.core.rank": ("Ranker", "Choice"),
+}
+#: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
+CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
+    "The client": ("moorage.client.client", "moorage.client.sync"),
+    "A job": ("moorage.client.job", "moorage.client.watch", "moorage.schemas.frames"),
+    "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
+    "What it raises": ("moorage.client.errors",),
+    "For your tests": (
+        "moorage.client.sim_fleet",
+        "moorage.client.sim_driver",
+        "moorage.bus.simulated_clock",
+    ),
 }
 #: shown by name alone: the sync twins have the names of the async classes, without await
 TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job"}
@@ -94,6 +120,23 @@ def errors() -> str:
     return "".join(parts)
 
 
+def states() -> str:
+    """What each state means and which may follow, as a table and as a diagram."""
+    parts = ["# States of a replica\n\nEvery legal step; anything else is refused by the ledger itself.\n\n"]
+    parts.append("| state | what it means | may become |\n| --- | --- | --- |\n")
+    for state, targets in TRANSITIONS.items():
+        following = ", ".join(f"`{target}`" for target in sorted(targets)) or "nothing: it is final"
+        parts.append(f"| `{state}` | {STATES[state]} | {following} |\n")
+    parts.append(
+        "\nA job's state is derived from its replicas': live while any is live, `SUCCEEDED` only when all are.\n"
+    )
+    parts.append("\n```mermaid\nstateDiagram-v2\n    [*] --> QUEUED\n")
+    for state, targets in TRANSITIONS.items():
+        parts += [f"    {state} --> {target}\n" for target in sorted(targets) or ["[*]"]]
+    parts.append("```\n")
+    return "".join(parts)
+
+
 def permissions() -> str:
     """What each role publishes and hears, out of the table of subjects."""
     rows = Subjects().table()
@@ -125,11 +168,11 @@ def python_api() -> str:
         "# Python\n\n",
         "Made from the docstrings when the site is built. Names of the SDK are imported from `moorage.client`.\n",
     ]
-    for module, names in client_modules():
-        parts.append(f"\n## {_title(module)}\n")
+    for title, names in client_groups().items():
+        parts.append(f"\n## {title}\n")
         for name in names:
             if name in TWINS:
-                parts.append(f"\n### `{name}`\n\nThe methods of [`{TWINS[name]}`][moorage.client.{TWINS[name]}], ")
+                parts.append(f"\n### {name}\n\nThe methods of [`{TWINS[name]}`][moorage.client.{TWINS[name]}], ")
                 parts.append("without `await`.\n")
             else:
                 parts.append(f"\n::: moorage.client.{name}\n")
@@ -138,18 +181,11 @@ def python_api() -> str:
     return "".join(parts)
 
 
-def client_modules() -> Iterator[tuple[str, list[str]]]:
-    """The SDK's public names by the module that defines them, those of a module in their own order."""
-    homes: dict[str, list[str]] = {}
+def client_groups() -> dict[str, list[str]]:
+    """The SDK's public names below the titles of `CLIENT_API`, by the module that defines them."""
+    groups: dict[str, list[str]] = {title: [] for title in CLIENT_API}
+    title_of = {module: title for title, modules in CLIENT_API.items() for module in modules}
     for name in moorage.client.__all__:
-        value = getattr(moorage.client, name)
-        homes.setdefault(getattr(value, "__module__", "moorage.client"), []).append(name)
-    yield from sorted(homes.items())
-
-
-def _title(module: str) -> str:
-    """The first sentence of a module's docstring, up to its first colon or full stop."""
-    importlib.import_module(module)
-    text = inspect.getdoc(sys.modules[module]) or module
-    first = text.split("\n\n")[0].replace("\n", " ")
-    return first.split(". ")[0].split(": ")[0].rstrip(".")
+        module = getattr(getattr(moorage.client, name), "__module__", "")
+        groups.setdefault(title_of.get(module, "And"), []).append(name)
+    return groups

@@ -14,6 +14,7 @@ from moorage.cli import console
 from moorage.cli.lookup import error_codes, reasons
 from moorage.cli.main import VERBS
 from moorage.schemas import frames
+from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 from tests.docs.markdown import DOCS
 
@@ -34,6 +35,10 @@ def test_every_verb_has_its_help_with_an_example(verb: str) -> None:
 def test_every_code_and_reason_has_a_row() -> None:
     rows = set(re.findall(r"^\| `([\w-]+)` \|", reference("errors"), re.MULTILINE))
     assert rows == set(error_codes()) | set(reasons())
+
+
+def test_every_state_has_a_meaning() -> None:
+    assert list(reference_pages.STATES) == list(STATES)
 
 
 def test_every_exit_code_is_explained() -> None:
