@@ -65,7 +65,7 @@ def test_every_frame_is_on_the_protocol_page() -> None:
 def test_every_public_name_of_the_sdk_is_on_its_page() -> None:
     text = reference("python")
     for name in moorage.client.__all__:
-        assert f"::: moorage.client.{name}\n" in text or f"### `{name}`" in text, name
+        assert f"::: moorage.client.{name}\n" in text or f"### {name}\n" in text, name
 
 
 def test_every_page_has_its_place_on_the_site_and_every_place_a_page() -> None:
