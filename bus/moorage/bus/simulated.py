@@ -33,6 +33,7 @@ from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnState
 from moorage.bus.simulated_clock import SimulatedClock, Stalled
 from moorage.bus.simulated_network import SERVER, Faults, FaultyNetwork
+from moorage.bus.simulated_processes import process_of
 from moorage.bus.simulated_streams import Stream, Streams, matches
 from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Outgoing
 
@@ -96,6 +97,7 @@ class SimulatedBus:
         self.max_payload_bytes = max_payload_bytes
         self.connections: list[SimulatedConnection] = []
         self._accounts: dict[str, _Account] = {}
+        self._connected = 0
 
     def __repr__(self) -> str:
         return f"<SimulatedBus simulated, {len(self.connections)} connections, seed {self.network.seed}>"
@@ -113,6 +115,11 @@ class SimulatedBus:
         found = SimulatedConnection(self, name, account, inbox_prefix, on_state, on_error)
         self.connections.append(found)
         return found
+
+    def number(self) -> int:
+        """Of the next connection: no two ever share an inbox."""
+        self._connected += 1
+        return self._connected
 
     def streams(self, account: str = USERS) -> dict[str, Stream]:
         """The streams of an account by name, for a test to look at."""
@@ -207,12 +214,15 @@ class SimulatedConnection(Link):
         on_state: OnState | None,
         on_error: OnError | None,
     ) -> None:
-        answers = Answers(f"{inbox_prefix}.simulated{len(bus.connections)}")
+        answers = Answers(f"{inbox_prefix}.simulated{bus.number()}")
         super().__init__(name, inbox_prefix, answers, State.CONNECTED, on_state, on_error)
         self.max_payload_bytes = bus.max_payload_bytes
         self.server_version = "simulated"
         self._bus = bus
         self._account = bus.account(account)
+        self._process = process_of(None)
+        if self._process is not None:
+            self._process.on_kill.append(self._cut)
         self._connected.set()
         self._tables.append(answers)
         self._inbox = SimulatedSubscription(self, answers.wildcard, answers.deliver, "")
@@ -269,10 +279,7 @@ class SimulatedConnection(Link):
             return
         self._move(State.CLOSED)
         self._fail_waits()
-        for subscription in [each for each in self._account.subscriptions if each.connection is self]:
-            self.forget(subscription)
-        self._connected.clear()
-        self._bus.connections.remove(self)
+        self._cut()
         self.closed.set()
 
     async def exchange(
@@ -325,6 +332,9 @@ class SimulatedConnection(Link):
         headers: dict[str, str] | None,
     ) -> None:
         """A message arrived; whoever left meanwhile, or is cut off, hears nothing."""
+        if self._process is not None and (self._process.is_stopped or process_of(None) is not self._process):
+            self._process.call(self.deliver, subscription, subject, payload, reply, headers)
+            return
         if not subscription.open or not self.is_connected:
             return
         own = dict(headers) if headers else None
@@ -337,6 +347,15 @@ class SimulatedConnection(Link):
     def forget(self, subscription: SimulatedSubscription) -> None:
         subscription.open = False
         self._account.subscriptions.pop(subscription, None)
+
+    def _cut(self) -> None:
+        """The server lets go of it: nothing reaches it, nothing leaves it."""
+        for subscription in [each for each in self._account.subscriptions if each.connection is self]:
+            self.forget(subscription)
+        self._connected.clear()
+        self.state = State.CLOSED
+        if self in self._bus.connections:
+            self._bus.connections.remove(self)
 
     # -- within -------------------------------------------------------------------------------------------------
 

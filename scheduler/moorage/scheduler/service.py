@@ -32,7 +32,7 @@ from moorage.scheduler.core.outputs import Message, Outputs
 from moorage.scheduler.core.state import State
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.intake import Intake
-from moorage.scheduler.ledger import Deposed, Ledger
+from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
 from moorage.schemas.codec import encode
@@ -93,7 +93,15 @@ class Scheduler:
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
         while True:
-            await self._stand_by(state)
+            try:
+                await self._stand_by(state)
+            except LedgerGap as gap:  # it was slower than the leader's snapshots: the newest holds what it missed
+                log.warning("%s", gap)
+                newer = await recover(self.ledger, self.snapshots)
+                if newer.seq <= state.seq:
+                    raise
+                state = newer
+                continue
             try:
                 if await self._lead(state):
                     return
