@@ -96,7 +96,7 @@ def command() -> str:
     for title, verbs in VERBS.items():
         parts.append(f"\n## {title}\n")
         for verb in verbs:
-            parts.append(f"\n### moorage {verb.name}\n\n```help\n{help_of(verb.name)}\n```\n")
+            parts.append(f"\n### moorage {verb.name}\n\n```help\n{help_of(*verb.name.split())}\n```\n")
     parts.append("\n## Exit codes\n\n| code | what it says |\n| --- | --- |\n| 0 | done |\n")
     parts += [f"| {getattr(console, name)} | {text} |\n" for name, text in EXITS.items()]
     parts.append("\n`run`, `wait` and `logs` end with the job's own exit code where it has one.\n")
