@@ -1,17 +1,19 @@
 """The part of the `nats` command that the docs use, over a real connection: `req`, `pub`, `sub --count`.
 
 The command itself is a Go program that no package index of ours carries, so the tests of the docs type into this one.
-It takes the same words and prints payloads as `nats --raw` does.
+It takes the same words and prints payloads as `nats --raw` does. Where $NATS_URL says nothing it asks the `moorage up`
+of the folder, not port 4222, where somebody else's server may be.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 
 import nats
+
+from moorage.client.target import find_context
 
 
 async def main() -> None:
@@ -24,7 +26,7 @@ async def main() -> None:
     parser.add_argument("--timeout", type=lambda text: float(text.removesuffix("s")), default=5.0)
     parser.add_argument("-H", "--header", action="append", default=[])
     given = parser.parse_args()
-    connection = await nats.connect(os.environ.get("NATS_URL", "nats://127.0.0.1:4222"))
+    connection = await nats.connect(find_context().url)
     headers = dict(each.split(":", 1) for each in given.header) or None
     payload = given.payload.encode()
     if given.verb == "req":
