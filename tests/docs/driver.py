@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ SHOWN: Final = {"mermaid", "help"}
 #: commands that change nothing: what they show may take a moment to come
 LOOKS: Final = tuple(f"moorage {verb}" for verb in ("show", "ls", "explain", "fleet"))
 LOOK_AGAIN_S_MAX: Final = 20.0
+END_S_MAX: Final = 4.0
 FILES: Final = {"python", "js", "go", "sh", "toml", "ini"}
 
 
@@ -68,8 +70,9 @@ def skip_without(page: Page) -> None:
 
 
 def run(page: Page, folder: Path, env: dict[str, str]) -> None:
-    """All blocks of a page. Raises AssertionError that names page and line."""
+    """All blocks of a page; nothing of it runs on. Raises AssertionError that names page and line."""
     with ExitStack() as stack:
+        stack.callback(end_all, folder)
         terminals: dict[str, Terminal] = {}
 
         def terminal(name: str) -> Terminal:
@@ -88,6 +91,32 @@ def run(page: Page, folder: Path, env: dict[str, str]) -> None:
                 each.interrupt()
                 failed = each.finish()
                 assert failed == "", f"{page.name}: {name}, after Ctrl-C: {failed} failed\n{each.output}"
+
+
+def end_all(folder: Path) -> None:
+    """End whatever still runs with `folder` as its home: a worker's supervisor outlives it, and a page may fail."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in at_home_in(folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        ends = time.monotonic() + END_S_MAX
+        while (left := at_home_in(folder)) and time.monotonic() < ends:
+            time.sleep(0.05)
+    assert left == [], f"cannot be ended: {left}"
+
+
+def at_home_in(folder: Path) -> list[int]:
+    """The processes that were started from a terminal of this page: by their home, or by their words, since a
+    supervisor clears its environment. So pages name their folders in full."""
+    home, found = f"HOME={folder}".encode(), []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and (
+                home in (entry / "environ").read_bytes().split(b"\0")
+                or f"{folder}/".encode() in (entry / "cmdline").read_bytes()
+            ):
+                found.append(int(entry.name))
+    return found
 
 
 def with_expectation(blocks: list[Block]) -> Iterator[tuple[Block, Block | None]]:

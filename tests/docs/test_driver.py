@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.driver import environment, run
+from tests.docs.driver import at_home_in, environment, run
 from tests.docs.markdown import DOCS, first_missing, page
 
 
@@ -101,3 +101,9 @@ def test_a_page_that_is_true_passes(tmp_path: Path) -> None:
 )
 def test_what_varies_may_and_nothing_else(expected: str, output: str, missing: str) -> None:
     assert first_missing(expected, output) == missing
+
+
+def test_nothing_of_a_page_runs_on(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="failed"):
+        told("```sh\ntrap '' HUP TERM\nsetsid sleep 31415 &\nfalse\n```", tmp_path)
+    assert at_home_in(tmp_path) == []
