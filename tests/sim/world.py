@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import gc
 import json
 import logging
 import os
@@ -105,6 +104,7 @@ class World:
         patches.callback(random.setstate, state)
         random.seed(self.seed)
         patches.enter_context(mock.patch.object(service, "take_snapshot", self._take_snapshot))
+        patches.enter_context(mock.patch.object(service, "gc"))  # a process's own tuning
         patches.enter_context(mock.patch.object(os, "urandom", rng.randbytes))
         patches.enter_context(mock.patch.object(secrets, "randbits", rng.getrandbits))
         patches.enter_context(mock.patch.object(secrets, "token_hex", lambda size: rng.randbytes(size).hex()))
@@ -480,13 +480,10 @@ def _cut(journal: Journal) -> None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Logs of a thousand faults help nobody, and a scheduler's tuning of the collector is for a process of its own."""
-    threshold, frozen, level = gc.get_threshold(), gc.get_freeze_count(), logging.root.manager.disable
+    """Logs of a thousand faults help nobody."""
+    level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
         logging.disable(level)
-        gc.set_threshold(*threshold)
-        if not frozen:
-            gc.unfreeze()

@@ -42,6 +42,8 @@ __all__ = ["SERVER", "Faults", "FaultyNetwork", "SimulatedBus", "SimulatedClock"
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 USERS: Final = "users"
 API: Final = "$JS.API."
+#: subjects whose hearers are remembered
+MATCHING_MAX: Final = 10_000
 _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
@@ -69,16 +71,30 @@ class _Account:
     def __init__(self) -> None:
         self.subscriptions: dict[SimulatedSubscription, None] = {}
         self.streams = Streams()
+        self._matching: dict[str, list[SimulatedSubscription]] = {}  # by subject, until a subscription comes or goes
+
+    def add(self, subscription: SimulatedSubscription) -> None:
+        self.subscriptions[subscription] = None
+        self._matching.clear()
+
+    def remove(self, subscription: SimulatedSubscription) -> None:
+        self.subscriptions.pop(subscription, None)
+        self._matching.clear()
 
     def hearers(self, subject: str, choose: Callable[[list[SimulatedSubscription]], SimulatedSubscription]) -> list[
         SimulatedSubscription
     ]:  # fmt: skip
         """Every plain subscription that matches, and one of each queue group."""
-        tokens = subject.split(".")
+        matching = self._matching.get(subject)
+        if matching is None:
+            if len(self._matching) >= MATCHING_MAX:
+                self._matching.clear()
+            tokens = subject.split(".")
+            matching = self._matching[subject] = [each for each in self.subscriptions if matches(each.pattern, tokens)]
         plain: list[SimulatedSubscription] = []
         groups: dict[tuple[str, str], list[SimulatedSubscription]] = {}
-        for each in self.subscriptions:
-            if each.connection.is_connected and matches(each.pattern, tokens):
+        for each in matching:
+            if each.connection.is_connected:
                 if each.queue:
                     groups.setdefault((each.queue, each.subject), []).append(each)
                 else:
@@ -226,7 +242,7 @@ class SimulatedConnection(Link):
         self._connected.set()
         self._tables.append(answers)
         self._inbox = SimulatedSubscription(self, answers.wildcard, answers.deliver, "")
-        self._account.subscriptions[self._inbox] = None
+        self._account.add(self._inbox)
 
     def __repr__(self) -> str:
         return f"<SimulatedConnection simulated {self.name!r} {self.state.value}>"
@@ -265,7 +281,7 @@ class SimulatedConnection(Link):
         self._check_open()
         check_filter(subject)
         subscription = SimulatedSubscription(self, subject, handler, queue)
-        self._account.subscriptions[subscription] = None
+        self._account.add(subscription)
         await asyncio.sleep(0)
         return subscription
 
@@ -346,7 +362,7 @@ class SimulatedConnection(Link):
 
     def forget(self, subscription: SimulatedSubscription) -> None:
         subscription.open = False
-        self._account.subscriptions.pop(subscription, None)
+        self._account.remove(subscription)
 
     def _cut(self) -> None:
         """The server lets go of it: nothing reaches it, nothing leaves it."""
@@ -366,4 +382,4 @@ class SimulatedConnection(Link):
 
 def _can_publish(subject: str) -> bool:
     """As nats-py checks it: not empty, no blank."""
-    return bool(subject) and not any(each.isspace() for each in subject)
+    return bool(subject) and subject.split(None, 1)[:1] == [subject]

@@ -43,6 +43,8 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.scheduler")
 
 STANDBY_LOOK_S: Final = 0.2
+#: holes in the ledger met in a row, each with the newest snapshot read again, before it counts as broken
+GAPS_MAX: Final = 5
 FLEET_FRAME_S: Final = 0.5
 RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
@@ -92,15 +94,18 @@ class Scheduler:
             await self._js.ensure_stream(config)
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
+        gaps = 0
         while True:
             try:
                 await self._stand_by(state)
+                gaps = 0
             except LedgerGap as gap:  # it was slower than the leader's snapshots: the newest holds what it missed
-                log.warning("%s", gap)
-                newer = await recover(self.ledger, self.snapshots)
-                if newer.seq <= state.seq:
+                gaps += 1
+                if gaps > GAPS_MAX:
                     raise
-                state = newer
+                log.warning("%s", gap)
+                await asyncio.sleep(STANDBY_LOOK_S)
+                state = await recover(self.ledger, self.snapshots)
                 continue
             try:
                 if await self._lead(state):
