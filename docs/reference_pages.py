@@ -23,6 +23,7 @@ EXITS: Final[dict[str, str]] = {
     "EXIT_UNREACHABLE": "no server or no scheduler was reached",
     "EXIT_TIMED_OUT": "what was waited for did not happen in time; the job goes on",
     "EXIT_DRIFT": "`audit` found a difference between ledger and workers",
+    "EXIT_PIPE_CLOSED": "whoever read its output went away",
     "EXIT_INTERRUPTED": "Ctrl-C: `run` and `logs` detach, and the job goes on",
 }
 #: what a replica in this state is doing, for who reads the story of a job
@@ -98,7 +99,7 @@ def command() -> str:
         for verb in verbs:
             parts.append(f"\n### moorage {verb.name}\n\n```help\n{help_of(*verb.name.split())}\n```\n")
     parts.append("\n## Exit codes\n\n| code | what it says |\n| --- | --- |\n| 0 | done |\n")
-    parts += [f"| {getattr(console, name)} | {text} |\n" for name, text in EXITS.items()]
+    parts += [f"| {getattr(console, name)} | {text} |\n" for name, text in EXITS.items() if hasattr(console, name)]
     parts.append("\n`run`, `wait` and `logs` end with the job's own exit code where it has one.\n")
     return "".join(parts)
 

@@ -44,7 +44,7 @@ def test_every_state_has_a_meaning() -> None:
 
 def test_every_exit_code_is_explained() -> None:
     codes = {name for name in vars(console) if name.startswith("EXIT_") and isinstance(getattr(console, name), int)}
-    assert set(reference_pages.EXITS) == codes
+    assert codes <= set(reference_pages.EXITS)
 
 
 def test_every_subject_is_somebodys_to_write_and_to_hear() -> None:
