@@ -92,7 +92,15 @@ class Terminal:
         return end[2]
 
     def interrupt(self) -> None:
-        """Ctrl-C. A command that dies of it takes the rest of its line along, so the end is told once more."""
+        """Ctrl-C, to the command and not to a shell that is just starting it.
+
+        A command that dies of it takes the rest of its line along, so the end is told once more.
+        """
+        ends = time.monotonic() + BLOCK_S_MAX
+        while os.tcgetpgrp(self._fd) == self._shell.pid and time.monotonic() < ends:
+            self._read(0.01)
+            if _END.search(self.written, self._read_to):
+                return
         os.write(self._fd, b"\x03")
         os.write(self._fd, b"printf '\\036end 0 of \\036'\n")
 
