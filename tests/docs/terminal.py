@@ -92,16 +92,21 @@ class Terminal:
         return end[2]
 
     def interrupt(self) -> None:
-        """Ctrl-C, to the command and not to a shell that is just starting it.
+        """Ctrl-C, until the command has heard it: what the shell is just starting loses it.
 
         A command that dies of it takes the rest of its line along, so the end is told once more.
         """
         ends = time.monotonic() + BLOCK_S_MAX
-        while os.tcgetpgrp(self._fd) == self._shell.pid and time.monotonic() < ends:
-            self._read(0.01)
-            if _END.search(self.written, self._read_to):
-                return
-        os.write(self._fd, b"\x03")
+        sent = heard = False
+        while not heard and not _END.search(self.written, self._read_to) and time.monotonic() < ends:
+            front = os.tcgetpgrp(self._fd)
+            if front != self._shell.pid:
+                heard = _catches_interrupts(front)
+                os.write(self._fd, b"\x03")
+                sent = True
+            elif sent:
+                break
+            self._read(0.2)
         os.write(self._fd, b"printf '\\036end 0 of \\036'\n")
 
     def close(self) -> None:
@@ -123,3 +128,15 @@ class Terminal:
             return False
         self.written += piece.decode(errors="replace")
         return bool(piece)
+
+
+def _catches_interrupts(pid: int) -> bool:
+    """Whether a command, and no shell before exec, has a handler for SIGINT (proc(5): SigCgt, bit n-1 for signal n)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    if status.startswith("Name:\tbash\n"):
+        return False
+    [caught] = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(int(caught, 16) >> (signal.SIGINT - 1) & 1)
