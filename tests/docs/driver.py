@@ -23,6 +23,9 @@ from tests.docs.terminal import Terminal
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = "terminal 2"
+#: nats.go as Debian packages it
+GOPATH: Final = "/usr/share/gocode"
+GO_PACKAGES: Final = {"nats.go": "github.com/nats-io/nats.go"}
 #: kinds of blocks that are shown for the eye alone
 SHOWN: Final = {"mermaid", "help"}
 #: commands that change nothing: what they show may take a moment to come
@@ -51,18 +54,24 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
         "HOME": str(folder),
         "NO_COLOR": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        # nats.go as Debian packages it: the module proxy is not to be counted on
         "GO111MODULE": "off",
-        "GOPATH": "/usr/share/gocode",
+        "GOPATH": GOPATH,
         "GOCACHE": os.environ.get("GOCACHE") or str(Path.home() / ".cache" / "go-build"),
         **{name: os.environ[name] for name in os.environ if name.lower().startswith("npm_config_")},
         **extra,
     }
 
 
+def has(tool: str) -> bool:
+    """Whether a command, or one of `GO_PACKAGES`, is here."""
+    if tool in GO_PACKAGES:
+        return (Path(GOPATH) / "src" / GO_PACKAGES[tool]).is_dir()
+    return shutil.which(tool) is not None
+
+
 def skip_without(page: Page) -> None:
     """Skip where a command that the page needs is not here; in CI that is a failure."""
-    missing = [name for name in page.needs if shutil.which(name) is None]
+    missing = [name for name in page.needs if not has(name)]
     if missing and os.environ.get("CI"):
         pytest.fail(f"{page.name} needs {', '.join(missing)}: .ci/run installs it")
     if missing:
