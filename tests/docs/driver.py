@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import pytest
 
+from moorage.cli.settings import the_file
 from moorage.schemas import frames
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.errors import Refused
@@ -142,6 +143,10 @@ def _run_block(block: Block, expected: Block | None, folder: Path, terminal: Cal
         return
     if block.kind == "json":
         decode(block)
+        return
+    if block.kind == "toml":
+        (folder / (block.title or "moorage.toml")).write_text(block.body)
+        the_file(folder / (block.title or "moorage.toml"), env={})
     elif block.title and not block.title.startswith("terminal") and block.kind in FILES:
         (folder / block.title).write_text(block.body)
     elif block.kind == "text":

@@ -38,7 +38,7 @@ def test_every_step_does_what_the_page_says(path: Path, tmp_path: Path, fleet: N
 
 async def leave_nothing(fleet: Node) -> None:
     """End what a page left running, and wait until its GPUs are free again."""
-    for tenant in ("default", "vision"):
+    for tenant in ("default", "vision", "sandbox"):
         async with AsyncClient(fleet.url, tenant=tenant) as client:
             rows = (await client.ls(["QUEUED", "PLACED", "CLAIMED", "RUNNING"], 1000))["jobs"]
             jobs = [client.job(row["job"]) for row in rows]
