@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.console import emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, Options, with_client
 from moorage.cli.render import age, facts, many, table
 from moorage.cli.selectors import HELP, ask_each, ids_to_cancel, one_id
+from moorage.client.values import who
 from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("worker", data.get("worker")),
                 ("code", data.get("code")),
                 ("why", data.get("why")),
-                ("kept", "as a row: id, state and end; its story left memory" if data.get("compacted") else ""),
+                ("kept", _kept(data)),
             ]
         )
     )
@@ -86,6 +88,16 @@ def _show(data: dict[str, Any]) -> None:
         )
 
 
+def _kept(data: dict[str, Any]) -> str:
+    """How long a job that left memory can be shown."""
+    if not data.get("compacted"):
+        return ""
+    if "kept_until_ms" not in data:
+        return "as a row: id, state and end; its history is kept no longer"
+    until = datetime.fromtimestamp(data["kept_until_ms"] / 1000, UTC)
+    return f"in the history, until {until:%Y-%m-%d %H:%M} UTC at the latest"
+
+
 def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
     return [
         change["rev"],
@@ -96,8 +108,16 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
         change.get("worker") or "-",
         change.get("code") if change.get("code") is not None else "-",
         len(change.get("gpus", [])) or "-",
-        change.get("why") or "-",
+        why_of(change["state"], change.get("why", ""), change.get("by", ""), change.get("said", "")),
     ]
+
+
+def why_of(state: str, why: str, by: str, said: str) -> str:
+    """The reason, and whose act it was where it was a tenant's or an operator's."""
+    if by in ("", "worker") or state == "ACCEPTED":
+        return why or "-"
+    actor = f"{by}, said {said}" if said else by
+    return f"{why} ({actor})" if why else f"({actor})"
 
 
 def _as_dict(change: Any) -> dict[str, Any]:
@@ -191,7 +211,7 @@ def cancel(
     async def work(client: AsyncClient) -> int | None:
         names = await ids_to_cancel(client, jobs)
         for name in names:
-            answer = await client.answer("cancel", {"job": name, "reason": reason})
+            answer = await client.answer("cancel", {"job": name, "reason": reason, "by": who()})
             if options.json:
                 emit(answer)
                 continue

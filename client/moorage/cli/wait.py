@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.console import EXIT_FAILED, emit, say, tell
+from moorage.cli.jobs import why_of
 from moorage.cli.options import DEFAULTS, Options, with_client
 from moorage.cli.render import many, state
 from moorage.cli.selectors import HELP, HELP_ONE, ids_of, one_id
@@ -80,6 +81,8 @@ def events(
 ) -> int:
     """Transitions as they happen: of one job from its first to its last, or of the whole tenant from now on.
 
+    Those of a job that is over come from its history, as long as that is kept (a week by default).
+
     A line a transition, or with --json a frame a line. Those of a tenant go on until Ctrl-C.
     """
 
@@ -120,7 +123,7 @@ def rows_of(event: Event) -> list[list[Any]]:
                 worker or "-",
                 "-" if change.code is None else change.code,
                 len(change.gpus) or "-",
-                change.why or "-",
+                why_of(change.state, change.why, change.by, change.said),
             ]
         )
     return rows

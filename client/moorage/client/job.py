@@ -69,8 +69,8 @@ class Job:
     async def events(self, timeout: Duration | None = None) -> AsyncIterator[Event]:
         """Every transition from acceptance on, each once and in order; ends by itself when the job is over.
 
-        The first event holds all transitions so far (the scheduler keeps the last 64). `timeout` bounds it in all.
-        Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
+        The first event holds all transitions so far, of a job that was over long ago too while its history is kept
+        (a week by default). `timeout` bounds it in all. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(self._client, self.id) as watch:
             async for item in watch.follow(None if timeout is None else seconds(timeout)):
@@ -106,12 +106,16 @@ class Job:
         self._result = watching.result(watch.shown)
         return _succeeded(self._result, watching.tail)
 
-    async def cancel(self, reason: str = "") -> dict[str, Any]:
-        """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent."""
-        return await self._client.read("cancel", {"job": self.id, "reason": reason})
+    async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
+        """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent.
+
+        Its transitions keep the reason, and `by` as the name that you said (`Change.said`).
+        """
+        return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
 
     async def show(self) -> dict[str, Any]:
-        """The whole job: request, replicas, transitions. Raises `NotFound`."""
+        """The whole job: request, replicas, the last transitions; of one long over from its history, as long as that
+        is kept (`kept_until_ms`, at the latest). Raises `NotFound`."""
         data = await self._client.read("show", {"job": self.id})
         self.learn(data)
         return data

@@ -23,6 +23,8 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "no-match": ("fleet", "no known worker could ever run this"),
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
+    "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
+    "busy": ("fleet", "too many questions of this kind wait, or what they need cannot be read now; send again"),
     "not-leading": ("moorage", "this scheduler does not lead, or cannot prove that it still does; send again"),
     "worker-id-in-use": ("fleet", "another machine holds this worker id until it is lost or says goodbye"),
     "session-over": ("fleet", "the lease session is over; join again"),
