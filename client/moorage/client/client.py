@@ -75,7 +75,7 @@ class AsyncClient:
                 f"{self.tenant!r} is no tenant",
                 found=self.tenant,
                 allowed="[a-z0-9-]{1,32}",
-                next="name it with --tenant or MOORAGE_TENANT",
+                next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
             )
         self.subjects = Subjects(prefix)
         self.timeout_s = seconds(timeout)
@@ -216,7 +216,7 @@ class AsyncClient:
                 field="$.job",
                 found=id,
                 allowed="[A-Za-z0-9_-]{1,64}",
-                next="moorage ls shows the ids there are",
+                next="moorage ls",
             )
         return Job(self, id)
 
@@ -346,6 +346,12 @@ def _frames(bodies: list[bytes]) -> list[bytes]:
     if part:
         frames.append(b"[" + b",".join(part) + b"]")
     return frames
+
+
+def _as_tenant(name: str) -> str:
+    """What the name would be as a tenant's."""
+    slug = "-".join("".join(char if char.isascii() and char.isalnum() else " " for char in name.lower()).split())
+    return f": {slug}" if is_tenant(slug) else ""
 
 
 def _data(answer: Answer) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from moorage.client.errors import JobFailed
 from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import Piece, Watch
 from moorage.schemas.frames import Accepted, Change, Event
-from moorage.schemas.job import SUCCEEDED, TERMINAL
+from moorage.schemas.job import EXITED, FAILED, SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -186,11 +186,16 @@ class Outcome:
 
     @property
     def decided(self) -> Change | None:
-        """The transition that made the job's state what it is; None where it was not seen."""
-        ended = [change for change in self._changes if change.state in TERMINAL]
-        return next((change for change in ended if change.state == self._state and change.code), None) or next(
-            (change for change in reversed(ended) if change.state == self._state), None
-        )
+        """The transition that made the job's state what it is; None where it was not seen.
+
+        Of a gang that failed it is that of the rank that failed first: the gang as a whole ends without a code.
+        """
+        ended = [change for change in self._changes if change.state == self._state and change.state in TERMINAL]
+        if (coded := next((change for change in ended if change.code), None)) is not None or not ended:
+            return coded
+        attempt = ended[-1].attempt
+        exits = (change for change in self._changes if change.state == EXITED and change.attempt == attempt)
+        return next((change for change in exits if change.code and self._state == FAILED), ended[-1])
 
     def result(self, shown: dict[str, Any] | None = None) -> Result:
         decided = self.decided

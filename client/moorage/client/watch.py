@@ -281,7 +281,7 @@ class Watch:
             "timed-out",
             f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
             job=self.job,
-            next_step=f"moorage explain {self.job} says why, moorage cancel {self.job} ends it",
+            next_step=f"moorage explain {self.job}",
         )
 
 

@@ -17,7 +17,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "failed-precondition": ("caller", "the request is well formed, but a set limit or this environment refuses it"),
     "too-large": ("caller", "the frame is over its bound in bytes or nesting"),
     "unknown-version": ("caller", "the frame names a version of the protocol that this scheduler does not speak"),
-    "unknown-verb": ("caller", "no such verb on this subject"),
+    "unknown-verb": ("caller", "no such verb, or one that this release does not serve"),
     "not-found": ("caller", "no such job or worker, as of a ledger record acknowledged after the question came"),
     "conflict": ("caller", "this job id is already used for a request with other content"),
     "no-match": ("fleet", "no known worker could ever run this"),

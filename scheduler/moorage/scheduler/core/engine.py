@@ -7,6 +7,7 @@ away and made anew from the ledger (H4): it never rolls back.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
@@ -338,8 +339,12 @@ class Engine:
     def _operate(self, draft: Draft, event: Operate) -> Any:
         worker = self.state.workers.get(event.worker)
         if worker is None:
+            near = difflib.get_close_matches(event.worker, self.state.workers, n=1)
             return problem(
-                "not-found", f"no worker {event.worker} has joined", found=event.worker, next="see moorage fleet"
+                "not-found",
+                f"no worker {event.worker} has joined",
+                found=event.worker,
+                next=f"moorage {event.verb} {near[0]}" if near else "moorage fleet",
             )
         host = self.fleet.hosts.get(worker.num)
         if event.verb == "release":

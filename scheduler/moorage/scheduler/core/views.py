@@ -90,9 +90,7 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
 def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
-        return problem(
-            "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
-        )
+        return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
     return {"job": name, "tenant": tenant, "state": STATES[row[2]], "ended_ms": row[1] * 1000, "compacted": True}
 
 
@@ -181,6 +179,8 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
     data["position"] = 1 + engine.queue.position(engine.request_of(job).priority, entry(job.num, replica.index))
     data["queued"] = engine.queue.size
     data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
+    if found.missing:
+        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
 
 
