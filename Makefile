@@ -7,7 +7,7 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick clean
+.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-cli transcripts clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -39,6 +39,9 @@ site: $(STAMP)  ## the documentation as a site in .site; a broken link is an err
 	@test -x $(BIN)/zensical || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/zensical build --strict --clean
 
+transcripts: $(STAMP)  ## write down every help and a first session as tests/cli/transcripts (needs tmux)
+	$(BIN)/python -m tests.cli.transcribe
+
 sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=300 FROM=1000
 	PYTHONHASHSEED=0 MOORAGE_SIM_SEEDS=$(SEEDS) MOORAGE_SIM_FROM=$(FROM) $(BIN)/python -m pytest -n 2 -q tests/sim/test_seeds.py
 
@@ -53,6 +56,9 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md
 
 bench-quick: $(STAMP)  ## one round of everything, written nowhere
 	$(BIN)/python bench/run.py --rounds 1 --dry
+
+bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
+	$(BIN)/python -m bench.cli
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

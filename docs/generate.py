@@ -18,7 +18,7 @@ from docs import reference_pages
 from moorage.schemas import frames, gpu, job
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import Problem
-from moorage.schemas.job import Request
+from moorage.schemas.job import STATES, Request
 from moorage.schemas.subjects import Subjects
 
 DOCS: Final = Path(__file__).resolve().parent
@@ -48,10 +48,15 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("Problem", "the answer to what went wrong, on any subject", Problem(
         "invalid-argument", "count must be 1..64, found 0", "caller", "$.gpu.count", "0", "1..64",
         "see docs/protocol.md for every field with an example")),
-    ("Answer", "the answer to show, ls, explain, cancel and the operators' verbs", frames.Answer(
+    ("Answer", "the answer to show, history, ls, explain, cancel and the operators' verbs", frames.Answer(
         "cancel", 1730, {"job": "train-42", "cancelled": True, "was": "QUEUED"})),
     ("Event", "moorage.event.<tenant>.<job>", _EVENT),
     ("Events", "moorage.events.<tenant>", frames.Events("vision", 1729, [_EVENT])),
+    ("HistoryFrame", "moorage.history.<tenant>", frames.HistoryFrame("vision", list(STATES), {
+        3: frames.HistoryWorker("node-7", {0: "GPU-6f0c"})}, [frames.Story(
+            "train-42", 3, "CANCELLED", True, 1763625600000, 1729, [], [
+                frames.Moved(2, 1763625600123, 0, 1, 1, 3, 1, 0, "", 1730),
+                frames.Moved(3, 1763625600456, 0, 1, 11, 3, 1, 0, "superseded", 1730, "tenant:vision ann")])])),
     ("Output", "moorage.log.<tenant>.<job>.<replica>", frames.Output(1, "out", 0, "epoch 1\n")),
     ("Hello", "moorage.hello.<worker>", _HELLO),
     ("Load", "moorage.load.<worker>", frames.Load("node-7", "b1-1700000000", 12, 3, gpu_pool=[
@@ -123,8 +128,11 @@ def protocol() -> str:
     parts.append("\n## Frames\n")
     for name, where, example in EXAMPLES:
         parts.append(f"\n### {name}\n\n`{where}`\n\n{described(type(example), example)}")
+    parts.append("\n### In frames\n")
+    for part in (frames.Change, frames.HistoryWorker):
+        parts.append(f"\n#### {part.__name__}\n\n{inspect.getdoc(part)}\n\n{fields_table(part)}\n")
     parts.append("\n### In arrays\n")
-    for array in (frames.Held, frames.Fact, frames.Place, frames.Start, frames.End):
+    for array in (frames.Held, frames.Fact, frames.Place, frames.Start, frames.End, frames.Story, frames.Moved):
         parts.append(f"\n#### {array.__name__}\n\n{inspect.getdoc(array)}\n\n{fields_table(array)}\n")
     return "".join(parts)
 

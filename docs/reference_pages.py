@@ -160,7 +160,8 @@ def permissions() -> str:
 
 
 def _names(cell: str) -> set[str]:
-    return {name.strip() for name in cell.split(",")}
+    """The roles of a cell, without what stands in brackets behind one."""
+    return {name.partition(" (")[0].strip() for name in cell.split(",")}
 
 
 def python_api() -> str:

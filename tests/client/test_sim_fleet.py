@@ -12,7 +12,19 @@ import msgspec
 import pytest
 
 from moorage.bus.simulated import FaultyNetwork
-from moorage.client import AsyncClient, GpuSpec, JobFailed, NoScheduler, Ran, Rejected, SimFleet, SimulatedClock, Task
+from moorage.client import (
+    AsyncClient,
+    GpuSpec,
+    Job,
+    JobFailed,
+    NoScheduler,
+    Ran,
+    Rejected,
+    SimFleet,
+    SimulatedClock,
+    Task,
+)
+from moorage.scheduler.core.config import Config
 from tests.waiting import until
 
 Scene = Callable[[], Coroutine[Any, Any, None]]
@@ -69,6 +81,29 @@ async def test_what_does_not_fit_waits_for_what_runs() -> None:
         results = await moorage.wait(jobs)
         ends = [result.changes[-1].time_ms for result in results]
         assert max(ends) - min(ends) >= 1900  # three rounds of a second on two devices
+
+
+@in_virtual_time
+async def test_jobs_that_left_memory_are_told_whole_also_by_the_next_scheduler() -> None:
+    fleet = SimFleet("8xH100", script=lambda task: Ran(code=task.attempt % 2), config=Config(ended_max=0))
+    async with AsyncClient(transport=fleet) as moorage:
+        jobs = [await moorage.submit(["x"], gpu=1, retries=1) for _ in range(20)]
+        many = await moorage.submit(["x"], replicas=64, retries=1)
+        results = await moorage.wait([*jobs, many])
+        await fleet.kill_scheduler()
+        for job, result in zip([*jobs, many], results, strict=True):
+            shown = await until(lambda job=job: _compacted(job), what="out of memory")
+            assert (shown["state"], shown["code"], shown["changes"][-1]["rev"]) == ("SUCCEEDED", 0, shown["rev"])
+            changes = [change async for event in moorage.job(job.id).events() for change in event.changes]
+            assert [change.rev for change in changes] == list(range(1, shown["rev"] + 1))
+            known = {change.rev: change for change in changes}
+            assert all(known[change.rev] == change for change in result.changes)
+        assert len(changes) == 1 + 64 * 8
+
+
+async def _compacted(job: Job) -> dict[str, Any] | None:
+    shown = await job.show()
+    return shown if shown.get("compacted") else None
 
 
 @in_virtual_time

@@ -71,7 +71,9 @@ def test_every_public_name_of_the_sdk_is_on_its_page() -> None:
 
 def test_every_page_has_its_place_on_the_site_and_every_place_a_page() -> None:
     listed = re.findall(r"([\w./-]+\.md)$", SITE.partition("\nnav:\n")[2], re.MULTILINE)
-    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in PAGES)
+    pages = {str(path.relative_to(DOCS)) for path in PAGES}
+    assert pages - set(listed) == set(), "name these below `nav` in mkdocs.yml"
+    assert sorted(listed) == sorted(pages)
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:

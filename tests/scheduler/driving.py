@@ -254,6 +254,7 @@ class Driving:
         self._replies = 0
         self._sessions = 0
         self.checks = True
+        self.keeps_history = True  # what ended counts as written to the history at once
         self.state = State()
         self.shadow = State()
         self.engine: Engine
@@ -302,6 +303,9 @@ class Driving:
         self.now += ms
         seq = self._store(self.engine.build(self.now, self.now))
         out = self.engine.commit(seq, self.now)
+        if self.keeps_history:
+            for job in out.ended:
+                job.kept = seq
         if self.checks:
             self.check()
         for reply, payload in out.answers:

@@ -101,6 +101,12 @@ def test_rows_of_finished_jobs_expire_after_their_window() -> None:
     drive.tick()
     assert len(drive.state.finished) == 1
     drive.tick(24 * 3600 * 1000 + 2_000)
+    assert len(drive.state.finished) == 1, "it says where the history is"
+    assert "duplicate" not in drive.submit("j", replicas=2), "the name is free again"
+    drive.cancel("j")
+    drive.tick()
+    assert len(drive.state.finished) == 2
+    drive.tick(7 * 24 * 3600 * 1000 + 2_000)
     assert len(drive.state.finished) == 0
     assert drive.submit("j")["kind"] == "accepted"
 

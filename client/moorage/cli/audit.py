@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from moorage.cli.console import EXIT_DRIFT, emit, say, tell
-from moorage.cli.options import DEFAULTS, Options, with_client
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import EXIT_DRIFT, say, tell
+from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import many
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
 
 #: between the two looks: two renewals of one node (2 s each, and what their answer may wait), more than one of a
@@ -31,8 +30,8 @@ _Drift = tuple[str, str, str]
 
 def audit(
     *,
-    quick: Annotated[bool, Parameter(negative="", help="One look: what is on its way counts as drift, too.")] = False,
-    options: Options = DEFAULTS,
+    quick: Annotated[bool, Parameter(help="One look: what is on its way counts as drift, too.")] = False,
+    options: RowOptions = ROWS,
 ) -> int:
     """The ledger against what each worker's last renewal says it holds.
 
@@ -46,13 +45,9 @@ def audit(
             await asyncio.sleep(APART_S)
             answer = await client.operate("audit")
             standing = [row for row in drift_of(answer.data) if row in standing]
-        if options.json:
-            data = {
-                **answer.data,
-                "drift": [dict(zip(("worker", "kind", "member"), row, strict=True)) for row in standing],
-            }
-            emit({"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": data})
-        else:
+        drift = [dict(zip(("worker", "kind", "member"), row, strict=True)) for row in standing]
+        frame = {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": drift}}
+        if not options.shown(frame, drift):
             for worker, kind, member in standing:
                 tell(f"{worker}\t{kind}\t{member or '-'}\t{KINDS.get(kind, kind)}")
         if not standing:

@@ -1,4 +1,4 @@
-"""Examples, as each verb's help shows them: cyclopts leaves that part of a docstring out."""
+"""Examples, as each verb's help shows them; tests read each one as the command would."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "ls": (
         "moorage ls --state RUNNING --state QUEUED",
         "moorage ls --watch",
+        "moorage ls --format '{job} {state}'",
         "moorage ls --json | jq -r .data.jobs[].job",
     ),
     "cancel": (
@@ -43,6 +44,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "explain": (
         "moorage explain train-42",
+        "moorage explain train-42 --watch",
         "moorage explain no-match",
     ),
     "fleet": (
@@ -77,6 +79,14 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "completion": (
         'eval "$(moorage completion bash)"',
         "moorage completion fish > ~/.config/fish/completions/moorage.fish",
+    ),
+    "help": (
+        "moorage help run",
+        "moorage help exit-codes",
+    ),
+    "demo": (
+        "moorage demo",
+        "moorage demo --jobs 100 --seed 7 --json",
     ),
     "up": (
         "moorage up --simulate 4x8xH100",

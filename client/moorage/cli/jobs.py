@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from moorage.cli.console import emit, paint, say, tell
-from moorage.cli.options import DEFAULTS, Options, with_client
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import paint, say, tell
+from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import age, facts, many, table
 from moorage.cli.selectors import HELP, ask_each, ids_to_cancel, one_id
+from moorage.client.values import who
 from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
 
+LIMIT_MAX: Final = 1000
 _SIMULATED_UUID: Final = "SIM-"
 
 
 def show(
     *jobs: Annotated[str, Parameter(help=HELP)],
-    watch: Annotated[bool, Parameter(negative="", help="Follow it: a line a transition, until it is over.")] = False,
-    options: Options = DEFAULTS,
+    watch: Annotated[bool, Parameter(help="Follow it: a line a transition, until it is over.")] = False,
+    options: RowOptions = ROWS,
 ) -> int:
     """Jobs, whole: request, state, transitions."""
 
     async def work(client: AsyncClient) -> int | None:
         if watch:
             async for event in client.job(await one_id(client, ",".join(jobs), "show --watch")).events():
-                if options.json:
-                    emit(event)
-                else:
+                if not options.shown(event, [event]):
                     for change in event.changes:
                         tell("\t".join(map(str, _change_row(_as_dict(change), None))))
             return None
@@ -41,9 +41,7 @@ def show(
             return await client.answer("show", {"job": name})
 
         for at, answer in enumerate(await ask_each(client, jobs, ask)):
-            if options.json:
-                emit(answer)
-            else:
+            if not options.shown(answer, [answer.data]):
                 if at:
                     tell("")
                 _show(answer.data)
@@ -71,7 +69,7 @@ def _show(data: dict[str, Any]) -> None:
                 ("worker", data.get("worker")),
                 ("code", data.get("code")),
                 ("why", data.get("why")),
-                ("kept", "as a row: id, state and end; its story left memory" if data.get("compacted") else ""),
+                ("kept", _kept(data)),
             ]
         )
     )
@@ -86,6 +84,16 @@ def _show(data: dict[str, Any]) -> None:
         )
 
 
+def _kept(data: dict[str, Any]) -> str:
+    """How long a job that left memory can be shown."""
+    if not data.get("compacted"):
+        return ""
+    if "kept_until_ms" not in data:
+        return "as a row: id, state and end; its history is kept no longer"
+    until = datetime.fromtimestamp(data["kept_until_ms"] / 1000, UTC)
+    return f"in the history, until {until:%Y-%m-%d %H:%M} UTC at the latest"
+
+
 def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
     return [
         change["rev"],
@@ -96,8 +104,16 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
         change.get("worker") or "-",
         change.get("code") if change.get("code") is not None else "-",
         len(change.get("gpus", [])) or "-",
-        change.get("why") or "-",
+        why_of(change["state"], change.get("why", ""), change.get("by", ""), change.get("said", "")),
     ]
+
+
+def why_of(state: str, why: str, by: str, said: str) -> str:
+    """The reason, and whose act it was where it was a tenant's or an operator's."""
+    if by in ("", "worker") or state == "ACCEPTED":
+        return why or "-"
+    actor = f"{by}, said {said}" if said else by
+    return f"{why} ({actor})" if why else f"({actor})"
 
 
 def _as_dict(change: Any) -> dict[str, Any]:
@@ -113,12 +129,10 @@ def _simulated(changes: list[dict[str, Any]]) -> bool:
 
 def ls(
     *,
-    state: Annotated[list[str] | None, Parameter(negative="", help="Only these, as RUNNING; may be repeated.")] = None,
+    state: Annotated[list[str] | None, Parameter(help="Only these, as RUNNING or queued.", value="STATE")] = None,
     limit: Annotated[int, Parameter(help="At most so many, 1..1000.")] = 100,
-    watch: Annotated[
-        bool, Parameter(negative="", help="Again whenever something changes; in a pipe a row a change.")
-    ] = False,
-    options: Options = DEFAULTS,
+    watch: Annotated[bool, Parameter(help="Again whenever something changes; in a pipe a row a change.")] = False,
+    options: RowOptions = ROWS,
 ) -> int:
     """Your jobs, newest first."""
 
@@ -131,16 +145,19 @@ def ls(
             await watch_jobs(client, states, limit, options)
             return None
         answer = await client.answer("ls", {"states": states, "limit": limit})
-        if options.json:
-            emit(answer)
-            return None
         rows = answer.data["jobs"]
+        if options.shown(answer, rows):
+            return None
         if not rows:
             say(no_jobs(client.tenant, states))
             return None
         tell(jobs_table(rows))
-        if sys.stderr.isatty():
-            say(paint(counts_line(answer.data["counts"]), "dim", sys.stderr))
+        counts = answer.data["counts"]
+        there = matching(counts, states)
+        if len(rows) < there:
+            say(f"the newest {len(rows)} of {there:,}; more: --limit {min(there, LIMIT_MAX)}")
+        if sys.stdout.isatty():
+            say(paint(counts_line(counts), "dim", sys.stderr))
         return None
 
     return with_client(options, work)
@@ -150,7 +167,12 @@ COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "CODE", "WORKER", 
 
 
 def jobs_table(rows: list[dict[str, Any]]) -> str:
-    return table(COLUMNS, [job_row(row) for row in rows], numbers=("PRI", "TRY", "AGE", "CODE"))
+    return table(
+        COLUMNS,
+        [job_row(row) for row in rows],
+        numbers=("PRI", "TRY", "AGE", "CODE"),
+        optional=("TRY", "PRI", "CODE", "AGE"),
+    )
 
 
 def job_row(row: dict[str, Any]) -> list[Any]:
@@ -173,6 +195,11 @@ def no_jobs(tenant: str, states: list[str]) -> str:
     return f"no jobs of tenant {tenant}{asked} in memory"
 
 
+def matching(counts: dict[str, int], states: list[str]) -> int:
+    """How many jobs there are in these states; in all where none is named."""
+    return sum(number for name, number in counts.items() if name in (states or counts))
+
+
 def counts_line(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
@@ -180,7 +207,7 @@ def counts_line(counts: dict[str, int]) -> str:
 def cancel(
     *jobs: Annotated[str, Parameter(help=HELP)],
     reason: Annotated[str, Parameter(help="For the job's story.")] = "",
-    options: Options = DEFAULTS,
+    options: RowOptions = ROWS,
 ) -> int:
     """Cancel jobs, at any stage; answered once it is in the ledger.
 
@@ -191,9 +218,8 @@ def cancel(
     async def work(client: AsyncClient) -> int | None:
         names = await ids_to_cancel(client, jobs)
         for name in names:
-            answer = await client.answer("cancel", {"job": name, "reason": reason})
-            if options.json:
-                emit(answer)
+            answer = await client.answer("cancel", {"job": name, "reason": reason, "by": who()})
+            if options.shown(answer, [answer.data]):
                 continue
             was = answer.data["was"]
             if was == "UNKNOWN":
@@ -202,7 +228,7 @@ def cancel(
                 tell(f"{name}\twas over already: {was}")
             else:
                 tell(f"{name}\t{'cancelling' if answer.data['cancelled'] else 'unchanged'}, was {was}")
-        if len(names) != 1 and not options.json:
+        if len(names) != 1 and not (options.json or options.format):
             say(many(len(names), "job"))
         return None
 

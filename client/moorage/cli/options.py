@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from moorage.cli import console
-from moorage.cli.console import Colour, fail
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import EXIT_INTERRUPTED, Colour, emit, fail, tell
 from moorage.schemas.errors import MoorageError
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
 
 #: a one-shot command waits so long for a server and for a scheduler that may be changing hands (4 s on one node)
@@ -23,16 +23,44 @@ CONNECT_TIMEOUT_S_MAX: Final = 3.0
 
 @dataclass(frozen=True)
 class Options:
-    """What every command understands. `verbs` makes it a group of options on the command line."""
+    """What every verb understands that talks to a server."""
 
-    nats: Annotated[str | None, Parameter(help="URL or nats context of the server.")] = None
-    tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else `default`.")] = None
-    timeout: Annotated[str, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m.")] = TIMEOUT_DEFAULT
-    json: Annotated[bool, Parameter(negative="", help="The frames of the wire, one JSON object a line.")] = False
-    color: Annotated[Colour, Parameter(help="auto, always or never; NO_COLOR is honoured.")] = "auto"
+    __group__: ClassVar[str] = "Common"
+
+    nats: Annotated[str | None, Parameter(help="URL of the server, or a nats context.", value="WHERE")] = None
+    tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else default.", value="NAME")] = (
+        None
+    )
+    timeout: Annotated[str, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m.", value="DURATION")] = (
+        TIMEOUT_DEFAULT
+    )
+    json: Annotated[bool, Parameter(help="The frames of the wire, one JSON object a line.")] = False
+    color: Annotated[Colour, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured.")] = "auto"
+
+
+@dataclass(frozen=True)
+class RowOptions(Options):
+    """Those of verbs that answer in rows."""
+
+    format: Annotated[
+        str | None,
+        Parameter(help="A line a row, with fields of --json in braces: '{job} {state}'.", value="TEXT"),
+    ] = None
+
+    def shown(self, frame: object, rows: Iterable[Any]) -> bool:
+        """With --json the frame, with --format a line a row; False where neither was asked for."""
+        if self.json:
+            emit(frame)
+        elif self.format is not None:
+            from moorage.cli.fields import filled
+
+            for row in rows:
+                tell(filled(self.format, row))
+        return self.json or self.format is not None
 
 
 DEFAULTS: Final = Options()
+ROWS: Final = RowOptions()
 Work = Callable[["AsyncClient"], Awaitable[int | None]]
 
 
@@ -53,6 +81,30 @@ def guarded(options: Options, act: Callable[[], int | None]) -> int:
 async def _connected(options: Options, work: Work) -> int | None:
     async with client_of(options) as client:
         return await work(client)
+
+
+async def detachable(following: Coroutine[Any, Any, int | None], detach: Callable[[], None]) -> int | None:
+    """Follow until the end, or until Ctrl-C: then say how to go on. A second Ctrl-C is Python's own."""
+    loop = asyncio.get_running_loop()
+    task: asyncio.Task[int | None] = loop.create_task(following)
+    interrupted = False
+
+    def on_interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        loop.remove_signal_handler(signal.SIGINT)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+        detach()
+        return EXIT_INTERRUPTED
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def client_of(options: Options) -> AsyncClient:

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from cyclopts import Parameter
-
+from moorage.cli.arguments import Parameter
 from moorage.cli.options import DEFAULTS, Options, guarded
 
 LEDGER_URL_FILE: Final = "ledger-url"
@@ -27,7 +26,7 @@ _LogLevel = Annotated[
 def scheduler(
     *,
     replicas: Annotated[Literal[1, 3, 5], Parameter(help="Copies of the ledger: servers of the cluster.")] = 1,
-    name: Annotated[str, Parameter(help="Shown as the leader's name; host and pid by default.")] = "",
+    name: Annotated[str, Parameter(help="Shown as the leader's name; host and pid by default.", value="NAME")] = "",
     log_level: _LogLevel = "INFO",
     options: Options = DEFAULTS,
 ) -> int:
@@ -56,15 +55,16 @@ def scheduler(
 
 def worker(
     *,
-    id: Annotated[str | None, Parameter(help="The worker's id; the host's name by default.")] = None,
+    id: Annotated[str | None, Parameter(help="The worker's id; the host's name by default.", value="ID")] = None,
     simulate: Annotated[
-        str | None, Parameter(help="Simulated hosts: 4x8xH100, 2x4xL40S+8xH100, or a .toml or .json file.")
+        str | None,
+        Parameter(help="Simulated hosts: 4x8xH100, 2x4xL40S+8xH100, or a .toml or .json file.", value="HOSTS"),
     ] = None,
     state: Annotated[Path | None, Parameter(help="Folder of its journals and its supervisor.")] = None,
-    label: Annotated[list[str] | None, Parameter(negative="", help="A label, as zone=a.")] = None,
-    drivers: Annotated[list[str] | None, Parameter(negative="", help="process, and on simulated ones noop.")] = None,
+    label: Annotated[list[str] | None, Parameter(help="A label, as zone=a.", value="LABEL")] = None,
+    drivers: Annotated[list[str] | None, Parameter(help="process, and on simulated ones noop.", value="NAME")] = None,
     secrets: Annotated[Path | None, Parameter(help="Folder of secrets that only the agent reads.")] = None,
-    address: Annotated[str | None, Parameter(help="Where gang members reach this host.")] = None,
+    address: Annotated[str | None, Parameter(help="Where gang members reach this host.", value="HOST")] = None,
     log_level: _LogLevel = "INFO",
     options: Options = DEFAULTS,
 ) -> int:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say, tell_error
-from moorage.cli.options import DEFAULTS, Options, guarded, with_client
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import emit, paint, say, tell_error
+from moorage.cli.options import DEFAULTS, Options, detachable, guarded, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.selectors import HELP_ONE, one_id
 from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warnings
 from moorage.cli.wait import exit_code_of_result
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
     from moorage.client.watch import Watch
     from moorage.schemas.job import Request
@@ -29,7 +27,7 @@ WHY_AGAIN_S: Final = 5.0
 
 
 def run(
-    *command: Annotated[str, Parameter(help="What to run, behind --.")],
+    *command: Annotated[str, Parameter(help="What to run, behind --.", command=True)],
     flags: JobFlags = NO_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:
@@ -56,7 +54,7 @@ def run(
                 say(f"interrupted before the answer: {job_id} may have been accepted")
             _say_detached(job_id)
 
-        return await _detachable(_follow(client, job_id, options, submit), detach)
+        return await detachable(_follow(client, job_id, options, submit), detach)
 
     def act() -> int:
         request = request_of(flags, command)
@@ -79,7 +77,7 @@ def logs(
 
     async def work(client: AsyncClient) -> int | None:
         name = await one_id(client, job, "logs")
-        return await _detachable(_follow(client, name, options), lambda: _say_detached(name))
+        return await detachable(_follow(client, name, options), lambda: _say_detached(name))
 
     gc.enable()
     return with_client(options, work)
@@ -89,30 +87,6 @@ def _say_detached(job: str) -> None:
     say(f"detached; {job} goes on")
     say(f"  attach: moorage logs {job}")
     say(f"  cancel: moorage cancel {job}")
-
-
-async def _detachable(following: Any, detach: Callable[[], None]) -> int:
-    """Follow until the end, or until Ctrl-C: then say how to go on. A second Ctrl-C is Python's own."""
-    loop = asyncio.get_running_loop()
-    task: asyncio.Task[int] = loop.create_task(following)
-    interrupted = False
-
-    def on_interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        loop.remove_signal_handler(signal.SIGINT)
-        task.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, on_interrupt)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
-        detach()
-        return EXIT_INTERRUPTED
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
 
 
 async def _follow(
@@ -136,15 +110,14 @@ async def _follow(
                 if options.json:
                     emit(item)
                 elif isinstance(item, Event):
-                    progress.event(item)
-                else:
-                    progress.output(item)
-                if isinstance(item, Event) and not options.json:
-                    if first and watch.rev and item.state not in ("QUEUED", "PLACED", "CLAIMED"):
+                    if first and item.state not in ("QUEUED", "PLACED", "CLAIMED"):
                         progress.note("output from now on; what was said before is not kept")
                     first = False
+                    progress.event(item)
                     if item.state == QUEUED and asking is None:
                         asking = asyncio.create_task(_say_why(client, job, watch, progress))
+                else:
+                    progress.output(item)
         finally:
             progress.close()
             if asking is not None:

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
-from cyclopts import Parameter
-
+from moorage.cli.arguments import Parameter
 from moorage.cli.options import DEFAULTS, Options, guarded
 
 LOCK_FILE: Final = "up.lock"
@@ -21,7 +20,8 @@ LOCK_FILE: Final = "up.lock"
 def up(
     *,
     simulate: Annotated[
-        str | None, Parameter(help="Simulated hosts instead of this machine: 4x8xH100, 2x4xL40S+8xH100, or a file.")
+        str | None,
+        Parameter(help="Simulated hosts instead of this machine: 4x8xH100, 2x4xL40S+8xH100, or a file.", value="HOSTS"),
     ] = None,
     data: Annotated[Path | None, Parameter(help="Folder of its state; else $MOORAGE_HOME, else ./.moorage.")] = None,
     port: Annotated[

@@ -19,6 +19,7 @@ from moorage.schemas.frames import Accepted, Answer
 TRY_S: Final = 3.0
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 1.0
+_NOT_NOW: Final = frozenset({"not-leading", "busy"})
 _AGAIN: Final = (RequestTimeout, NoResponders, Disconnected)
 
 T = TypeVar("T")
@@ -33,8 +34,8 @@ class Asker(Protocol):
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> Delivery: ...
 
 
-class _NotLeading(Exception):
-    """A scheduler answered that it does not lead: another one does, or will."""
+class _NotNow(Exception):
+    """A scheduler answered that it does not lead (another one does, or will), or that it has too much to read now."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -62,21 +63,21 @@ async def ask(
         timeout_s = min(TRY_S, max(ends_s - loop.time(), 0.01))
         answer = decode((await asker.request(subject, payload, timeout_s)).data)
         if isinstance(answer, Problem):
-            if answer.code == "not-leading":
-                raise _NotLeading(answer)
+            if answer.code in _NOT_NOW:
+                raise _NotNow(answer)
             raise error_of(answer)
         return answer
 
     tries = tenacity.AsyncRetrying(
         stop=tenacity.stop_before_delay(deadline_s),
         wait=tenacity.wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
-        retry=tenacity.retry_if_exception_type((*_AGAIN, _NotLeading)),
+        retry=tenacity.retry_if_exception_type((*_AGAIN, _NotNow)),
         before_sleep=None if on_wait is None else lambda _: on_wait(),
         reraise=True,
     )
     try:
         result: T = await tries(once)
-    except _NotLeading as error:
+    except _NotNow as error:
         raise error_of(error.problem) from None
     except BusError as error:
         raise unanswered(error, where, deadline_s) from None

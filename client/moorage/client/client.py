@@ -13,7 +13,7 @@ from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import ask, decode_accepted, decode_answer, decode_batch, done
 from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
-from moorage.client.values import Duration, Fields, build_request, seconds
+from moorage.client.values import Duration, Fields, build_request, seconds, who
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
@@ -75,7 +75,7 @@ class AsyncClient:
                 f"{self.tenant!r} is no tenant",
                 found=self.tenant,
                 allowed="[a-z0-9-]{1,32}",
-                next="name it with --tenant or MOORAGE_TENANT",
+                next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
             )
         self.subjects = Subjects(prefix)
         self.timeout_s = seconds(timeout)
@@ -216,7 +216,7 @@ class AsyncClient:
                 field="$.job",
                 found=id,
                 allowed="[A-Za-z0-9_-]{1,64}",
-                next="moorage ls shows the ids there are",
+                next="moorage ls",
             )
         return Job(self, id)
 
@@ -290,7 +290,7 @@ class AsyncClient:
         return await self._flag("uncordon", worker)
 
     async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
-        arguments = {"worker": worker, "by": _who()}
+        arguments = {"worker": worker, "by": who()}
         return await self._request(self.subjects.admin(verb), encode(arguments), done)
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
@@ -348,6 +348,12 @@ def _frames(bodies: list[bytes]) -> list[bytes]:
     return frames
 
 
+def _as_tenant(name: str) -> str:
+    """What the name would be as a tenant's."""
+    slug = "-".join("".join(char if char.isascii() and char.isalnum() else " " for char in name.lower()).split())
+    return f": {slug}" if is_tenant(slug) else ""
+
+
 def _data(answer: Answer) -> dict[str, Any]:
     data: dict[str, Any] = answer.data
     return data
@@ -355,12 +361,3 @@ def _data(answer: Answer) -> dict[str, Any]:
 
 def _token(request: Request) -> str:
     return format_token(request.effective_gpu, request.replicas)
-
-
-def _who() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "operator"

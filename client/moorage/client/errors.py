@@ -17,9 +17,11 @@ from moorage.bus.errors import (
     Disconnected,
     NoResponders,
     NotAuthorized,
+    PayloadTooLarge,
     PermissionRefused,
     RequestTimeout,
 )
+from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import Fault, MoorageError, Problem, problem
 
 if TYPE_CHECKING:
@@ -113,9 +115,7 @@ class JobFailed(ClientError):
             text += f" with code {result.code}" if result.code >= 0 else f" by signal {-result.code}"
         if result.why:
             text += f": {result.why}"
-        super().__init__(
-            Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {result.job} has its story")
-        )
+        super().__init__(Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {result.job}"))
         self.result = result
         self.log_tail = log_tail
 
@@ -182,6 +182,15 @@ def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
         return Unreachable(error.problem)
     if isinstance(error, NotAuthorized | PermissionRefused):
         return NotPermitted(error.problem)
+    if isinstance(error, PayloadTooLarge):  # as the scheduler would say, had the server let it pass
+        return Rejected(
+            problem(
+                "too-large",
+                "the frame is too large",
+                found=error.size_bytes,
+                allowed=f"{REQUEST_BYTES_MAX} bytes a request, {FRAME_BYTES_MAX} bytes a frame",
+            )
+        )
     if isinstance(error, NoResponders | RequestTimeout):
         what = "no scheduler listens" if isinstance(error, NoResponders) else "no scheduler answered"
         return NoScheduler(

@@ -13,7 +13,7 @@ from moorage.client.errors import JobFailed
 from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import Piece, Watch
 from moorage.schemas.frames import Accepted, Change, Event
-from moorage.schemas.job import SUCCEEDED, TERMINAL
+from moorage.schemas.job import EXITED, FAILED, SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -69,8 +69,8 @@ class Job:
     async def events(self, timeout: Duration | None = None) -> AsyncIterator[Event]:
         """Every transition from acceptance on, each once and in order; ends by itself when the job is over.
 
-        The first event holds all transitions so far (the scheduler keeps the last 64). `timeout` bounds it in all.
-        Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
+        The first event holds all transitions so far, of a job that was over long ago too while its history is kept
+        (a week by default). `timeout` bounds it in all. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(self._client, self.id) as watch:
             async for item in watch.follow(None if timeout is None else seconds(timeout)):
@@ -106,12 +106,16 @@ class Job:
         self._result = watching.result(watch.shown)
         return _succeeded(self._result, watching.tail)
 
-    async def cancel(self, reason: str = "") -> dict[str, Any]:
-        """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent."""
-        return await self._client.read("cancel", {"job": self.id, "reason": reason})
+    async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
+        """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent.
+
+        Its transitions keep the reason, and `by` as the name that you said (`Change.said`).
+        """
+        return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
 
     async def show(self) -> dict[str, Any]:
-        """The whole job: request, replicas, transitions. Raises `NotFound`."""
+        """The whole job: request, replicas, the last transitions; of one long over from its history, as long as that
+        is kept (`kept_until_ms`, at the latest). Raises `NotFound`."""
         data = await self._client.read("show", {"job": self.id})
         self.learn(data)
         return data
@@ -182,11 +186,16 @@ class Outcome:
 
     @property
     def decided(self) -> Change | None:
-        """The transition that made the job's state what it is; None where it was not seen."""
-        ended = [change for change in self._changes if change.state in TERMINAL]
-        return next((change for change in ended if change.state == self._state and change.code), None) or next(
-            (change for change in reversed(ended) if change.state == self._state), None
-        )
+        """The transition that made the job's state what it is; None where it was not seen.
+
+        Of a gang that failed it is that of the rank that failed first: the gang as a whole ends without a code.
+        """
+        ended = [change for change in self._changes if change.state == self._state and change.state in TERMINAL]
+        if (coded := next((change for change in ended if change.code), None)) is not None or not ended:
+            return coded
+        attempt = ended[-1].attempt
+        exits = (change for change in self._changes if change.state == EXITED and change.attempt == attempt)
+        return next((change for change in exits if change.code and self._state == FAILED), ended[-1])
 
     def result(self, shown: dict[str, Any] | None = None) -> Result:
         decided = self.decided

@@ -1,7 +1,8 @@
 """One job followed: its events without gap or double, and where asked its output, until it is over.
 
-Subscribe first, then ask `show` for what was before, then merge by the job's own revision number. Events are said and
-may be lost, so a gap, a reconnection, an overflow or a long silence asks `show` again.
+Subscribe first, then ask `show` for what was before, and `history` where that does not reach back far enough, then
+merge by the job's own revision number. Events are said and may be lost, so a gap, a reconnection, an overflow or a long
+silence asks again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import TimedOut, Unreachable, client_problem
+from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Events, Output
@@ -234,8 +235,15 @@ class Watch:
             self._subscriptions.append(
                 await self._client.subscribe(self._client.subjects.events(self._client.tenant), self._on_tenant_events)
             )
-        changes = [change for change in msgspec.convert(data.get("changes", []), list[Change]) if change.rev > self.rev]
+        changes = _behind(self.rev, data.get("changes", []))
         rev = data.get("rev", self.rev)
+        if len(changes) != rev - self.rev or "rev" not in data:
+            try:
+                changes, rev = await self._history(changes, rev)
+            except Unreachable:
+                self._stale = True
+                await asyncio.sleep(RETRY_S)
+                return []
         if rev <= self.rev and data["state"] == self.state:
             return []
         simulated = any(gpu.startswith("SIM-") for change in changes for gpu in change.gpus)
@@ -243,6 +251,21 @@ class Watch:
             self._client.tenant, self.job, rev, data["state"], answer.ledger, changes, data.get("why", ""), simulated
         )
         return [self._take(event)]
+
+    async def _history(self, changes: list[Change], rev: int) -> tuple[list[Change], int]:
+        """Every transition that is kept behind the last one seen, of `changes` those that nothing else tells."""
+        found = {change.rev: change for change in changes}
+        after, more = self.rev, True
+        while more:
+            try:
+                page = await self._client.read("history", {"job": self.job, "after_rev": after})
+            except (Rejected, NotFound):  # gone, or a scheduler that keeps none: what `show` said is all there is
+                break
+            told = _behind(after, page["changes"])
+            found |= {change.rev: change for change in told}
+            rev, more = max(rev, page["rev"]), page["more"] and bool(told)
+            after = told[-1].rev if told else after
+        return [found[each] for each in sorted(found) if each <= rev], rev
 
     def _take(self, event: Event) -> Event:
         self.rev, self.state = event.rev, event.state
@@ -258,5 +281,9 @@ class Watch:
             "timed-out",
             f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
             job=self.job,
-            next_step=f"moorage explain {self.job} says why, moorage cancel {self.job} ends it",
+            next_step=f"moorage explain {self.job}",
         )
+
+
+def _behind(rev: int, changes: list[Any]) -> list[Change]:
+    return [change for change in msgspec.convert(changes, list[Change]) if change.rev > rev]

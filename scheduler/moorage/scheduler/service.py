@@ -31,6 +31,8 @@ from moorage.scheduler.core.events import Ask, Operate, Resign, SnapshotTaken
 from moorage.scheduler.core.outputs import Message, Outputs
 from moorage.scheduler.core.state import State
 from moorage.scheduler.discovery import Discovery
+from moorage.scheduler.history import History
+from moorage.scheduler.history_reader import HistoryReader, check_page
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
 from moorage.scheduler.queue_reader import QueueReader
@@ -162,7 +164,8 @@ class Scheduler:
             await reign.open()
             try:
                 beside = [
-                    group.create_task(work) for work in (reign.queue_reader.run(), reign.report(), reign.snapshot())
+                    group.create_task(work)
+                    for work in (reign.queue_reader.run(), reign.history.run(), reign.report(), reign.snapshot())
                 ]
                 self.leading.set()
                 await reign.loop()
@@ -171,6 +174,10 @@ class Scheduler:
             finally:
                 await reign.close()
         return True
+
+    @property
+    def replicas(self) -> int:
+        return self._replicas
 
     @property
     def world(self) -> Connection:
@@ -198,6 +205,8 @@ class Reign:
         self.engine = Engine(state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
         self.intake = Intake(self.engine, scheduler.subjects, self._answer_now, self._read, self._admin)
         self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
+        self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
+        self.history_reader = HistoryReader(scheduler.world_js, scheduler.subjects, self.engine, self._answer_read)
         self._kick = asyncio.Event()
         self._draining = False
         self._subscriptions: list[Any] = []
@@ -232,6 +241,7 @@ class Reign:
     async def close(self) -> None:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
+        await self.history_reader.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.intake.put(delivery)
@@ -273,6 +283,7 @@ class Reign:
             "queued": engine.queue.size,
             "live_jobs": state.live,
             "records": self.records,
+            "history": self.history.figures(),
             "counters": dict(self.intake.counters),
         }
 
@@ -292,6 +303,7 @@ class Reign:
             self._sent_ms = now
             self.records += 1
             outputs = engine.commit(seq, monotonic_ms())
+            self.history.take(outputs)
             self.queue_reader.made_room()
             await self._world.send(self._messages(outputs))
             if not engine.state.leader:
@@ -363,26 +375,38 @@ class Reign:
         answer: Callable[[], Any]
         if verb == "ls":
             answer = lambda: views.ls(engine, tenant, arguments)  # noqa: E731
-        elif verb in ("show", "explain"):
+        elif verb in ("show", "explain", "history"):
             if not isinstance(job, str):
                 raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job)
-            view = views.show if verb == "show" else views.explain_job
-            answer = lambda: view(engine, tenant, job)  # noqa: E731
+            if verb == "show":
+                answer = lambda: self.history_reader.show(tenant, job, reply, json)  # noqa: E731
+            elif verb == "history":
+                check_page(arguments)
+                answer = lambda: self.history_reader.history(tenant, arguments, reply, json)  # noqa: E731
+            else:
+                answer = lambda: views.explain_job(engine, tenant, job)  # noqa: E731
             if engine.state.job(tenant, job) is None:
                 # "unknown" only as of a record acknowledged after the question came
                 engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
                 return
         else:
             raise refuse(
-                "unknown-verb", f"{verb} is not served by this release", found=verb, allowed="show, ls, explain"
+                "unknown-verb",
+                f"{verb} is not served by this release",
+                found=verb,
+                allowed="show, ls, explain, history",
             )
         self._ask(verb, answer, reply, json)
 
     def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
         if self._fresh():
-            self._answer_now(reply, encode(self._framed(verb, answer()), json=json))
+            self._answer_read(verb, answer(), reply, json)
         else:
             self.engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+
+    def _answer_read(self, verb: str, data: Any, reply: str, json: bool) -> None:
+        if data is not None and reply:
+            self._answer_now(reply, encode(self._framed(verb, data), json=json))
 
     def _framed(self, verb: str, data: Any) -> Any:
         return Answer(verb, self.engine.state.seq, data) if isinstance(data, dict) else data
@@ -390,14 +414,15 @@ class Reign:
     def _admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         engine = self.engine
         if verb == "fleet":
-            self._ask(verb, lambda: views.fleet(engine, monotonic_ms()), reply, json)
+            history = self.history.figures()
+            self._ask(verb, lambda: views.fleet(engine, monotonic_ms()) | {"history": history}, reply, json)
         elif verb == "audit":
             self._ask(verb, lambda: views.audit(engine, engine.reports), reply, json)
         elif verb in ("drain", "cordon", "uncordon", "release"):
             worker = arguments.get("worker")
             if not isinstance(worker, str):
                 raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
-            engine.offer(Operate(verb, worker, str(arguments.get("by", "operator"))[:64], reply, json))
+            engine.offer(Operate(verb, worker, str(arguments.get("by") or "operator")[:64], reply, json))
         else:
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
 

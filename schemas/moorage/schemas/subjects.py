@@ -54,11 +54,13 @@ class Subjects:
         self.ledger_epoch = f"{prefix}.ledger.epoch"
         self.snapshot_all = f"{prefix}.snapshot.>"
         self.dead_letters_all = f"{prefix}.dlq.>"
+        self.history_all = f"{prefix}.history.*"
         upper = prefix.upper().replace(".", "_")
         self.ledger_stream = f"{upper}_LEDGER"
         self.snapshot_stream = f"{upper}_SNAPSHOT"
         self.request_stream = f"{upper}_REQUEST"
         self.dead_letter_stream = f"{upper}_DLQ"
+        self.history_stream = f"{upper}_HISTORY"
 
     def api(self, tenant: str, verb: str) -> str:
         return f"{self.prefix}.api.{tenant}.{verb}"
@@ -75,6 +77,9 @@ class Subjects:
 
     def event(self, tenant: str, job: str) -> str:
         return f"{self.prefix}.event.{tenant}.{job}"
+
+    def history(self, tenant: str) -> str:
+        return f"{self.prefix}.history.{tenant}"
 
     def log(self, tenant: str, job: str, replica: int | str) -> str:
         return f"{self.prefix}.log.{tenant}.{job}.{replica}"
@@ -110,6 +115,13 @@ class Subjects:
             SubjectRow(f"{p}.admin.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
             SubjectRow(f"{p}.events.<tenant>", "said", "leader", "tenant, operators", "one frame a tick"),
             SubjectRow(f"{p}.event.<tenant>.<job>", "said", "leader", "tenant, operators", "one event a job and tick"),
+            SubjectRow(
+                f"{p}.history.<tenant>",
+                "durable",
+                "leader",
+                "leader (verb history), operators",
+                "what became of jobs; tenants need no right on it",
+            ),
             SubjectRow(f"{p}.log.<tenant>.<job>.<replica>", "said", "worker", "tenant", "output as it comes"),
             SubjectRow(f"{p}.hello.<worker>", "said, public", "worker", "observers, scheduler", "what a worker is"),
             SubjectRow(f"{p}.load.<worker>", "said, public", "worker", "observers, scheduler", "how busy it is"),

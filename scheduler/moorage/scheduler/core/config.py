@@ -29,11 +29,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tombstones_max: int = 10_000
     #: ended jobs kept whole for questions before they are compacted
     ended_max: int = 10_000
+    #: how long the history of a finished job is kept, in seconds, and how much of it in all, in bytes; a server with
+    #: less room gets a smaller one, and the log says so
+    history_keep_s: float = 7 * 24 * 3600.0
+    history_bytes: int = 10 * 1024**3
     ranker: str = "pack"
 
     def __post_init__(self) -> None:
         if self.heartbeat_s >= self.renew_s:  # else every idle tick looks like a leader that was stopped
             raise ValueError(f"heartbeat_s must be below renew_s = {self.renew_s:g}, found {self.heartbeat_s:g}")
+        if not 120 <= self.history_keep_s <= 10 * 366 * 24 * 3600:  # JetStream's own window of doubles is 120 s
+            raise ValueError(f"history_keep_s must be 120 s to 10 years, found {self.history_keep_s:g}")
+        if self.history_bytes < 2**20:
+            raise ValueError(f"history_bytes must be at least {2**20}, found {self.history_bytes}")
         needed = self.renew_s + self.takeover_s + 1 + self.server_gap_s + self.margin_s
         if self.lease_s <= needed:
             raise ValueError(

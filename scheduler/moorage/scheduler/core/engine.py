@@ -7,6 +7,7 @@ away and made anew from the ledger (H4): it never rolls back.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
@@ -21,6 +22,7 @@ from moorage.scheduler.core.events import (
     Event,
     FromWorker,
     Operate,
+    PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
@@ -46,6 +48,8 @@ from moorage.schemas.subjects import Subjects
 
 #: ended jobs that one record compacts at most: some 3 µs each
 COMPACT_MAX: Final = 512
+#: ended jobs beyond `ended_max` (and at least so many again) that wait for the history; then they go without it
+ENDED_SPARE: Final = 1_000
 #: a W3C traceparent has 55; what is longer is none
 TRACE_CHARS_MAX: Final = 128
 #: what a record may hold before it takes no more
@@ -64,7 +68,10 @@ def _lose_bytes(worker: Worker) -> int:
     )
 
 
-def _presses(event: Cancel | FromWorker | Operate | Ask | SnapshotTaken | Resign) -> bool:
+_Rest = Cancel | FromWorker | Operate | Ask | SnapshotTaken | PartKept | Resign
+
+
+def _presses(event: _Rest) -> bool:
     """Whether an event must not wait for the next heartbeat: renewals alone may."""
     return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))
 
@@ -103,9 +110,10 @@ class Engine:
         self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
+        self._rows_ms = max(KEEP_MS, int(config.history_keep_s * 1000))  # a row says where a history stands, too
         self._rid = 0
         self._submits: deque[Submit | QueueRead] = deque()
-        self._rest: deque[Cancel | FromWorker | Operate | Ask | SnapshotTaken | Resign] = deque()
+        self._rest: deque[_Rest] = deque()
         self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
         self._in_flight: _InFlight | None = None
         self._pressing = 0  # events in `_rest` that press for a record
@@ -114,6 +122,7 @@ class Engine:
         self._built_ms = mono_ms
         self._replan = False  # a worker joined with the last record: somebody may start now
         self._left_queue = 0  # entries of the queue that no longer wait, at most
+        self.history_dropped = 0  # jobs that left memory though their history could not be written
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self._resume(mono_ms)
 
@@ -224,6 +233,10 @@ class Engine:
                 flight.replies.append((self._operate(draft, event), event.reply, event.json))
             elif isinstance(event, SnapshotTaken):
                 self._name_snapshot(draft, event)
+            elif isinstance(event, PartKept):
+                if event.num in self.state.jobs:
+                    draft.acts.append([Act.PART, event.num, event.seq, event.first, event.last])
+                    draft.bytes += 64
             elif isinstance(event, Resign):
                 draft.acts.append([Act.RESIGN])
             else:
@@ -305,8 +318,9 @@ class Engine:
         trace = event.trace if len(event.trace) <= TRACE_CHARS_MAX else ""
         num = draft.accept(event.tenant, event.name, event.body, event.request.replicas, trace)
         if outcome.stillborn is not None:
-            for index in range(event.request.replicas):
-                draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
+            with draft.by(outcome.by):
+                for index in range(event.request.replicas):
+                    draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
         shape, priority = event.shape, event.request.priority
         for index in range(1 if shape.together > 1 else event.request.replicas):
@@ -325,8 +339,12 @@ class Engine:
     def _operate(self, draft: Draft, event: Operate) -> Any:
         worker = self.state.workers.get(event.worker)
         if worker is None:
+            near = difflib.get_close_matches(event.worker, self.state.workers, n=1)
             return problem(
-                "not-found", f"no worker {event.worker} has joined", found=event.worker, next="see moorage fleet"
+                "not-found",
+                f"no worker {event.worker} has joined",
+                found=event.worker,
+                next=f"moorage {event.verb} {near[0]}" if near else "moorage fleet",
             )
         host = self.fleet.hosts.get(worker.num)
         if event.verb == "release":
@@ -353,7 +371,7 @@ class Engine:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
-        old = self.state.finished.older_than(draft.time_ms - KEEP_MS, COMPACT_MAX)
+        old = self.state.finished.older_than(draft.time_ms - self._rows_ms, COMPACT_MAX)
         if old:
             draft.acts.append([Act.EXPIRE, old])
         self.admission.forget_cancels(draft)
@@ -404,17 +422,28 @@ class Engine:
                 self.lifecycle.expire(draft, job)
 
     def _compact(self, draft: Draft) -> None:
-        """The oldest ended jobs leave memory; their digest stays for idempotence."""
-        state = self.state
-        surplus = min(len(state.ended) - self.config.ended_max, COMPACT_MAX)
+        """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence.
+
+        Where the history cannot be written they wait for it, but not without bound: scheduling goes on.
+        """
+        state, most = self.state, self.config.ended_max
+        surplus = min(len(state.ended) - most, COMPACT_MAX)
         if surplus <= 0:
             return
+        must = len(state.ended) - most - max(most, ENDED_SPARE)
         flat: list[Any] = []
+        kept: list[int] = []
         for position in range(surplus):
-            num = state.ended[position]
-            flat += (num, request_digest(canonical(decode_request(state.jobs[num].body))))
-        draft.acts.append([Act.COMPACT, flat])
-        draft.bytes += surplus * 24
+            job = state.jobs[state.ended[position]]
+            if not job.kept:
+                if position >= must:
+                    break
+                self.history_dropped += 1
+            flat += (job.num, request_digest(canonical(decode_request(job.body))))
+            kept.append(job.kept)
+        if flat:
+            draft.acts.append([Act.COMPACT, flat, kept])
+            draft.bytes += len(kept) * 30
 
     # ------------------------------------------------------------------------------------------ commit
 
@@ -426,6 +455,8 @@ class Engine:
         self._in_flight = None
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
+        out.ended = folded.ended
+        out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
         self._new_jobs(flight, folded.accepted, out)
         self._workers(flight, folded.workers, out, mono_ms)
@@ -447,7 +478,9 @@ class Engine:
                 frame_of = event_of(state, job)
                 out.events.append((job.tenant, job.name, encode(frame_of), self._own_subject(job)))
         for ask in flight.asks:
-            out.answers.append((ask.reply, encode(ask.answer(), json=ask.json)))
+            answer = ask.answer()
+            if answer is not None:
+                out.answers.append((ask.reply, encode(answer, json=ask.json)))
         out.messages += wanted.messages()
         out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
         return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from moorage.scheduler.core.records import by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew
@@ -72,14 +73,17 @@ class Submit:
 
 
 class Cancel:
-    __slots__ = ("job", "json", "reply", "sequence", "tenant", "why")
+    """`by` is the actor, as `records.actor` writes it."""
+
+    __slots__ = ("by", "job", "json", "reply", "sequence", "tenant", "why")
 
     def __init__(
-        self, tenant: str, job: str, why: str, *, reply: str = "", json: bool = True, sequence: int = 0
+        self, tenant: str, job: str, why: str, *, by: str = "", reply: str = "", json: bool = True, sequence: int = 0
     ) -> None:
         self.tenant = tenant
         self.job = job
         self.why = why
+        self.by = by or by_tenant(tenant)
         self.reply = reply
         self.json = json
         self.sequence = sequence
@@ -125,11 +129,14 @@ class Operate:
 
 
 class Ask:
-    """A question that must be answered as of a record acknowledged after it came."""
+    """A question that must be answered as of a record acknowledged after it came.
+
+    `answer` gives None where it has set about answering by itself.
+    """
 
     __slots__ = ("answer", "json", "reply")
 
-    def __init__(self, answer: Callable[[], Any | Problem], reply: str, json: bool) -> None:
+    def __init__(self, answer: Callable[[], Any | Problem | None], reply: str, json: bool) -> None:
         self.answer = answer
         self.reply = reply
         self.json = json
@@ -146,10 +153,22 @@ class SnapshotTaken:
         self.digest = digest
 
 
+class PartKept:
+    """Revisions `first` to `last` of a job's story stand in the history at `seq`: memory may let them go."""
+
+    __slots__ = ("first", "last", "num", "seq")
+
+    def __init__(self, num: int, seq: int, first: int, last: int) -> None:
+        self.num = num
+        self.seq = seq
+        self.first = first
+        self.last = last
+
+
 class Resign:
     """The leader is being stopped: its last record says so."""
 
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask | SnapshotTaken | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask | SnapshotTaken | PartKept | Resign

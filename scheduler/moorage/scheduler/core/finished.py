@@ -1,8 +1,9 @@
 """The table of finished jobs: what idempotence stands on, in at most 40 bytes a row.
 
-A row is kept for `KEEP_MS` or until `ROWS_MAX` are held, whichever ends first. Rows stand in a ring in the order in
-which they came; an open-addressed index of 32-bit positions finds them by the hash of (tenant, job). No Python object
-a row, so two million of them cost 80 MB and the garbage collector nothing.
+A row answers for idempotence for `KEEP_MS`, and says where the job's history stands as long as that is kept; the oldest
+goes when `ROWS_MAX` are held. Rows stand in a ring in the order in which they came; an open-addressed index of 32-bit
+positions finds the newest of a (tenant, job) by its hash. No Python object a row, so two million of them cost 80 MB and
+the garbage collector nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from typing import Final
 KEEP_MS: Final = 24 * 3600 * 1000
 ROWS_MAX: Final = 2_000_000
 
-_ROW: Final = struct.Struct("<12s12sIB")  # key, request digest, time in s, state: 29 bytes
+_ROW: Final = struct.Struct("<12s8sIBIB")  # key, request digest, end in s, state, history sequence in two pieces
+ROW_BYTES: Final = _ROW.size
+_ROW_FIRST: Final = struct.Struct("<12s12sIB")  # as snapshots held it before there was a history
+ROW_BYTES_FIRST: Final = _ROW_FIRST.size
 KEY_BYTES: Final = 12
-DIGEST_BYTES: Final = 12
+DIGEST_BYTES: Final = 8
+_SEQ_MAX: Final = 2**40 - 1
 _EMPTY: Final = 0
 _GROW_AT: Final = 0.66
 
@@ -28,7 +33,7 @@ def job_key(tenant: str, job: str) -> bytes:
 
 
 def request_digest(canonical: bytes) -> bytes:
-    """BLAKE2b-96 of a request's canonical form."""
+    """BLAKE2b-64 of a request's canonical form: compared with that of the same job id alone."""
     return hashlib.blake2b(canonical, digest_size=DIGEST_BYTES).digest()
 
 
@@ -47,16 +52,22 @@ class FinishedTable:
     def __len__(self) -> int:
         return self._count
 
-    def find(self, key: bytes) -> tuple[bytes, int, int] | None:
-        """(request digest, ledger time in s, state number) of a finished job, or None."""
+    def find(self, key: bytes) -> tuple[bytes, int, int, int] | None:
+        """(request digest, end in ledger s, state number, history sequence or 0) of a finished job, or None."""
         position = self._find(key)
         if position < 0:
             return None
-        _, digest, seconds, state = _ROW.unpack_from(self._rows, position * _ROW.size)
-        return digest, seconds, state
+        _, digest, seconds, state, low, high = _ROW.unpack_from(self._rows, position * _ROW.size)
+        return digest, seconds, state, high << 32 | low
 
-    def add(self, key: bytes, digest: bytes, time_ms: int, state: int) -> None:
-        """Append a row; the oldest goes when the table is full."""
+    def add(self, key: bytes, digest: bytes, time_ms: int, state: int, seq: int = 0) -> None:
+        """Append a row; the oldest goes when the table is full. An older row of the key is found no more.
+
+        Of the digest the first 8 bytes count: ledgers of older releases hold 12. `seq` is the sequence of the
+        message in the history stream, 0 for none.
+        """
+        digest = digest[:DIGEST_BYTES]
+        seq = seq if seq <= _SEQ_MAX else 0
         if self._count >= self.rows_max:
             self.drop_oldest()
         if self._count == self._capacity:
@@ -64,7 +75,9 @@ class FinishedTable:
         if (self._count + 1) > len(self._index) * _GROW_AT:
             self._reindex(len(self._index) * 2)
         position = (self._first + self._count) % self._capacity
-        _ROW.pack_into(self._rows, position * _ROW.size, key, digest, time_ms // 1000, state)
+        _ROW.pack_into(
+            self._rows, position * _ROW.size, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32
+        )
         self._count += 1
         self._insert(key, position)
         self.row += _row_hash(key, digest, state)
@@ -87,8 +100,8 @@ class FinishedTable:
         return count
 
     def drop_oldest(self) -> None:
-        key, digest, _, state = _ROW.unpack_from(self._rows, self._first * _ROW.size)
-        self._remove(key)
+        key, digest, _, state, _, _ = _ROW.unpack_from(self._rows, self._first * _ROW.size)
+        self._remove(key, self._first)
         self.row -= _row_hash(key, digest, state)
         self._first = (self._first + 1) % self._capacity
         self._count -= 1
@@ -102,10 +115,17 @@ class FinishedTable:
         return bytes(self._rows[self._first * size :]) + bytes(self._rows[: (end - self._capacity) * size])
 
     @classmethod
-    def load(cls, rows: bytes, rows_max: int = ROWS_MAX) -> FinishedTable:
+    def load(cls, rows: bytes, rows_max: int = ROWS_MAX, row_bytes: int = ROW_BYTES) -> FinishedTable:
+        """The table of a snapshot, whose rows may be as an older release wrote them. Raises ValueError."""
         table = cls(rows_max)
-        for key, digest, seconds, state in _ROW.iter_unpack(rows):
-            table.add(key, digest, seconds * 1000, state)
+        if row_bytes not in (ROW_BYTES, ROW_BYTES_FIRST) or len(rows) % row_bytes:
+            raise ValueError(f"{len(rows)} bytes of finished jobs are no rows of {row_bytes} bytes")
+        if row_bytes == ROW_BYTES:
+            for key, digest, seconds, state, low, high in _ROW.iter_unpack(rows):
+                table.add(key, digest, seconds * 1000, state, high << 32 | low)
+        else:
+            for key, digest, seconds, state in _ROW_FIRST.iter_unpack(rows):
+                table.add(key, digest, seconds * 1000, state)
         return table
 
     # ------------------------------------------------------------------ open addressing, linear probing
@@ -129,13 +149,16 @@ class FinishedTable:
 
     def _insert(self, key: bytes, position: int) -> None:
         index, mask, slot = self._index, len(self._index) - 1, self._slot(key)
-        while index[slot] != _EMPTY:
+        while (entry := index[slot]) != _EMPTY and self._key_at(entry - 1) != key:
             slot = (slot + 1) & mask
         index[slot] = position + 1
 
-    def _remove(self, key: bytes) -> None:
+    def _remove(self, key: bytes, position: int) -> None:
+        """Take a row out of the index, unless a newer one of its key stands there."""
         index, mask, slot = self._index, len(self._index) - 1, self._slot(key)
-        while self._key_at(index[slot] - 1) != key:
+        while (entry := index[slot]) != position + 1:
+            if entry == _EMPTY or self._key_at(entry - 1) == key:
+                return
             slot = (slot + 1) & mask
         # backward-shift deletion keeps every probe chain whole without grave stones
         hole, probe = slot, (slot + 1) & mask

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.records import FORMAT, STEP_WIDTH, Act, Count, GangPhase, Op, Record
+from moorage.scheduler.core.records import BY_WORKER, FORMAT, REPORTED, STEP_WIDTH, Act, Count, GangPhase, Op, Record
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -18,9 +18,14 @@ from moorage.scheduler.core.state import (
     IS_TERMINAL,
     LEGAL,
     LOST_KEPT,
+    PARTS_MAX,
     PLACED,
     RUNNING,
+    STORY_KEPT,
     STORY_MAX,
+    STORY_MAX_REPLICA,
+    STORY_PART,
+    STORY_PART_REPLICA,
     Job,
     Member,
     Replica,
@@ -38,6 +43,8 @@ _END, _MOVE, _BACKOFF, _GANG, _QUARANTINE = (
     int(Op.GANG),
     int(Op.QUARANTINE),
 )
+#: who did a step of each op, where no actor is named: the worker that reported it, or the scheduler
+_BY_OP = {int(op): BY_WORKER if op in REPORTED else "" for op in Op}
 
 
 class FoldError(Exception):
@@ -47,7 +54,7 @@ class FoldError(Exception):
 class Folded:
     """What a record changed, for whoever acts on it: the leader's answers, frames and events."""
 
-    __slots__ = ("accepted", "ended", "jobs", "placed", "touched", "workers")
+    __slots__ = ("accepted", "ended", "jobs", "long", "placed", "touched", "workers")
 
     def __init__(self) -> None:
         self.accepted: list[Job] = []
@@ -55,6 +62,7 @@ class Folded:
         self.placed: list[Member] = []
         self.touched: list[Member] = []  # members whose wanted state changed: to end, or a gang to start
         self.ended: list[Job] = []
+        self.long: dict[int, Job] = {}  # jobs of which a part should stand in the history before memory lets it go
         self.workers: list[Worker] = []  # joined or gone
 
 
@@ -143,6 +151,7 @@ class _Folding:
     def _steps(self, steps: list[int]) -> None:
         jobs, touched, out, seq = self.state.jobs, self.touched, self.out, self.seq
         notes, workers, changed = self.record.notes, self.state.worker_by_num, self.out.jobs
+        actors = self._actors()
         self.state.transitions += len(steps) // STEP_WIDTH
         for at in range(0, len(steps), STEP_WIDTH):
             op, num, index, a, b, c = steps[at : at + STEP_WIDTH]
@@ -152,12 +161,15 @@ class _Folding:
             except (KeyError, IndexError):
                 raise FoldError(f"record {seq}: step {op} names no replica: job {num}, replica {index}") from None
             touched[id(replica)] = replica
+            by = _BY_OP.get(op, "")
+            if actors:
+                by = actors.get(at, by)
             if op == _PLACE:
                 replica.attempt += 1
                 replica.fence = seq
                 replica.not_before = 0
                 member = Member(replica, workers[a], b, c, seq)
-                self._move(job, replica, PLACED, 0, "", member)
+                self._move(job, replica, PLACED, 0, "", member, by)
                 replica.member = member
                 member.worker.members[member.key] = member
                 job.held += 1
@@ -169,19 +181,19 @@ class _Folding:
                     job.master = notes[c - 1]
                 member.phase = AT_CLAIMED
                 touched[id(member)] = member
-                self._move(job, replica, CLAIMED, 0, "", member)
+                self._move(job, replica, CLAIMED, 0, "", member, by)
             elif op == _START:
                 member = self._held(replica, op)
                 member.phase = AT_RUNNING
                 touched[id(member)] = member
                 job.started = True
-                self._move(job, replica, RUNNING, 0, "", member)
+                self._move(job, replica, RUNNING, 0, "", member, by)
             elif op == _EXIT:
                 member = self._held(replica, op)
                 member.phase = AT_EXITED
                 touched[id(member)] = member
                 replica.member = None
-                self._move(job, replica, a, b, notes[c - 1] if c else "", member)
+                self._move(job, replica, a, b, notes[c - 1] if c else "", member, by)
             elif op == _FREE:
                 self._free(job, index, a)
             elif op in (_REFUSE, _WITHDRAW, _LOSE):
@@ -190,14 +202,14 @@ class _Folding:
                 if a != LOST_KEPT:
                     replica.member = None
                     self._drop(member)
-                self._move(job, replica, a, b, why, member)
+                self._move(job, replica, a, b, why, member, by)
             elif op == _END:
                 member = self._held(replica, op)
                 replica.after = b
-                self._move(job, replica, a, 0, notes[c - 1] if c else "", member)
+                self._move(job, replica, a, 0, notes[c - 1] if c else "", member, by)
                 out.touched.append(member)
             elif op == _MOVE:
-                self._move(job, replica, a, b, notes[c - 1] if c else "", None)
+                self._move(job, replica, a, b, notes[c - 1] if c else "", None, by)
             elif op == _BACKOFF:
                 replica.not_before = a
                 if b == Count.RETRY:
@@ -223,7 +235,16 @@ class _Folding:
             touched[id(job)] = job
             changed[num] = job
 
-    def _move(self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None) -> None:
+    def _actors(self) -> dict[int, str]:
+        """Who did the step at each position, of those that an actor did."""
+        flat, notes = self.record.actors, self.record.notes
+        found: dict[int, str] = {}
+        for at in range(0, len(flat), 3):
+            for position in range(flat[at], flat[at + 1], STEP_WIDTH):
+                found[position] = notes[flat[at + 2] - 1]
+        return found
+
+    def _move(self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None, by: str) -> None:
         was = replica.state
         if to not in LEGAL[was]:
             raise FoldError(
@@ -236,9 +257,16 @@ class _Folding:
             job.live -= 1
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
         story = job.story
-        if len(story) >= STORY_MAX:
-            del story[: STORY_MAX // 4]
-        story.append((job.rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence))
+        if len(story) >= STORY_PART:
+            self._long(job)
+        story.append((job.rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
+
+    def _long(self, job: Job) -> None:
+        story, replicas = job.story, len(job.replicas)
+        if len(story) >= STORY_MAX + STORY_MAX_REPLICA * replicas:
+            del story[: len(story) // 4]
+        if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
+            self.out.long[job.num] = job
 
     def _held(self, replica: Replica, op: int) -> Member:
         member = replica.member
@@ -316,7 +344,9 @@ class _Folding:
             tenant.tombstones.pop(act[2], None)
             self.touched[id(tenant)] = tenant
         elif kind == Act.COMPACT:
-            self._compact(act[1])
+            self._compact(act[1], act[2] if len(act) > 2 else [])
+        elif kind == Act.PART:
+            self._part(act[1], act[2], act[3], act[4])
         elif kind == Act.EXPIRE:
             before = state.finished.row
             for _ in range(act[1]):
@@ -349,7 +379,17 @@ class _Folding:
             tenant.cancel_cursor = through
         self.touched[id(tenant)] = tenant
 
-    def _compact(self, flat: list[Any]) -> None:
+    def _part(self, num: int, seq: int, first: int, last: int) -> None:
+        """A part of a job's story stands in the history: memory keeps what is newer, and the last few."""
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq}: a part of job {num}, which is not there")
+        job.parts = (*job.parts, (seq, first, last))[-PARTS_MAX:]
+        story = job.story
+        if story:
+            del story[: max(0, min(len(story) - STORY_KEPT, last - story[0][0] + 1))]
+
+    def _compact(self, flat: list[Any], kept: list[int]) -> None:
         state = self.state
         digest, before = state.digest, state.finished.row
         for at in range(0, len(flat), 2):
@@ -359,7 +399,9 @@ class _Folding:
             job = state.jobs.pop(num)
             del state.tenants[job.tenant].jobs[job.name]
             final = job.replicas[0].state if len(job.replicas) == 1 else STATES.index(job.state)
-            state.finished.add(job_key(job.tenant, job.name), flat[at + 1], self.time, final)
+            ended_ms = job.story[-1][1] if job.story else self.time
+            where = kept[at // 2] if kept else 0
+            state.finished.add(job_key(job.tenant, job.name), flat[at + 1], ended_ms, final, where)
             digest -= job.row
             for replica in job.replicas:
                 digest -= replica.row

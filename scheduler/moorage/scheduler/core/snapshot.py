@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.finished import FinishedTable
+from moorage.scheduler.core.finished import ROW_BYTES, ROW_BYTES_FIRST, FinishedTable
 from moorage.scheduler.core.state import IS_TERMINAL, Job, Member, Replica, State, Tenant, Worker
 
 SNAPSHOT_FORMAT: Final = 1
@@ -38,6 +38,7 @@ class _Job(msgspec.Struct, array_like=True):
     master: str
     story: list[Any]
     replicas: list[list[int]]
+    parts: tuple[tuple[int, int, int], ...] = ()
 
 
 class _Worker(msgspec.Struct, array_like=True):
@@ -72,6 +73,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     finished: bytes
     tenants: list[tuple[str, int, int, dict[str, int]]]
     workers: list[_Worker]
+    finished_row_bytes: int = ROW_BYTES_FIRST
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -88,6 +90,7 @@ def dump(state: State) -> bytes:
                 [r.state, r.attempt, r.fence, r.retries, r.losses, r.refusals, r.not_before, r.after]
                 for r in job.replicas
             ],
+            job.parts,
         )
         for job in state.jobs.values()
     ]  # fmt: skip
@@ -107,7 +110,7 @@ def dump(state: State) -> bytes:
         _Snapshot(
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
             state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
-            list(state.ended), state.finished.dump(), tenants, workers,
+            list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES,
         )
     )  # fmt: skip
 
@@ -144,7 +147,10 @@ def load(snapshot: bytes) -> State:
     for number, row_of in enumerate(found.workers):
         _load_worker(state, number, row_of)
     state.ended.extend(found.ended)
-    state.finished = FinishedTable.load(found.finished)
+    try:
+        state.finished = FinishedTable.load(found.finished, row_bytes=found.finished_row_bytes)
+    except ValueError as error:
+        raise BadSnapshot(str(error)) from None
     _digest_rows(state)
     if state.digest != found.digest:
         raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {found.digest:x}")
@@ -155,7 +161,8 @@ def _load_job(state: State, row: _Job) -> None:
     job = Job(row.num, row.tenant, row.name, row.body, len(row.replicas), row.trace, row.accepted_ms, row.ledger)
     job.rev, job.started, job.over, job.gang = row.rev, row.started, row.over, row.gang
     job.after, job.count, job.master = row.after, row.count, row.master
-    job.story = [tuple(entry) for entry in row.story]
+    job.story = [(*entry, "")[:11] for entry in row.story]  # a snapshot of an older release names no actor
+    job.parts = row.parts
     for replica, values in zip(job.replicas, row.replicas, strict=True):
         (
             replica.state,

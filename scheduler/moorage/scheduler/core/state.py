@@ -33,8 +33,16 @@ REJECTED: Final = STATE_NUMBER["REJECTED"]
 IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
 LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
 
-#: a live job's last transitions that are kept in memory
-STORY_MAX: Final = 64
+#: the last transitions of a job that stay in memory once older ones stand in the history
+STORY_KEPT: Final = 64
+#: from so many on, and so many more a replica, a job's story is written to the history before it is over
+STORY_PART: Final = 96
+STORY_PART_REPLICA: Final = 4
+#: where no history can be written, the oldest are let go beyond so many, and so many more a replica
+STORY_MAX: Final = 128
+STORY_MAX_REPLICA: Final = 8
+#: parts of one job's story that are found again; the oldest are forgotten beyond it
+PARTS_MAX: Final = 1024
 
 # a member's phase
 AT_PLACED: Final = 0
@@ -42,8 +50,9 @@ AT_CLAIMED: Final = 1
 AT_RUNNING: Final = 2
 AT_EXITED: Final = 3  # the attempt is over, the device not yet seen free
 
-#: one transition: rev, ledger ms, replica, attempt, state, worker number or -1, slot mask, code, why, fence
-Transition = tuple[int, int, int, int, int, int, int, int, str, int]
+#: one transition: rev, ledger ms, replica, attempt, state, worker number or -1, slot mask, code, why, fence, who did it
+#: (empty is the scheduler, see `records.actor`)
+Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
 MemberKey = tuple[str, str, int, int]
 
 
@@ -57,6 +66,7 @@ class Job:
         "count",
         "gang",
         "held",
+        "kept",
         "ledger",
         "live",
         "master",
@@ -64,6 +74,7 @@ class Job:
         "num",
         "over",
         "own_subject",
+        "parts",
         "replicas",
         "rev",
         "row",
@@ -95,7 +106,10 @@ class Job:
         self.count = 0  # which count grows then
         self.master = ""  # address:port of rank 0
         self.story: list[Transition] = []
+        # earlier parts of the story: history sequence, first and last revision
+        self.parts: tuple[tuple[int, int, int], ...] = ()
         self.row = 0
+        self.kept = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
         self.shape: Any = None  # soft: the interned shape of what is asked
         self.told = 0  # soft: revision up to which events were sent
         self.own_subject: bool | None = None  # soft: events go to the job's own subject too

@@ -8,15 +8,25 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.explain import explain
-from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.finished import KEEP_MS, job_key
 from moorage.scheduler.core.fleet import Host
-from moorage.scheduler.core.outputs import changes_since, gpu_names, slots_of
+from moorage.scheduler.core.outputs import (
+    CHANGES_SURE,
+    SHOWN_BYTES_MAX,
+    changes_since,
+    fitting,
+    gpu_names,
+    slots_of,
+)
 from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.records import MODE_NAMES
 from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Replica, Worker
-from moorage.schemas.errors import Problem, problem
+from moorage.scheduler.core.story import Found
+from moorage.schemas.codec import decode_request
+from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import STATES
+from moorage.schemas.job import STATES, TERMINAL
 
 LS_MAX: Final = 1000
 CONTENDED_AT: Final = 5
@@ -33,16 +43,54 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
         "replica_states": [_replica(engine, replica) for replica in job.replicas],
-        "changes": msgspec.to_builtins(changes_since(engine.state, job, 0)),
+        "changes": _newest(engine, job),
+    }
+
+
+def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
+    """The last transitions in memory, as many as there is room for; `history` has all of them."""
+    changes = changes_since(engine.state, job, 0)
+    fit = len(changes) if len(changes) <= CHANGES_SURE else fitting(changes[::-1], SHOWN_BYTES_MAX)
+    data: list[dict[str, Any]] = msgspec.to_builtins(changes[-fit:])
+    return data
+
+
+def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set[str]) -> dict[str, Any]:
+    """What `show` adds to the row of a finished job from its story in the history.
+
+    `simulated` names workers. The request is missing where the history was written without it.
+    """
+    ran = [change for change in changes if change.worker]
+    fit = fitting(changes[::-1], SHOWN_BYTES_MAX)
+    data: dict[str, Any] = {
+        "state": found.state,
+        "rev": found.rev,
+        "accepted_ms": found.accepted_ms,
+        "accepted_ledger": found.ledger,
+        "ended_ms": changes[-1].time_ms,
+        "age_ms": engine.state.time_ms - found.accepted_ms,
+        "attempt": max(change.attempt for change in changes),
+        "worker": ran[-1].worker if ran else "",
+        "simulated": any(change.worker in simulated for change in ran),
+        "code": next((change.code for change in reversed(ran) if change.state in TERMINAL), None),
+        "why": next((change.why for change in reversed(changes) if change.why), ""),
+        "changes": msgspec.to_builtins(changes[-fit:]),
+    }
+    try:
+        request = decode_request(bytes(found.request))
+    except Refused:
+        return data
+    return data | {
+        "gpu": format_token(request.effective_gpu, request.replicas),
+        "priority": request.priority,
+        "request": msgspec.to_builtins(request),
     }
 
 
 def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
-        return problem(
-            "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
-        )
+        return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
     return {"job": name, "tenant": tenant, "state": STATES[row[2]], "ended_ms": row[1] * 1000, "compacted": True}
 
 
@@ -131,6 +179,8 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
     data["position"] = 1 + engine.queue.position(engine.request_of(job).priority, entry(job.num, replica.index))
     data["queued"] = engine.queue.size
     data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
+    if found.missing:
+        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
 
 
@@ -146,7 +196,7 @@ def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
         "queued": engine.queue.size,
         "live_jobs": engine.state.live,
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),
-        "finished_window_ms": engine.state.time_ms - oldest if oldest is not None else 0,
+        "finished_window_ms": min(engine.state.time_ms - oldest, KEEP_MS) if oldest is not None else 0,
         "fits_now": fits_now(engine),
     }
 
