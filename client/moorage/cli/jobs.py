@@ -9,6 +9,7 @@ from moorage.cli.console import emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, Options, with_client
 from moorage.cli.render import age, facts, many, table
 from moorage.cli.selectors import HELP, ask_each, ids_to_cancel, one_id
+from moorage.client.values import who
 from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def cancel(
     async def work(client: AsyncClient) -> int | None:
         names = await ids_to_cancel(client, jobs)
         for name in names:
-            answer = await client.answer("cancel", {"job": name, "reason": reason})
+            answer = await client.answer("cancel", {"job": name, "reason": reason, "by": who()})
             if options.json:
                 emit(answer)
                 continue

@@ -13,7 +13,7 @@ from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import ask, decode_accepted, decode_answer, decode_batch, done
 from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
-from moorage.client.values import Duration, Fields, build_request, seconds
+from moorage.client.values import Duration, Fields, build_request, seconds, who
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
@@ -290,7 +290,7 @@ class AsyncClient:
         return await self._flag("uncordon", worker)
 
     async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
-        arguments = {"worker": worker, "by": _who()}
+        arguments = {"worker": worker, "by": who()}
         return await self._request(self.subjects.admin(verb), encode(arguments), done)
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
@@ -355,12 +355,3 @@ def _data(answer: Answer) -> dict[str, Any]:
 
 def _token(request: Request) -> str:
     return format_token(request.effective_gpu, request.replicas)
-
-
-def _who() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "operator"

@@ -106,9 +106,12 @@ class Job:
         self._result = watching.result(watch.shown)
         return _succeeded(self._result, watching.tail)
 
-    async def cancel(self, reason: str = "") -> dict[str, Any]:
-        """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent."""
-        return await self._client.read("cancel", {"job": self.id, "reason": reason})
+    async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
+        """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent.
+
+        Its transitions keep the reason, and `by` as the name that you said (`Change.said`).
+        """
+        return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
 
     async def show(self) -> dict[str, Any]:
         """The whole job: request, replicas, transitions. Raises `NotFound`."""

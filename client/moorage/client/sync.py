@@ -221,9 +221,9 @@ class SyncJob:
         """As `Job.result`."""
         return self._thread.call(self.twin.result(timeout))
 
-    def cancel(self, reason: str = "") -> dict[str, Any]:
+    def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """As `Job.cancel`."""
-        return self._thread.call(self.twin.cancel(reason))
+        return self._thread.call(self.twin.cancel(reason, by))
 
     def show(self) -> dict[str, Any]:
         """As `Job.show`."""

@@ -102,6 +102,16 @@ def age(milliseconds: float | None) -> str:
     return f"{left}s"
 
 
+def who() -> str:
+    """The login name, for acts that say whose they are; empty where there is none."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
 def fresh_job_id() -> str:
     """A job id that sorts by time: `j`, 9 digits of milliseconds in base 32, 5 of chance.
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
+from moorage.scheduler.core.records import actor, by_tenant
 from moorage.schemas.codec import Decoder, decode_request, encode, is_json, split_array
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
@@ -205,11 +206,12 @@ def named_by_header(headers: dict[str, str] | None) -> str | None:
 def cancel_of(
     tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
 ) -> Cancel:
-    """A cancel from its arguments: `job`, and `reason` for the story. Raises `Refused`."""
+    """A cancel from its arguments: `job`, and for the story `reason` and `by`, the caller's name. Raises `Refused`."""
     job = arguments.get("job")
     if not isinstance(job, str) or not is_job(job):
         raise refuse(
             "invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed="[A-Za-z0-9_-]{1,64}"
         )
     reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
-    return Cancel(tenant, job, reason, reply=reply, json=json, sequence=sequence)
+    by = actor(by_tenant(tenant), arguments.get("by"))
+    return Cancel(tenant, job, reason, by=by, reply=reply, json=json, sequence=sequence)

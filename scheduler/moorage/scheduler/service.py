@@ -366,7 +366,7 @@ class Reign:
             worker = arguments.get("worker")
             if not isinstance(worker, str):
                 raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
-            engine.offer(Operate(verb, worker, str(arguments.get("by", "operator"))[:64], reply, json))
+            engine.offer(Operate(verb, worker, str(arguments.get("by") or "operator")[:64], reply, json))
         else:
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
 

@@ -300,7 +300,12 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One transition of one replica. `rev` is the job's own revision number: no gap, no double."""
+    """One transition of one replica. `rev` is the job's own revision number: no gap, no double.
+
+    `by` is whose doing it was: `tenant:<tenant>` or `operator` as the subject proves it, `worker` for what the one
+    in `worker` reported, nothing for the scheduler's own (a placement, a deadline, a loss). `said` is the name that
+    the tenant or operator gave itself, at most 64 characters; nobody has proven it.
+    """
 
     rev: int
     time_ms: int
@@ -312,6 +317,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     code: int | None = None
     why: str = ""
     fence: int = 0
+    by: str = ""
+    said: str = ""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="event"):

@@ -17,7 +17,7 @@ from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.finished import KEEP_MS, job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.lifecycle import Lifecycle
-from moorage.scheduler.core.records import Act
+from moorage.scheduler.core.records import Act, by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, REJECTED, Job, State
 from moorage.schemas.codec import NESTING_MAX, canonical, same_request
@@ -52,13 +52,16 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
 class NewJob:
     """A job that this draft accepts: what to do with it once the record is folded."""
 
-    __slots__ = ("stillborn", "submit", "warnings", "why")
+    __slots__ = ("by", "stillborn", "submit", "warnings", "why")
 
-    def __init__(self, submit: Submit, warnings: list[str], stillborn: int | None = None, why: str = "") -> None:
+    def __init__(
+        self, submit: Submit, warnings: list[str], stillborn: int | None = None, why: str = "", by: str = ""
+    ) -> None:
         self.submit = submit
         self.warnings = warnings
         self.stillborn = stillborn  # a terminal state that this very record gives it
         self.why = why
+        self.by = by  # the actor of the state it is born with
 
 
 class Admission:
@@ -109,7 +112,7 @@ class Admission:
             draft.acts.append([Act.UNTOMB, event.tenant, event.name])
             draft.bytes += 128
             just_now.discard(event.name)
-            return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came")
+            return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant))
         warnings: list[str] = []
         if not self.could_ever(event.shape):
             heard, nearest = self.all_heard(), self._nearest(event.shape)
@@ -221,7 +224,8 @@ class Admission:
         """Cancel at any stage; an id not seen yet is remembered, so that its submit is cancelled at once (H43)."""
         job = self.state.job(event.tenant, event.job)
         if job is not None:
-            did = self.lifecycle.cancel(draft, job, event.why)
+            with draft.by(event.by):
+                did = self.lifecycle.cancel(draft, job, event.why)
             return Answer("cancel", 0, {"job": event.job, "cancelled": did, "was": job.state})
         row = self.state.finished.find(job_key(event.tenant, event.job)) if len(self.state.finished) else None
         if row is not None:

@@ -6,6 +6,8 @@ about one replica; so the draft remembers what its own steps will do, beside the
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Op, Record, packed
@@ -41,6 +43,7 @@ class Draft:
         "_phase",
         "_state",
         "accepts",
+        "actors",
         "acts",
         "bytes",
         "evidence",
@@ -67,6 +70,7 @@ class Draft:
         self.notes: list[str] = []
         self.acts: list[list[Any]] = []
         self.evidence: list[int] = []
+        self.actors: list[int] = []
         self.bytes = 0
         self.gone: set[Member] = set()
         self.left: set[int] = set()  # workers whose session ends with this record
@@ -124,6 +128,15 @@ class Draft:
         self.bytes += len(text.encode()) + 3
         number = self._note_numbers[text] = len(self.notes)
         return number
+
+    @contextlib.contextmanager
+    def by(self, actor: str) -> Iterator[None]:
+        """Every step made inside is this actor's doing (see `records.actor`; "" is nobody's), and the story says so."""
+        first = len(self.steps)
+        yield
+        if actor and len(self.steps) > first:
+            self.actors += (first, len(self.steps), self.note(actor, always=True))
+            self.bytes += 2 * STEP_BYTES
 
     def step(self, op: int, num: int, index: int, a: int = 0, b: int = 0, c: int = 0) -> None:
         self.steps += (op, num, index, a, b, c)
@@ -240,4 +253,5 @@ class Draft:
             self.notes,
             self.acts,
             self.evidence,
+            self.actors,
         )

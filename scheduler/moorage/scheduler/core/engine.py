@@ -305,8 +305,9 @@ class Engine:
         trace = event.trace if len(event.trace) <= TRACE_CHARS_MAX else ""
         num = draft.accept(event.tenant, event.name, event.body, event.request.replicas, trace)
         if outcome.stillborn is not None:
-            for index in range(event.request.replicas):
-                draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
+            with draft.by(outcome.by):
+                for index in range(event.request.replicas):
+                    draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
         shape, priority = event.shape, event.request.priority
         for index in range(1 if shape.together > 1 else event.request.replicas):

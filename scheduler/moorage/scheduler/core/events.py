@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from moorage.scheduler.core.records import by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew
@@ -72,14 +73,17 @@ class Submit:
 
 
 class Cancel:
-    __slots__ = ("job", "json", "reply", "sequence", "tenant", "why")
+    """`by` is the actor, as `records.actor` writes it."""
+
+    __slots__ = ("by", "job", "json", "reply", "sequence", "tenant", "why")
 
     def __init__(
-        self, tenant: str, job: str, why: str, *, reply: str = "", json: bool = True, sequence: int = 0
+        self, tenant: str, job: str, why: str, *, by: str = "", reply: str = "", json: bool = True, sequence: int = 0
     ) -> None:
         self.tenant = tenant
         self.job = job
         self.why = why
+        self.by = by or by_tenant(tenant)
         self.reply = reply
         self.json = json
         self.sequence = sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.records import FORMAT, STEP_WIDTH, Act, Count, GangPhase, Op, Record
+from moorage.scheduler.core.records import BY_WORKER, FORMAT, REPORTED, STEP_WIDTH, Act, Count, GangPhase, Op, Record
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -38,6 +38,8 @@ _END, _MOVE, _BACKOFF, _GANG, _QUARANTINE = (
     int(Op.GANG),
     int(Op.QUARANTINE),
 )
+#: who did a step of each op, where no actor is named: the worker that reported it, or the scheduler
+_BY_OP = {int(op): BY_WORKER if op in REPORTED else "" for op in Op}
 
 
 class FoldError(Exception):
@@ -143,6 +145,7 @@ class _Folding:
     def _steps(self, steps: list[int]) -> None:
         jobs, touched, out, seq = self.state.jobs, self.touched, self.out, self.seq
         notes, workers, changed = self.record.notes, self.state.worker_by_num, self.out.jobs
+        actors = self._actors()
         self.state.transitions += len(steps) // STEP_WIDTH
         for at in range(0, len(steps), STEP_WIDTH):
             op, num, index, a, b, c = steps[at : at + STEP_WIDTH]
@@ -152,12 +155,15 @@ class _Folding:
             except (KeyError, IndexError):
                 raise FoldError(f"record {seq}: step {op} names no replica: job {num}, replica {index}") from None
             touched[id(replica)] = replica
+            by = _BY_OP.get(op, "")
+            if actors:
+                by = actors.get(at, by)
             if op == _PLACE:
                 replica.attempt += 1
                 replica.fence = seq
                 replica.not_before = 0
                 member = Member(replica, workers[a], b, c, seq)
-                self._move(job, replica, PLACED, 0, "", member)
+                self._move(job, replica, PLACED, 0, "", member, by)
                 replica.member = member
                 member.worker.members[member.key] = member
                 job.held += 1
@@ -169,19 +175,19 @@ class _Folding:
                     job.master = notes[c - 1]
                 member.phase = AT_CLAIMED
                 touched[id(member)] = member
-                self._move(job, replica, CLAIMED, 0, "", member)
+                self._move(job, replica, CLAIMED, 0, "", member, by)
             elif op == _START:
                 member = self._held(replica, op)
                 member.phase = AT_RUNNING
                 touched[id(member)] = member
                 job.started = True
-                self._move(job, replica, RUNNING, 0, "", member)
+                self._move(job, replica, RUNNING, 0, "", member, by)
             elif op == _EXIT:
                 member = self._held(replica, op)
                 member.phase = AT_EXITED
                 touched[id(member)] = member
                 replica.member = None
-                self._move(job, replica, a, b, notes[c - 1] if c else "", member)
+                self._move(job, replica, a, b, notes[c - 1] if c else "", member, by)
             elif op == _FREE:
                 self._free(job, index, a)
             elif op in (_REFUSE, _WITHDRAW, _LOSE):
@@ -190,14 +196,14 @@ class _Folding:
                 if a != LOST_KEPT:
                     replica.member = None
                     self._drop(member)
-                self._move(job, replica, a, b, why, member)
+                self._move(job, replica, a, b, why, member, by)
             elif op == _END:
                 member = self._held(replica, op)
                 replica.after = b
-                self._move(job, replica, a, 0, notes[c - 1] if c else "", member)
+                self._move(job, replica, a, 0, notes[c - 1] if c else "", member, by)
                 out.touched.append(member)
             elif op == _MOVE:
-                self._move(job, replica, a, b, notes[c - 1] if c else "", None)
+                self._move(job, replica, a, b, notes[c - 1] if c else "", None, by)
             elif op == _BACKOFF:
                 replica.not_before = a
                 if b == Count.RETRY:
@@ -223,7 +229,16 @@ class _Folding:
             touched[id(job)] = job
             changed[num] = job
 
-    def _move(self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None) -> None:
+    def _actors(self) -> dict[int, str]:
+        """Who did the step at each position, of those that an actor did."""
+        flat, notes = self.record.actors, self.record.notes
+        found: dict[int, str] = {}
+        for at in range(0, len(flat), 3):
+            for position in range(flat[at], flat[at + 1], STEP_WIDTH):
+                found[position] = notes[flat[at + 2] - 1]
+        return found
+
+    def _move(self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None, by: str) -> None:
         was = replica.state
         if to not in LEGAL[was]:
             raise FoldError(
@@ -238,7 +253,7 @@ class _Folding:
         story = job.story
         if len(story) >= STORY_MAX:
             del story[: STORY_MAX // 4]
-        story.append((job.rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence))
+        story.append((job.rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
 
     def _held(self, replica: Replica, op: int) -> Member:
         member = replica.member

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.records import MODE_NAMES, GangPhase
+from moorage.scheduler.core.records import MODE_NAMES, GangPhase, by_tenant
 from moorage.scheduler.core.sessions import MISSED_MAX
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
@@ -126,10 +126,11 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
     """A job's transitions after a revision, as far as memory holds them."""
     changes = []
     if rev < 1:
-        changes.append(Change(1, job.accepted_ms, -1, 0, "ACCEPTED"))
+        changes.append(Change(1, job.accepted_ms, -1, 0, "ACCEPTED", by=by_tenant(job.tenant)))
     workers = state.worker_by_num
-    for number, time, index, attempt, to, worker_num, mask, code, why, fence in job.story:
+    for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor in job.story:
         if number > rev:
+            by, _, said = actor.partition(" ") if actor else ("", "", "")
             if worker_num >= 0:
                 worker = workers[worker_num]
                 over = to not in (PLACED, CLAIMED, RUNNING)
@@ -145,10 +146,12 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                         code if over else None,
                         why,
                         fence,
+                        by,
+                        said,
                     )
                 )
             else:
-                changes.append(Change(number, time, index, attempt, STATES[to], why=why))
+                changes.append(Change(number, time, index, attempt, STATES[to], why=why, by=by, said=said))
     return changes
 
 

@@ -34,6 +34,25 @@ class Op(IntEnum):
     QUARANTINE = 12  #: a member that lingers (see `packed`), b slot mask: the device did not come back
 
 
+#: ops that say what a worker reported; all others are the scheduler's decision, or the act of an actor
+REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW)
+
+#: who did a transition, beside an actor: the worker that it names reported it
+BY_WORKER: Final = "worker"
+BY_OPERATOR: Final = "operator"
+SAID_CHARS_MAX: Final = 64
+
+
+def by_tenant(tenant: str) -> str:
+    return f"tenant:{tenant}"
+
+
+def actor(who: str, said: object = "") -> str:
+    """An actor as a record writes it: `who` as NATS proves it, a blank, and the name that the caller said of itself."""
+    name = "".join(char for char in said if char.isprintable())[:SAID_CHARS_MAX] if isinstance(said, str) else ""
+    return f"{who} {name}" if name else who
+
+
 def packed(fence: int, worker_num: int) -> int:
     """A member that lingers after its attempt, in one integer: where to look, and which fence."""
     return fence << 16 | worker_num
@@ -95,6 +114,8 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     (`leader`, `rid`) is the record's own name, by which a leader knows it again after an unclear answer.
     `accepts` is [tenant, [job, body, replicas, traceparent, …]] and gives job numbers in order; `facts` is flat:
     worker number, fact number folded through. `evidence` is flat per decision, see `plan.py`.
+    `actors` is flat: first entry of `steps`, entry behind the last, note; who did those steps (see `actor`). Steps of
+    no actor are the worker's own where their op is in `REPORTED`, else the scheduler's.
     """
 
     format: int
@@ -109,6 +130,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     notes: list[str] = []
     acts: list[list[Any]] = []
     evidence: list[int] = []
+    actors: list[int] = []
 
 
 encode_record: Final = msgspec.msgpack.Encoder().encode

@@ -155,7 +155,7 @@ def _load_job(state: State, row: _Job) -> None:
     job = Job(row.num, row.tenant, row.name, row.body, len(row.replicas), row.trace, row.accepted_ms, row.ledger)
     job.rev, job.started, job.over, job.gang = row.rev, row.started, row.over, row.gang
     job.after, job.count, job.master = row.after, row.count, row.master
-    job.story = [tuple(entry) for entry in row.story]
+    job.story = [(*entry, "")[:11] for entry in row.story]  # a snapshot of an older release names no actor
     for replica, values in zip(job.replicas, row.replicas, strict=True):
         (
             replica.state,

@@ -42,8 +42,9 @@ AT_CLAIMED: Final = 1
 AT_RUNNING: Final = 2
 AT_EXITED: Final = 3  # the attempt is over, the device not yet seen free
 
-#: one transition: rev, ledger ms, replica, attempt, state, worker number or -1, slot mask, code, why, fence
-Transition = tuple[int, int, int, int, int, int, int, int, str, int]
+#: one transition: rev, ledger ms, replica, attempt, state, worker number or -1, slot mask, code, why, fence, who did it
+#: (empty is the scheduler, see `records.actor`)
+Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
 MemberKey = tuple[str, str, int, int]
 
 

@@ -1,0 +1,100 @@
+"""Who did it: every transition names the tenant, the operator or the worker whose doing it was, also after a replay."""
+
+from __future__ import annotations
+
+import msgspec
+
+from moorage.scheduler.core import snapshot as snapshots
+from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.outputs import changes_since
+from moorage.scheduler.core.records import SAID_CHARS_MAX, actor, by_tenant, decode_record
+from moorage.scheduler.core.state import State
+from moorage.scheduler.intake import cancel_of
+from tests.scheduler.driving import Driving
+
+
+def told(state: State, job: str, tenant: str = "t") -> list[tuple[str, str, str]]:
+    found = state.job(tenant, job)
+    assert found is not None
+    return [(change.state, change.by, change.said) for change in changes_since(state, found, 0)]
+
+
+def cancelled() -> Driving:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("a")
+    drive.settle()
+    drive.submit("waits", start_within_s=5)
+    drive.engine.offer(cancel_of("t", {"job": "a", "by": "ann lee", "reason": "enough"}))
+    drive.tick()
+    drive.settle()
+    return drive
+
+
+def test_a_cancel_is_the_tenants_and_what_follows_the_workers() -> None:
+    assert told(cancelled().state, "a") == [
+        ("ACCEPTED", "tenant:t", ""),
+        ("PLACED", "", ""),
+        ("CLAIMED", "worker", ""),
+        ("RUNNING", "worker", ""),
+        ("CANCELLING", "tenant:t", "ann lee"),
+        ("CANCELLED", "worker", ""),
+    ]
+
+
+def test_what_the_scheduler_does_by_itself_is_nobodys() -> None:
+    drive = Driving()
+    drive.submit("waits", start_within_s=5)
+    drive.now += 6_000
+    drive.tick()
+    assert told(drive.state, "waits")[-1] == ("EXPIRED", "", "")
+
+
+def test_one_record_tells_the_acts_of_several_apart() -> None:
+    drive = Driving()
+    for tenant in ("t", "u"):
+        drive.submit("a", tenant=tenant, replicas=2)
+    drive.submit("late", start_within_s=5)
+    drive.engine.offer(cancel_of("t", {"job": "a", "by": "ann"}))
+    drive.engine.offer(cancel_of("u", {"job": "a"}))
+    drive.now += 6_000
+    drive.tick()
+    assert told(drive.state, "a")[1:] == [("CANCELLED", "tenant:t", "ann")] * 2
+    assert told(drive.state, "a", "u")[1:] == [("CANCELLED", "tenant:u", "")] * 2
+    assert told(drive.state, "late")[1:] == [("EXPIRED", "", "")]
+
+
+def test_a_cancel_before_the_submit_is_the_tenants() -> None:
+    drive = Driving()
+    drive.cancel("a")
+    drive.submit("a")
+    assert told(drive.state, "a")[1:] == [("CANCELLED", "tenant:t", "")]
+
+
+def test_the_ledger_and_a_snapshot_keep_it() -> None:
+    drive, again = cancelled(), State()
+    for seq, payload in enumerate(drive.records, 1):
+        fold(again, decode_record(payload), seq)
+    assert told(again, "a") == told(drive.state, "a")
+    assert told(snapshots.load(snapshots.dump(drive.state)), "a") == told(drive.state, "a")
+
+
+def test_records_and_snapshots_without_actors_are_read() -> None:
+    drive, again = cancelled(), State()
+    for seq, payload in enumerate(drive.records, 1):
+        fold(again, decode_record(msgspec.msgpack.encode(msgspec.msgpack.decode(payload)[:-1])), seq)
+    assert again.digest == drive.state.digest
+    assert told(again, "a")[-2:] == [("CANCELLING", "", ""), ("CANCELLED", "worker", "")]
+
+    rows = msgspec.msgpack.decode(snapshots.dump(drive.state))
+    jobs = next(row for row in rows if isinstance(row, list) and row and isinstance(row[0], list) and len(row[0]) == 16)
+    for job in jobs:
+        job[14] = [entry[:10] for entry in job[14]]
+    loaded = snapshots.load(msgspec.msgpack.encode(rows))
+    assert [state for state, _, _ in told(loaded, "a")] == [state for state, _, _ in told(drive.state, "a")]
+
+
+def test_a_name_that_is_said_is_bounded_and_cannot_pass_for_another() -> None:
+    assert actor(by_tenant("t"), "x" * 1000) == "tenant:t " + "x" * SAID_CHARS_MAX
+    assert actor("operator", None) == actor("operator", 7) == actor("operator", "\n\x00") == "operator"
+    assert actor(by_tenant("t"), "tenant:u\n") == "tenant:t tenant:u"
