@@ -44,7 +44,8 @@ FLEET_FRAME_S: Final = 0.5
 RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
-GC_THRESHOLD: Final = 200_000
+#: jobs that end leave nothing for the collector: so it looks seldom, and at few objects at once
+GC_THRESHOLDS: Final = (50_000, 50, 100)
 
 
 def monotonic_ms() -> int:
@@ -140,7 +141,7 @@ class Scheduler:
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(GC_THRESHOLD, 50, 100)
+        gc.set_threshold(*GC_THRESHOLDS)
         async with asyncio.TaskGroup() as group:
             await reign.open()
             try:

@@ -241,6 +241,7 @@ class Engine:
             self._left_queue = 0
             self.planner.sweep(draft)
         self._replan = False
+        draft.settle()
         self.planner.plan(draft)
         self._compact(draft)
         self._rid += 1

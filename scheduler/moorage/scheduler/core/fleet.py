@@ -352,13 +352,18 @@ class Fleet:
 
     def give(self, host: Host, shape: Shape, mask: int) -> None:
         """Count a member out again."""
-        host.held -= 1
-        host.cpu_free += shape.cpu_milli
-        host.memory_free += shape.memory_mib
-        if shape.mode <= EXCLUSIVE:
-            host.free |= mask & host.lent
-        else:
-            self._give_shared(host, shape, mask)
+        self.give_all(host, [(shape, mask)])
+
+    def give_all(self, host: Host, taken: list[tuple[Shape, int]]) -> None:
+        """Count members of one host out again; it is filed once."""
+        for shape, mask in taken:
+            host.held -= 1
+            host.cpu_free += shape.cpu_milli
+            host.memory_free += shape.memory_mib
+            if shape.mode <= EXCLUSIVE:
+                host.free |= mask & host.lent
+            else:
+                self._give_shared(host, shape, mask)
         self.changes += 1
         self.refresh(host)
 

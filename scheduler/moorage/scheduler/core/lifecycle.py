@@ -78,12 +78,24 @@ class Lifecycle:
 
     # ------------------------------------------------------------------------------------------- facts
 
-    def on_fact(self, draft: Draft, worker: Worker, fact: Fact) -> None:
-        """Fold one fact of a worker's current session into the draft; what is not known is counted, never fatal."""
-        member = worker.members.get((fact.tenant, fact.job, fact.replica, fact.fence))
-        if member is None or member in draft.gone:
-            self.unknown_facts += 1
-            return
+    def on_facts(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
+        """Fold a frame of a worker's current session into the draft; what is not known is counted, never fatal."""
+        freed: list[Member] = []
+        members, gone = worker.members, draft.gone
+        for fact in facts:
+            member = members.get((fact.tenant, fact.job, fact.replica, fact.fence))
+            if member is None or member in gone:
+                self.unknown_facts += 1
+            elif not draft.goes_well(member, fact):
+                self._on_fact(draft, member, fact)
+            elif member in gone:
+                freed.append(member)
+        if freed:
+            host = self.fleet.hosts.get(worker.num)
+            if host is not None:
+                self.fleet.give_all(host, [(self.shape_of(member.replica.job), member.mask) for member in freed])
+
+    def _on_fact(self, draft: Draft, member: Member, fact: Fact) -> None:
         kind, replica = fact.kind, member.replica
         phase = draft.phase_of(member)
         if phase == AT_EXITED:
