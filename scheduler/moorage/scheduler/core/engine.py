@@ -28,9 +28,9 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.finished import KEEP_MS, request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
-from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.fold import Folded, fold
 from moorage.scheduler.core.lifecycle import Lifecycle
-from moorage.scheduler.core.outputs import Outputs, WantedFrames, event_of
+from moorage.scheduler.core.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.plan import Planner
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
@@ -38,6 +38,7 @@ from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, en
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import QUEUED, Job, Replica, State, Worker
+from moorage.scheduler.core.telling import Telling
 from moorage.schemas.codec import canonical, decode_request, encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
@@ -99,6 +100,7 @@ class Engine:
         self.fleet = Fleet()
         self.queue = Queue()
         self.shapes = Shapes()
+        self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
         self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
@@ -234,8 +236,7 @@ class Engine:
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
         self._due(draft)
-        while self._submits and not draft.full:
-            self._submit(flight, self._submits.popleft())
+        self._take_submits(flight)
         self._left_queue += draft.left_queue
         if self._left_queue > QUEUE_SPARE + self.queue.size // 4:
             self._left_queue = 0
@@ -291,6 +292,11 @@ class Engine:
         elif isinstance(frame, Goodbye):
             trouble = self.sessions.goodbye(draft, event, frame)
             flight.replies.append((trouble or {"kind": "goodbye"}, event.reply, event.json))
+
+    def _take_submits(self, flight: _InFlight) -> None:
+        submits, draft = self._submits, flight.draft
+        while submits and not draft.full:
+            self._submit(flight, submits.popleft())
 
     def _submit(self, flight: _InFlight, event: Submit | QueueRead) -> None:
         draft = flight.draft
@@ -444,15 +450,22 @@ class Engine:
             self._answer_join(event, session, wanted, out)
         for answer, reply, json in flight.replies:
             out.answers.append((reply, encode(answer, json=json)))
-        for job in folded.jobs.values():
-            if job.told < job.rev:
-                frame_of = event_of(state, job)
-                out.events.append((job.tenant, job.name, encode(frame_of), self._own_subject(job)))
+        self._tell(folded, out)
         for ask in flight.asks:
             out.answers.append((ask.reply, encode(ask.answer(), json=ask.json)))
         out.messages += wanted.messages()
         out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
         return out
+
+    def _tell(self, folded: Folded, out: Outputs) -> None:
+        """One event of each job that changed."""
+        if folded.workers:
+            self.telling.forget()
+        tell, events = self.telling.event, out.events
+        for job in folded.jobs.values():
+            if job.told < job.rev:
+                own = job.own_subject
+                events.append((job.tenant, job.name, tell(job), self._own_subject(job) if own is None else own))
 
     def _own_subject(self, job: Job) -> bool:
         """Whether this job's events go to its own subject too: its request says `"events": "tenant"` where not."""
@@ -472,6 +485,10 @@ class Engine:
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
+            if submit.batch is None and submit.json and not made.warnings:  # the bytes of `encode(Accepted(…))`
+                answer = f'{{"kind":"accepted","job":"{job.name}","ledger":{seq},"state":"{state}"}}'
+                out.answers.append((submit.reply, answer.encode()))
+                continue
             answer = Accepted(job.name, seq, state, warnings=made.warnings)
             if submit.batch is not None:
                 batch = submit.batch

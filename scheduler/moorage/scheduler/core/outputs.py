@@ -20,7 +20,7 @@ from moorage.scheduler.core.state import (
     Worker,
 )
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Change, End, Event, Held, Place, Start, Wanted
+from moorage.schemas.frames import Change, End, Held, Place, Start, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 
@@ -153,20 +153,3 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
             else:
                 changes.append(Change(number, time, index, attempt, STATES[to], why=why, by=by, said=said))
     return changes
-
-
-def event_of(state: State, job: Job) -> Event:
-    """What this record changed for a job; marks it as told."""
-    changes = changes_since(state, job, job.told)
-    job.told = job.rev
-    simulated = any(
-        state.worker_by_num[row[5]].hello.get("simulated", False) for row in job.story[-len(changes) :] if row[5] >= 0
-    )
-    return Event(job.tenant, job.name, job.rev, job.state, state.seq, changes, _why(changes), simulated)
-
-
-def _why(changes: list[Change]) -> str:
-    for change in reversed(changes):
-        if change.why:
-            return change.why
-    return ""

@@ -6,7 +6,8 @@ to everybody else until it starts, so that a stream of small jobs cannot starve 
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heapreplace
+from collections import deque
+from heapq import heappop, heapreplace
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
@@ -73,6 +74,9 @@ class Planner:
                 queue.pop(line)
                 last, first = choice, first or item >> REPLICA_BITS
                 placed += line.shape.together
+                if line.entries:
+                    more, last = self._place_more(draft, line, choice, priority, others)
+                    placed += more
             if last is not None:
                 # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
                 draft.evidence += (first, placed, len(fleet.hosts), last.left)
@@ -107,6 +111,29 @@ class Planner:
                 avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
             draft.placed(num, item & _REPLICA_MASK, choice.host.worker.num, choice.mask, shape.mode)
         return choice
+
+    def _place_more(
+        self, draft: Draft, line: Line, choice: Choice, priority: int, others: tuple[int, int] | None
+    ) -> tuple[int, Choice]:
+        """Whoever waits behind in line and would be put on the very same host, without asking for each of them.
+
+        Returns how many, and the last choice: what one by one would have come to.
+        """
+        shape, entries, host = line.shape, line.entries, choice.host
+        taken = 0
+        masks = self.ranker.again(choice, shape, len(entries))
+        for mask in masks:
+            while entries and not self._waits(draft, entries[0]):
+                self.queue.pop(line)
+            if not entries or draft.full or (others is not None and (priority, entries[0]) > others):
+                break
+            item = self.queue.pop(line)
+            draft.placed(item >> REPLICA_BITS, item & _REPLICA_MASK, host.worker.num, mask, shape.mode)
+            taken += 1
+        if taken:
+            self.fleet.take_all(host, shape, masks[:taken])
+            choice = Choice(host, masks[taken - 1], host.open.bit_count())
+        return taken, choice
 
     def _place_gang(self, draft: Draft, shape: Shape, num: int, barred: frozenset[int]) -> Choice | None:
         fleet = self.fleet
@@ -219,6 +246,5 @@ class Planner:
         queue = self.queue
         queue.size = 0
         for line in queue.lines.values():
-            line.entries = [item for item in line.entries if self._waits(draft, item)]
-            heapify(line.entries)
+            line.entries = deque(item for item in line.entries if self._waits(draft, item))
             queue.size += len(line.entries)

@@ -6,7 +6,9 @@ A shape that found no room is blocked until something changed that may let it st
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from bisect import bisect
+from collections import deque
+from heapq import heapify
 from typing import Final
 
 from moorage.scheduler.core.shape import Shape
@@ -27,7 +29,7 @@ class Line:
     def __init__(self, priority: int, shape: Shape) -> None:
         self.priority = priority
         self.shape = shape
-        self.entries: list[int] = []
+        self.entries: deque[int] = deque()  # ascending: nearly all come in order, and go from the front
         self.blocked_at = -1  # the fleet's change number at which it found no room
 
 
@@ -43,7 +45,13 @@ class Queue:
         line = self.lines.get(key)
         if line is None:
             line = self.lines[key] = Line(priority, shape)
-        heappush(line.entries, item)
+        entries = line.entries
+        if not entries or item > entries[-1]:
+            entries.append(item)
+        elif item < entries[0]:
+            entries.appendleft(item)
+        else:  # back from a pause, into the midst of those that came meanwhile
+            entries.insert(bisect(entries, item), item)
         self.size += 1
 
     def ready(self, changes: int) -> list[tuple[int, int, Line]]:
@@ -62,7 +70,7 @@ class Queue:
 
     def pop(self, line: Line) -> int:
         self.size -= 1
-        return heappop(line.entries)
+        return line.entries.popleft()
 
     def position(self, priority: int, item: int) -> int:
         """How many entries stand before this one; counts every line, so it is for questions, not for the tick."""

@@ -1,0 +1,91 @@
+"""Events as JSON, written by hand: the bytes of `encode(event_of(…))` at a third of the time.
+
+Every transition of every job is said once, so this is the hottest encoder of all. Tenants, jobs and workers have
+names that need no escaping (`schemas.names`); whatever else is text goes through the encoder.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from moorage.scheduler.core.outputs import gpu_names
+from moorage.scheduler.core.records import BY_WORKER, by_tenant
+from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, Job, State
+from moorage.schemas.job import STATES
+
+#: remembered texts of slot masks; beyond it they are made anew
+TEXTS_MAX: Final = 100_000
+_text: Final = msgspec.json.Encoder().encode
+
+
+class Telling:
+    """Writes what a record changed; `forget` after a worker joined, as its slots may name other devices."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._gpus: dict[tuple[int, int], str] = {}
+        self._workers: dict[int, tuple[str, bool]] = {}
+
+    def forget(self) -> None:
+        self._gpus.clear()
+        self._workers.clear()
+
+    def event(self, job: Job) -> bytes:
+        """What changed since the last event of this job; marks it as told."""
+        told, rev, story = job.told, job.rev, job.story
+        job.told = rev
+        parts: list[str] = []
+        last, simulated = "", False
+        if told < 1:
+            parts.append(
+                f'{{"rev":1,"time_ms":{job.accepted_ms},"replica":-1,"attempt":0,"state":"ACCEPTED"'
+                f',"by":"{by_tenant(job.tenant)}"}}'
+            )
+        fresh = rev - max(told, 1)  # each row of the story has a revision of its own
+        for row in story[-fresh:] if fresh else ():
+            number, ms, index, attempt, to, num, mask, code, why, fence, actor = row
+            text = f'{{"rev":{number},"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"{STATES[to]}"'
+            if num >= 0:
+                worker = self._workers.get(num) or self._worker(num)
+                text += worker[0]
+                simulated = simulated or worker[1]
+                if to == PLACED:
+                    text += self._gpus.get((num, mask)) or self._devices(num, mask)
+                elif to != CLAIMED and to != RUNNING:
+                    text += f',"code":{code}'
+            if why:
+                last = f',"why":{_text(why).decode()}'
+                text += last
+            if fence and num >= 0:
+                text += f',"fence":{fence}'
+            if actor:
+                text += ',"by":"worker"}' if actor == BY_WORKER else _by(actor)
+            else:
+                text += "}"
+            parts.append(text)
+        changes = f',"changes":[{",".join(parts)}]' if parts else ""
+        said = ',"simulated":true}' if simulated else "}"
+        return (
+            f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}","rev":{rev},"state":"{job.state}"'
+            f',"ledger":{self._state.seq}{changes}{last}{said}'
+        ).encode()
+
+    def _worker(self, num: int) -> tuple[str, bool]:
+        worker = self._state.worker_by_num[num]
+        found = f',"worker":"{worker.id}"', bool(worker.hello.get("simulated", False))
+        self._workers[num] = found
+        return found
+
+    def _devices(self, num: int, mask: int) -> str:
+        if len(self._gpus) >= TEXTS_MAX:
+            self._gpus.clear()
+        names = gpu_names(self._state.worker_by_num[num], mask)
+        found = self._gpus[(num, mask)] = f',"gpus":{_text(names).decode()}' if names else ""
+        return found
+
+
+def _by(actor: str) -> str:
+    by, _, said = actor.partition(" ")
+    return f',"by":{_text(by).decode()}' + (f',"said":{_text(said).decode()}}}' if said else "}")
