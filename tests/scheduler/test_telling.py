@@ -57,17 +57,15 @@ def test_texts_that_need_escaping() -> None:
 
 def test_a_worker_that_joins_with_other_devices_is_told_with_those() -> None:
     drive = Driving()
-    drive.worker("w0", 1)
-    drive.submit("a")
+    worker = drive.worker("w0", 1)
+    drive.submit("a", gpu={})
     drive.settle()
     drive.run_out("w0")
-    worker = drive.workers["w0"]
-    worker.die()
     pool = [msgspec.structs.replace(device, uuid="GPU-other") for device in worker.hello.gpu_pool]
     worker.hello = msgspec.structs.replace(worker.hello, gpu_pool=pool)
     drive.join(worker)
     drive.renew("w0")
-    drive.submit("b")
+    drive.submit("b", gpu={})
     drive.settle()
     placed = [c for e in drive.events for c in e.get("changes", ()) if e["job"] == "b" and c["state"] == "PLACED"]
     assert [change["gpus"] for change in placed] == [["GPU-other"]]

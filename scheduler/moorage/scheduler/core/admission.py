@@ -20,7 +20,7 @@ from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, REJECTED, Job, State
-from moorage.schemas.codec import NESTING_MAX, canonical, same_request
+from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATES
@@ -131,7 +131,7 @@ class Admission:
         return self._conflict(event)
 
     def _finished(self, event: Submit, digest: bytes, state: int) -> Accepted | Problem:
-        if request_digest(canonical(event.request)) == digest:
+        if request_digest(canonical(decode_request(event.body))) == digest:
             return Accepted(event.name, 0, STATES[state], duplicate=True)
         return self._conflict(event)
 

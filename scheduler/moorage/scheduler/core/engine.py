@@ -39,7 +39,8 @@ from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import QUEUED, Job, Replica, State, Worker
 from moorage.scheduler.core.telling import Telling
-from moorage.schemas.codec import canonical, decode_request, encode
+from moorage.schemas.alike import Asked, Requests
+from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
 from moorage.schemas.job import STATES, Request
@@ -99,6 +100,7 @@ class Engine:
         self.leader = leader
         self.fleet = Fleet()
         self.queue = Queue()
+        self.requests = Requests()
         self.shapes = Shapes()
         self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
@@ -153,13 +155,20 @@ class Engine:
             self._unmatched.add(job.num)
 
     def request_of(self, job: Job) -> Request:
-        """The request of an accepted job, decoded from its body (rare paths only)."""
-        return decode_request(job.body)
+        """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
+        return self.requests.read(job.body)[1].request
 
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
         if shape is None:
-            shape = job.shape = self.shapes.of(self.request_of(job))
+            shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
+        assert isinstance(shape, Shape)
+        return shape
+
+    def shape_of_asked(self, asked: Asked) -> Shape:
+        shape = asked.shape
+        if shape is None:
+            shape = asked.shape = self.shapes.of(asked.request)
         assert isinstance(shape, Shape)
         return shape
 
@@ -420,7 +429,8 @@ class Engine:
         flat: list[Any] = []
         for position in range(surplus):
             num = state.ended[position]
-            flat += (num, request_digest(canonical(decode_request(state.jobs[num].body))))
+            name, asked = self.requests.read(state.jobs[num].body)
+            flat += (num, request_digest(asked.canonical(name)))
         draft.acts.append([Act.COMPACT, flat])
         draft.bytes += surplus * 24
 
