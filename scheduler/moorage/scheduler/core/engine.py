@@ -491,7 +491,8 @@ class Engine:
             submit = made.submit
             job.shape = submit.shape
             request = submit.request
-            job.own_subject = request.events == "job"
+            # of many that came together the tenant's frames tell, until somebody follows one (`views.show`)
+            job.own_subject = request.events == "job" and submit.batch is None
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]

@@ -17,6 +17,8 @@ from moorage.schemas.job import STATES
 
 #: remembered texts of slot masks; beyond it they are made anew
 TEXTS_MAX: Final = 100_000
+_BY_WORKER: Final = ',"by":"worker"},'
+_SIMULATED: Final = ',"simulated":true}'
 _text: Final = msgspec.json.Encoder().encode
 
 
@@ -36,40 +38,42 @@ class Telling:
         """What changed since the last event of this job; marks it as told."""
         told, rev, story = job.told, job.rev, job.story
         job.told = rev
-        parts: list[str] = []
-        last, simulated = "", False
+        workers, devices = self._workers, self._gpus
+        changes = last = ""
+        simulated = False
         if told < 1:
-            parts.append(
+            changes = (
                 f'{{"rev":1,"time_ms":{job.accepted_ms},"replica":-1,"attempt":0,"state":"ACCEPTED"'
-                f',"by":"{by_tenant(job.tenant)}"}}'
+                f',"by":"{by_tenant(job.tenant)}"}},'
             )
-        fresh = rev - max(told, 1)  # each row of the story has a revision of its own
-        for row in story[-fresh:] if fresh else ():
-            number, ms, index, attempt, to, num, mask, code, why, fence, actor = row
-            text = f'{{"rev":{number},"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"{STATES[to]}"'
+            told = 1
+        # each row of the story has a revision of its own
+        for number, ms, index, attempt, to, num, mask, code, why, fence, actor in (
+            story[told - rev :] if rev > told else ()
+        ):
+            changes += f'{{"rev":{number},"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"{STATES[to]}"'
             if num >= 0:
-                worker = self._workers.get(num) or self._worker(num)
-                text += worker[0]
+                worker = workers.get(num) or self._worker(num)
                 simulated = simulated or worker[1]
                 if to == PLACED:
-                    text += self._gpus.get((num, mask)) or self._devices(num, mask)
-                elif to != CLAIMED and to != RUNNING:
-                    text += f',"code":{code}'
-            if why:
+                    changes += worker[0] + (devices.get((num, mask)) or self._devices(num, mask))
+                elif to in (CLAIMED, RUNNING):
+                    changes += worker[0]
+                else:
+                    changes += f'{worker[0]},"code":{code}'
+                if why:
+                    last = f',"why":{_text(why).decode()}'
+                    changes += last
+                if fence:
+                    changes += f',"fence":{fence}'
+            elif why:
                 last = f',"why":{_text(why).decode()}'
-                text += last
-            if fence and num >= 0:
-                text += f',"fence":{fence}'
-            if actor:
-                text += ',"by":"worker"}' if actor == BY_WORKER else _by(actor)
-            else:
-                text += "}"
-            parts.append(text)
-        changes = f',"changes":[{",".join(parts)}]' if parts else ""
-        said = ',"simulated":true}' if simulated else "}"
+                changes += last
+            changes += _BY_WORKER if actor == BY_WORKER else _by(actor) if actor else "},"
+        state = STATES[job.replicas[0].state] if len(job.replicas) == 1 else job.state
         return (
-            f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}","rev":{rev},"state":"{job.state}"'
-            f',"ledger":{self._state.seq}{changes}{last}{said}'
+            f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}","rev":{rev},"state":"{state}"'
+            f',"ledger":{self._state.seq},"changes":[{changes[:-1]}]{last}{_SIMULATED if simulated else "}"}'
         ).encode()
 
     def _worker(self, num: int) -> tuple[str, bool]:
@@ -88,4 +92,4 @@ class Telling:
 
 def _by(actor: str) -> str:
     by, _, said = actor.partition(" ")
-    return f',"by":{_text(by).decode()}' + (f',"said":{_text(said).decode()}}}' if said else "}")
+    return f',"by":{_text(by).decode()}' + (f',"said":{_text(said).decode()}}},' if said else "},")

@@ -14,6 +14,7 @@ from moorage.scheduler.core.outputs import changes_since, gpu_names, slots_of
 from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.records import MODE_NAMES
 from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Replica, Worker
+from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES
@@ -27,7 +28,9 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     job = engine.state.job(tenant, name)
     if job is None:
         return _finished(engine, tenant, name)
-    request = engine.request_of(job)
+    request = decode_request(job.body)
+    if request.events == "job":
+        job.own_subject = True  # somebody follows it: also where it came with many others
     return {
         **summary(engine, job),
         "accepted_ledger": job.ledger,
