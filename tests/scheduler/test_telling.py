@@ -34,7 +34,7 @@ def test_events_of_a_faulty_world(seed: int) -> None:
     telling = Telling(state)
     assert state.jobs
     for job in state.jobs.values():
-        for told in {0, 1, job.rev - 1, chance.randrange(job.rev)}:
+        for told in {told for told in (0, 1, job.rev - 1, chance.randrange(job.rev)) if told < job.rev}:
             job.told = told
             assert telling.event(job) == encode(event_of(state, job, told))
             assert job.told == job.rev
