@@ -24,8 +24,10 @@ _GROW_AT: Final = 0.66
 _SEGMENTS: Final = 256
 _SLOTS_FIRST: Final = 256
 _CHUNK_ROWS: Final = 4096
-#: the index holds row numbers modulo this, and 1 more: 0 is no row
-_NUMBERS: Final = 2**32 - 1
+#: an entry of the index: 11 bits of the key, so that hardly any other row is looked at, and the row's number modulo
+#: `_NUMBERS`, and 1 more; 0 is no row
+_NUMBER_BITS: Final = 21
+_NUMBERS: Final = 2**_NUMBER_BITS - 1
 
 
 def job_key(tenant: str, job: str) -> bytes:
@@ -42,7 +44,7 @@ class FinishedTable:
     """First in, first out; look-up by key in constant time."""
 
     def __init__(self, rows_max: int = ROWS_MAX) -> None:
-        self.rows_max = rows_max
+        self.rows_max = min(rows_max, _NUMBERS)
         self._chunks: list[bytearray] = []
         self._base = 0  # number of the first row of the first chunk
         self._first = 0  # number of the oldest row
@@ -78,7 +80,7 @@ class FinishedTable:
         segment, slot = self._look(key)
         if segment[slot] == _EMPTY:
             self._filled[key[-1]] += 1
-        segment[slot] = number % _NUMBERS + 1
+        segment[slot] = _entry(key, number)
         if self._filled[key[-1]] > len(segment) * _GROW_AT:
             self._grow(key[-1])
         self.row += _row_hash(key, digest, state)
@@ -126,17 +128,15 @@ class FinishedTable:
 
     def _number(self, entry: int) -> int:
         """The row that an entry of the index names: of those held now, whose numbers are never so far apart."""
-        return self._first + (entry - 1 - self._first) % _NUMBERS
+        return self._first + ((entry & _NUMBERS) - 1 - self._first) % _NUMBERS
 
     def _look(self, key: bytes) -> tuple[array[int], int]:
         """The segment and slot where a key stands, or where it would."""
         segment = self._segments[key[-1]]
-        mask, chunks, base, first = len(segment) - 1, self._chunks, self._base, self._first
+        mask, mark = len(segment) - 1, (key[8] | key[9] << 8) & 0x7FF
         slot = int.from_bytes(key[:8], "little") & mask
         while (entry := segment[slot]) != _EMPTY:
-            at = first + (entry - 1 - first) % _NUMBERS - base
-            start = at % _CHUNK_ROWS * _ROW.size
-            if chunks[at // _CHUNK_ROWS].startswith(key, start):
+            if entry >> _NUMBER_BITS == mark and self._unpacked(self._number(entry))[0] == key:
                 break
             slot = (slot + 1) & mask
         return segment, slot
@@ -144,7 +144,7 @@ class FinishedTable:
     def _remove(self, key: bytes, number: int) -> None:
         """Take a row out of the index, unless a newer one of its key stands there."""
         segment, hole = self._look(key)
-        if segment[hole] != number % _NUMBERS + 1:
+        if segment[hole] != _entry(key, number):
             return
         # backward-shift deletion keeps every probe chain whole without grave stones
         mask = len(segment) - 1
@@ -169,6 +169,10 @@ class FinishedTable:
                 while segment[slot] != _EMPTY:
                     slot = (slot + 1) & mask
                 segment[slot] = entry
+
+
+def _entry(key: bytes, number: int) -> int:
+    return ((key[8] | key[9] << 8) & 0x7FF) << _NUMBER_BITS | number % _NUMBERS + 1
 
 
 def _row_hash(key: bytes, digest: bytes, state: int) -> int:
