@@ -188,6 +188,29 @@ class Draft:
         self.bytes += 128
         self.tombstones.setdefault(tenant, set()).add(job)
 
+    def untouched(self, member: Member) -> bool:
+        """Whether it is placed and single, and no step of this record has met it or its replica."""
+        replica = member.replica
+        return (
+            member.phase == AT_PLACED
+            and replica.state == PLACED
+            and replica not in self._state
+            and member not in self.gone
+            and not replica.job.gang
+        )
+
+    def ran(self, members: list[Member]) -> None:
+        """Members that were `untouched` were claimed, started, ended well and are free."""
+        steps, states, held, started = self.steps, self._state, self._held, self.started
+        for member in members:
+            replica = member.replica
+            steps += (_RUN, replica.job.num, replica.index, SUCCEEDED, 0, 0)
+            states[replica] = SUCCEEDED
+            held[replica] = None
+            started.add(replica.job)
+        self.gone.update(members)
+        self.bytes += STEP_BYTES * len(members)
+
     def goes_well(self, member: Member, fact: Fact) -> bool:
         """Take the next fact of a single member that is claimed, starts, exits well and is free again.
 
