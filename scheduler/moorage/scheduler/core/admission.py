@@ -11,6 +11,8 @@ import math
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
@@ -49,19 +51,14 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
     return value is None or isinstance(value, str)
 
 
-class NewJob:
+class NewJob(msgspec.Struct, eq=False, gc=False):
     """A job that this draft accepts: what to do with it once the record is folded."""
 
-    __slots__ = ("by", "stillborn", "submit", "warnings", "why")
-
-    def __init__(
-        self, submit: Submit, warnings: list[str], stillborn: int | None = None, why: str = "", by: str = ""
-    ) -> None:
-        self.submit = submit
-        self.warnings = warnings
-        self.stillborn = stillborn  # a terminal state that this very record gives it
-        self.why = why
-        self.by = by  # the actor of the state it is born with
+    submit: Submit
+    warnings: list[str]
+    stillborn: int | None = None  # a terminal state that this very record gives it
+    why: str = ""
+    by: str = ""  # the actor of the state it is born with
 
 
 class Admission:

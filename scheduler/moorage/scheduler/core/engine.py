@@ -447,8 +447,7 @@ class Engine:
         wanted = WantedFrames(state, self.subjects)
         self._new_jobs(flight, folded.accepted, out)
         self._workers(flight, folded.workers, out, mono_ms)
-        for member in folded.placed:
-            wanted.add(member)
+        wanted.placed(folded.placed)
         for member in folded.touched:
             wanted.add(member)
         for event, frame, host in flight.renewed:

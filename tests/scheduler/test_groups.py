@@ -1,0 +1,154 @@
+"""What is done for many at once comes to what would be done one by one: placements, and steps of the ledger."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.rank import Choice, Pack
+from moorage.scheduler.core.records import Op, decode_record, encode_record, packed
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import State, validate
+from tests.scheduler.driving import Driving
+from tests.scheduler.faulty_world import FaultyWorld
+
+# ---------------------------------------------------------------------------------------------- placements
+
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+class OneByOne(Pack):
+    """Asked for every single replica."""
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        return []
+
+
+def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, list[tuple[str, list[int]]]]], int]:
+    """A random life of a fleet; where everybody was after each record, and how many choices the ranker made."""
+    chance = random.Random(seed)
+    drive = Driving(Config())
+    chosen = 0
+    choose = ranker.choose
+
+    def counted(*arguments: object) -> Choice | None:
+        nonlocal chosen
+        chosen += 1
+        return choose(*arguments)  # type: ignore[arg-type]
+
+    ranker.choose = counted  # type: ignore[method-assign]
+    drive.engine.planner.ranker = ranker
+    for number in range(6):
+        models = [chance.choice(("NVIDIA H100 80GB HBM3", A100)) for _ in range(chance.choice((1, 2, 4, 8)))]
+        drive.worker(
+            f"w{number}",
+            models=models,
+            cpu_milli=chance.choice((0, 4_000, 64_000)),
+            memory_mib=chance.choice((0, 16_384)),
+            labels={"zone": chance.choice("ab")},
+        )
+    seen = []
+    for tick in range(25):
+        for number in range(chance.randrange(9)):
+            gpu: dict[str, object] = {"count": chance.choice((1, 1, 1, 2, 3))}
+            if chance.random() < 0.5:
+                gpu["model"] = chance.choice(("A100", "A10", "H100", ["H100", "A100"]))
+            gpu["sharing"] = chance.choice(("exclusive", "exclusive", "exclusive", "time-slice"))
+            gpu["scheduling"] = chance.choice(("best-effort", "best-effort", "spread", "gang"))
+            drive.offer_submit(
+                f"j{tick}-{number}",
+                gpu=gpu,
+                replicas=chance.choice((1, 1, 4)),
+                priority=chance.choice((50, 50, 90)),
+                resources={"cpu_milli": chance.choice((0, 1_000)), "memory_mib": chance.choice((0, 4_096))},
+                requires=chance.choice(({}, {"zone": ["a"]})),
+            )
+        drive.tick(chance.choice((1, 100)))
+        if chance.random() < 0.3:
+            drive.offer_cancel(f"j{tick}-0")
+        for name in chance.sample(sorted(drive.workers), 2):
+            drive.run_out(name)
+        seen.append(
+            {
+                f"{job.name}/{replica.index}": [(replica.member.worker.id, drive.slots(job.name, replica.index))]
+                for job in drive.state.jobs.values()
+                for replica in job.replicas
+                if replica.member is not None
+            }
+        )
+    return drive, seen, chosen
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_groups_are_placed_as_one_by_one(seed: int) -> None:
+    grouped, places, asked = world(seed, Pack())
+    single, expected, asked_singly = world(seed, OneByOne())
+    assert places == expected
+    assert sum(map(len, places)) > 50
+    assert grouped.state.digest == single.state.digest
+    assert asked < asked_singly  # else nothing was grouped
+
+
+def test_a_full_host_asks_once() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    ranker, asked = Pack(), 0
+    choose = ranker.choose
+
+    def counted(*arguments: object) -> Choice | None:
+        nonlocal asked
+        asked += 1
+        return choose(*arguments)  # type: ignore[arg-type]
+
+    ranker.choose = counted  # type: ignore[method-assign]
+    drive.engine.planner.ranker = ranker
+    drive.submit("j", gpu={}, replicas=20)
+    assert drive.states("j").count("PLACED") == 8
+    assert asked == 2  # for the host, and once more in vain
+
+
+# -------------------------------------------------------------------------------------------------- steps
+
+
+def one_by_one(payload: bytes, state: State) -> bytes:
+    """The record with every step that says several things written as several steps."""
+    record = decode_record(payload)
+    steps: list[int] = []
+    placed = {member.replica: member for member in state.members()}
+    for at in range(0, len(record.steps), 6):
+        op, num, index, a, b, c = record.steps[at : at + 6]
+        if op not in (Op.BEGIN, Op.DONE, Op.RUN):
+            steps += record.steps[at : at + 6]
+            continue
+        member = placed[state.jobs[num].replicas[index]]
+        if op in (Op.BEGIN, Op.RUN):
+            steps += (Op.CLAIM, num, index, 0, 0, 0, Op.START, num, index, 0, 0, 0)
+        if op in (Op.DONE, Op.RUN):
+            steps += (Op.EXIT, num, index, a, b, c)
+            steps += (Op.FREE, num, index, packed(member.fence, member.worker.num), 0, 0)
+    record.steps = [int(step) for step in steps]
+    return encode_record(record)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_that_say_several_things_fold_as_the_several_do(seed: int) -> None:
+    world = FaultyWorld(seed)
+    world.run(200)
+    short, long = State(), State()
+    combined = 0
+    for seq, payload in enumerate(world.drive.records, 1):
+        # actors name positions among the steps, so their records stay as they are
+        written = payload if decode_record(payload).actors else one_by_one(payload, long)
+        combined += written != payload
+        fold(short, decode_record(payload), seq)
+        fold(long, decode_record(written), seq)
+        assert (short.digest, short.transitions) == (long.digest, long.transitions)
+    assert combined > 5
+    validate(long)
+    assert [(job.name, job.rev, job.story) for job in short.jobs.values()] == [
+        (job.name, job.rev, job.story) for job in long.jobs.values()
+    ]
+    assert short.finished.dump() == long.finished.dump()
