@@ -17,7 +17,7 @@ from tests.scheduler.faulty_world import FaultyWorld
 
 # ---------------------------------------------------------------------------------------------- placements
 
-A100 = "NVIDIA A100-SXM4-80GB"
+MODELS = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA A10")  # A10 is found inside A100, too
 
 
 class OneByOne(Pack):
@@ -42,7 +42,7 @@ def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, list[tuple[s
     ranker.choose = counted  # type: ignore[method-assign]
     drive.engine.planner.ranker = ranker
     for number in range(6):
-        models = [chance.choice(("NVIDIA H100 80GB HBM3", A100)) for _ in range(chance.choice((1, 2, 4, 8)))]
+        models = [chance.choice(MODELS) for _ in range(chance.choice((1, 4, 8)))]
         drive.worker(
             f"w{number}",
             models=models,
@@ -56,14 +56,14 @@ def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, list[tuple[s
             gpu: dict[str, object] = {"count": chance.choice((1, 1, 1, 2, 3))}
             if chance.random() < 0.5:
                 gpu["model"] = chance.choice(("A100", "A10", "H100", ["H100", "A100"]))
-            gpu["sharing"] = chance.choice(("exclusive", "exclusive", "exclusive", "time-slice"))
-            gpu["scheduling"] = chance.choice(("best-effort", "best-effort", "spread", "gang"))
+            gpu["sharing"] = chance.choice(("exclusive", "exclusive", "time-slice"))
+            gpu["scheduling"] = chance.choice(("best-effort", "best-effort", "best-effort", "spread", "gang"))
             drive.offer_submit(
                 f"j{tick}-{number}",
                 gpu=gpu,
-                replicas=chance.choice((1, 1, 4)),
+                replicas=chance.choice((1, 4, 12)),
                 priority=chance.choice((50, 50, 90)),
-                resources={"cpu_milli": chance.choice((0, 1_000)), "memory_mib": chance.choice((0, 4_096))},
+                resources={"cpu_milli": chance.choice((0, 1_500)), "memory_mib": chance.choice((0, 4_096))},
                 requires=chance.choice(({}, {"zone": ["a"]})),
             )
         drive.tick(chance.choice((1, 100)))
