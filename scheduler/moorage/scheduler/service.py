@@ -45,7 +45,7 @@ RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
 #: jobs that end leave nothing for the collector: so it looks seldom, and at few objects at once
-GC_THRESHOLDS: Final = (200_000, 50, 100)
+GC_THRESHOLDS: Final = (100_000, 50, 100)
 
 
 def monotonic_ms() -> int:

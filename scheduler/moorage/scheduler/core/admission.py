@@ -29,6 +29,8 @@ from moorage.schemas.job import STATES
 
 RETRY_AFTER_S: Final = 1.0
 NAMES_SHOWN_MAX: Final = 3
+#: shapes for which the nearest names are remembered
+NEAR_MAX: Final = 1_000
 #: tombstones of one tenant that one second looks at
 FORGET_MAX: Final = 256
 
@@ -70,6 +72,9 @@ class Admission:
         self.lifecycle = lifecycle
         self.config = config
         self._capable: dict[int, tuple[int, bool]] = {}
+        self._near: dict[int, tuple[int, str]] = {}
+        self._asked_for: Draft | None = None
+        self._heard = False
 
     def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
         """A job to accept, or the answer that says why not. `fresh` are the jobs this draft accepts already."""
@@ -112,7 +117,9 @@ class Admission:
             return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant))
         warnings: list[str] = []
         if not self.could_ever(event.shape):
-            heard, nearest = self.all_heard(), self._nearest(event.shape)
+            if self._asked_for is not draft:  # it looks at every worker: once a record
+                self._asked_for, self._heard = draft, self.all_heard()
+            heard, nearest = self._heard, self._nearest(event.shape)
             if not heard:
                 warnings.append(NOT_HEARD)
             warnings.append(nearest)
@@ -172,7 +179,10 @@ class Admission:
         )
 
     def _nearest(self, shape: Shape) -> str:
-        """`no-match`, with the nearest model names that the fleet has."""
+        """`no-match`, with the nearest model names that the fleet has; kept by shape until the fleet changes."""
+        known = self._near.get(shape.index)
+        if known is not None and known[0] == self.fleet.inventory:
+            return known[1]
         names = sorted({name for cls in self.fleet.classes.values() for _, _, name, _ in cls.devices})
         wanted = [model.lstrip("=") for model in shape.models]
         lower = {name.lower(): name for name in names}
@@ -182,7 +192,11 @@ class Admission:
                 if lower[hit] not in near:
                     near.append(lower[hit])
         shown = near[:NAMES_SHOWN_MAX] or names[:NAMES_SHOWN_MAX]
-        return NO_MATCH + (": the fleet has " + ", ".join(shown) if shown else ": the fleet is empty")
+        text = NO_MATCH + (": the fleet has " + ", ".join(shown) if shown else ": the fleet is empty")
+        if len(self._near) >= NEAR_MAX:
+            self._near.clear()
+        self._near[shape.index] = (self.fleet.inventory, text)
+        return text
 
     def _no_match(self, event: Submit) -> Problem:
         return problem(
