@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+SEEDS  ?= 300
+FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test demo types lint check docs mutants bench bench-quick clean
@@ -32,6 +34,12 @@ check: test types lint  ## what CI runs
 
 docs: $(STAMP)  ## regenerate docs/protocol.md and the JSON schemas from the code
 	$(BIN)/python docs/generate.py
+
+sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=300 FROM=1000
+	PYTHONHASHSEED=0 MOORAGE_SIM_SEEDS=$(SEEDS) MOORAGE_SIM_FROM=$(FROM) $(BIN)/python -m pytest -n 2 -q tests/sim/test_seeds.py
+
+sim-long: SEEDS = 10000
+sim-long: sim  ## ten thousand of them; about an hour on two cores
 
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python tests/mutants.py

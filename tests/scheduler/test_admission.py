@@ -53,6 +53,19 @@ def test_other_content_under_the_same_id_is_a_conflict() -> None:
     assert drive.submit("j", gpu={"count": 3}, tenant="other")["kind"] == "accepted"
 
 
+def test_submits_of_several_tenants_in_one_record_keep_their_own_jobs() -> None:
+    drive = Driving()
+    worker = drive.worker("w", 8)
+    order = [("a", "j1", 1), ("b", "j2", 2), ("a", "j3", 3), ("c", "j4", 1), ("b", "j5", 1)]
+    for tenant, name, replicas in order:
+        drive.offer_submit(name, tenant=tenant, replicas=replicas, gpu={})
+    drive.tick()
+    assert [(job.tenant, job.name, len(job.replicas)) for job in drive.state.jobs.values()] == order
+    placed = {(held.place.tenant, held.place.job, held.place.replica): held.place.body for held in worker.held.values()}
+    assert sorted(placed) == sorted((tenant, name, at) for tenant, name, count in order for at in range(count))
+    assert all(json.loads(bytes(body))["job"] == name for (_, name, _), body in placed.items())
+
+
 def test_twice_in_one_record() -> None:
     drive = Driving()
     replies = [drive.offer_submit("j", gpu={"count": count}) for count in (1, 1, 2)]

@@ -647,6 +647,14 @@ def test_a_dead_supervisor_takes_its_jobs_and_the_session(bench: Bench) -> None:
     assert [(f.kind, f.code, f.detail) for f in join.facts] == [("exited", -9, "lost")]
 
 
+def test_a_rank_that_waits_for_its_gang_does_not_keep_the_worker_out_when_the_supervisor_dies(bench: Bench) -> None:
+    name = name_of("gang")
+    bench.want(place(name, hold=True))
+    (join,) = of(SendJoin, bench.do(SupervisorReplaced()))
+    assert ("withdrawn", "supervisor-died") in [(f.kind, f.detail) for f in join.facts]
+    assert join.holding == []
+
+
 def test_an_unproven_member_does_not_keep_the_worker_out(bench: Bench) -> None:
     name = bench.run()
     bench.do(SupervisorReplaced())

@@ -32,10 +32,11 @@ from moorage.bus.errors import (
     SlowConsumer,
 )
 from moorage.bus.framing import check_filter, headers_size_bytes, new_inbox
-from moorage.bus.health import STATE_MOVES, Counters, State
+from moorage.bus.health import State
 from moorage.bus.inbox import Answers
+from moorage.bus.link import Link, OnError, OnState
 from moorage.bus.subscription import Subscription
-from moorage.bus.transport import Delivery, Handler, Outgoing, Subscribed
+from moorage.bus.transport import Delivery, Handler, Outgoing
 
 __all__ = ["Connection", "State", "connect"]
 
@@ -54,57 +55,25 @@ _PERMISSION = re.compile(r'permissions violation for (publish|subscription) to "
 _REFUSED_FILTERS_MAX: Final = 1_000
 
 
-OnState = Callable[[State], None]
-OnError = Callable[[BusError], None]
-
-
-class Connection:
-    """Made by `connect`. Use it from one event loop.
-
-    `closed` is set once it is closed and stays so: by `close` alone, as a lost connection is always made again.
-    """
+class Connection(Link):
+    """Made by `connect`. Use it from one event loop."""
 
     def __init__(
         self, context: Context, name: str, inbox_prefix: str, on_state: OnState | None, on_error: OnError | None
     ):
+        super().__init__(name, inbox_prefix, Answers(new_inbox(inbox_prefix)), State.CONNECTING, on_state, on_error)
         self.context = context
-        self.name = name
-        self.closed = asyncio.Event()
-        self.counters = Counters()
-        self.state = State.CONNECTING
-        self.max_payload_bytes = 0
-        #: of the server connected last, e.g. `2.15.1`
-        self.server_version = ""
-        self._inbox_prefix = inbox_prefix
-        self._on_state = on_state
-        self._on_error = on_error
         self._dialer = Dialer(context, name, inbox_prefix, self._on_client_error, self._on_lost)
         self._client = Client()
-        self._connected = asyncio.Event()
         self._closing = False
         self._redialing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._round_trips: set[asyncio.Task[None]] = set()
         self._subscriptions: list[Subscription] = []
-        self._tables: list[Answers] = []
-        self._answers = Answers(new_inbox(inbox_prefix))
         self._refused_filters: dict[str, PermissionRefused] = {}
 
     def __repr__(self) -> str:
         return f"<Connection {self.name!r} {self.context.safe_url} {self.state.value}>"
-
-    @property
-    def inbox_prefix(self) -> str:
-        return self._inbox_prefix
-
-    @property
-    def is_connected(self) -> bool:
-        return self._connected.is_set()
-
-    @property
-    def late_answers(self) -> int:
-        """Replies that came after their request had ended; they were dropped."""
-        return self._answers.late + sum(table.late for table in self._tables if table is not self._answers)
 
     # -- the transport ------------------------------------------------------------------------------------------
 
@@ -175,26 +144,6 @@ class Connection:
             raise refused
         return subscription
 
-    async def request(
-        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> Delivery:
-        """Send one message and wait for one answer, on this connection's own standing inbox.
-
-        While disconnected it waits for the connection, within `timeout_s`. Raises `NoResponders`, `RequestTimeout`,
-        `Disconnected` (sent, answer unknown), `PermissionRefused`, `PayloadTooLarge`, `BadSubject`, `TooManyWaiting`,
-        `ConnectionClosed`.
-        """
-        return (await self.exchange(self._answers, subject, payload, timeout_s, headers, None))[0]
-
-    async def request_many(
-        self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
-    ) -> list[Delivery]:
-        """Send one message and gather answers up to and with the one for which `is_last` is true.
-
-        `idle_timeout_s` is the longest silence between two. Raises as `request`.
-        """
-        return await self.exchange(self._answers, subject, payload, idle_timeout_s, None, is_last)
-
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """A round trip: all that was sent before has reached the server.
 
@@ -223,8 +172,7 @@ class Connection:
         self._closing = True
         await _end(self._watching)
         await _end(self._redialing)
-        for table in self._tables:
-            table.fail_all(lambda _: ConnectionClosed(self.name))
+        self._fail_waits()
         if self._connected.is_set():
             draining = asyncio.create_task(quietly(self._client.drain()))
             await asyncio.wait({draining}, timeout=DRAIN_TIMEOUT_S)
@@ -233,26 +181,6 @@ class Connection:
         self._connected.clear()
         self._move(State.CLOSED)
         self.closed.set()
-
-    async def __aenter__(self) -> Connection:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    # -- inboxes (see inbox.py) ---------------------------------------------------------------------------------
-
-    async def open_inbox(self, answers: Answers) -> Subscribed:
-        """Route the replies of `answers` to it and fail its waits with this connection."""
-        subscription = await self.subscribe(answers.wildcard, answers.deliver)
-        self._tables.append(answers)
-        return subscription
-
-    async def close_inbox(self, answers: Answers, subscription: Subscribed) -> None:
-        answers.fail_all(lambda _: ConnectionClosed(self.name))
-        if answers in self._tables:
-            self._tables.remove(answers)
-        await subscription.unsubscribe()
 
     async def exchange(
         self,
@@ -263,7 +191,6 @@ class Connection:
         headers: Mapping[str, str] | None,
         is_last: Callable[[Delivery], bool] | None,
     ) -> list[Delivery]:
-        """The body of every request: publish with a numbered reply subject, await the future behind the number."""
         if self._closing:
             raise ConnectionClosed(self.name)
         size_bytes = len(payload) + headers_size_bytes(headers)
@@ -283,17 +210,6 @@ class Connection:
             raise BadSubject(subject, "no blanks in a subject, and not empty") from None
         finally:
             answers.abandon(token)
-
-    async def _await_connected(self, subject: str, timeout_s: float) -> float:
-        """Wait for the connection; returns what is left of `timeout_s`."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._connected.wait()
-        except TimeoutError:
-            raise RequestTimeout(subject, timeout_s) from None
-        return max(deadline - loop.time(), 0.001)
 
     async def _forget(self, subscription: Subscription) -> None:
         if subscription in self._subscriptions:
@@ -357,12 +273,9 @@ class Connection:
     def _on_lost(self, client: Client) -> None:
         if client is not self._client or self._closing:
             return
-        self._connected.clear()
         for round_trip in self._round_trips:
             round_trip.cancel()
-        for table in self._tables:
-            table.fail_all(Disconnected)
-        self._move(State.RECONNECTING)
+        self._lost()
         if self._redialing is None or self._redialing.done():
             self._redialing = asyncio.get_running_loop().create_task(self._redial())
 
@@ -394,19 +307,6 @@ class Connection:
         elif len(self._refused_filters) < _REFUSED_FILTERS_MAX:  # each waits for its `subscribe` to fetch it
             self._refused_filters[refused.subject] = refused
         self._report(refused)
-
-    def _report(self, error: BusError) -> None:
-        if self._on_error is not None:
-            self._on_error(error)
-
-    def _move(self, state: State) -> None:
-        if state is self.state:
-            return
-        if state not in STATE_MOVES[self.state]:
-            raise RuntimeError(f"connection {self.name!r}: no move from {self.state.value} to {state.value}")
-        self.state = state
-        if self._on_state is not None:
-            self._on_state(state)
 
 
 async def connect(

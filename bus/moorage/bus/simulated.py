@@ -24,16 +24,16 @@ from moorage.bus.errors import (
     BadSubject,
     BusError,
     ConnectionClosed,
-    Disconnected,
     HandlerFailed,
     PayloadTooLarge,
-    RequestTimeout,
 )
 from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes
-from moorage.bus.health import STATE_MOVES, Counters, State
+from moorage.bus.health import State
 from moorage.bus.inbox import Answers
+from moorage.bus.link import Link, OnError, OnState
 from moorage.bus.simulated_clock import SimulatedClock, Stalled
 from moorage.bus.simulated_network import SERVER, Faults, FaultyNetwork
+from moorage.bus.simulated_processes import process_of
 from moorage.bus.simulated_streams import Stream, Streams, matches
 from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Outgoing
 
@@ -42,6 +42,8 @@ __all__ = ["SERVER", "Faults", "FaultyNetwork", "SimulatedBus", "SimulatedClock"
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 USERS: Final = "users"
 API: Final = "$JS.API."
+#: subjects whose hearers are remembered
+MATCHING_MAX: Final = 10_000
 _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
@@ -69,16 +71,30 @@ class _Account:
     def __init__(self) -> None:
         self.subscriptions: dict[SimulatedSubscription, None] = {}
         self.streams = Streams()
+        self._matching: dict[str, list[SimulatedSubscription]] = {}  # by subject, until a subscription comes or goes
+
+    def add(self, subscription: SimulatedSubscription) -> None:
+        self.subscriptions[subscription] = None
+        self._matching.clear()
+
+    def remove(self, subscription: SimulatedSubscription) -> None:
+        self.subscriptions.pop(subscription, None)
+        self._matching.clear()
 
     def hearers(self, subject: str, choose: Callable[[list[SimulatedSubscription]], SimulatedSubscription]) -> list[
         SimulatedSubscription
     ]:  # fmt: skip
         """Every plain subscription that matches, and one of each queue group."""
-        tokens = subject.split(".")
+        matching = self._matching.get(subject)
+        if matching is None:
+            if len(self._matching) >= MATCHING_MAX:
+                self._matching.clear()
+            tokens = subject.split(".")
+            matching = self._matching[subject] = [each for each in self.subscriptions if matches(each.pattern, tokens)]
         plain: list[SimulatedSubscription] = []
         groups: dict[tuple[str, str], list[SimulatedSubscription]] = {}
-        for each in self.subscriptions:
-            if each.connection.is_connected and matches(each.pattern, tokens):
+        for each in matching:
+            if each.connection.is_connected:
                 if each.queue:
                     groups.setdefault((each.queue, each.subject), []).append(each)
                 else:
@@ -97,6 +113,7 @@ class SimulatedBus:
         self.max_payload_bytes = max_payload_bytes
         self.connections: list[SimulatedConnection] = []
         self._accounts: dict[str, _Account] = {}
+        self._connected = 0
 
     def __repr__(self) -> str:
         return f"<SimulatedBus simulated, {len(self.connections)} connections, seed {self.network.seed}>"
@@ -114,6 +131,11 @@ class SimulatedBus:
         found = SimulatedConnection(self, name, account, inbox_prefix, on_state, on_error)
         self.connections.append(found)
         return found
+
+    def number(self) -> int:
+        """Of the next connection: no two ever share an inbox."""
+        self._connected += 1
+        return self._connected
 
     def streams(self, account: str = USERS) -> dict[str, Stream]:
         """The streams of an account by name, for a test to look at."""
@@ -196,7 +218,7 @@ class SimulatedBus:
             self._carry(SERVER, each.connection.name, arrive)
 
 
-class SimulatedConnection:
+class SimulatedConnection(Link):
     """What `connection.Connection` is, on a `SimulatedBus`; `lose` and `restore` are the faults of its own link."""
 
     def __init__(
@@ -205,37 +227,25 @@ class SimulatedConnection:
         name: str,
         account: str,
         inbox_prefix: str,
-        on_state: Callable[[State], None] | None,
-        on_error: Callable[[BusError], None] | None,
+        on_state: OnState | None,
+        on_error: OnError | None,
     ) -> None:
-        self.name = name
-        self.closed = asyncio.Event()
-        self.counters = Counters()
-        self.state = State.CONNECTED
+        answers = Answers(f"{inbox_prefix}.simulated{bus.number()}")
+        super().__init__(name, inbox_prefix, answers, State.CONNECTED, on_state, on_error)
         self.max_payload_bytes = bus.max_payload_bytes
         self.server_version = "simulated"
-        self.inbox_prefix = inbox_prefix
         self._bus = bus
         self._account = bus.account(account)
-        self._on_state = on_state
-        self._on_error = on_error
-        self._connected = asyncio.Event()
+        self._process = process_of(None)
+        if self._process is not None:
+            self._process.on_kill.append(self._cut)
         self._connected.set()
-        self._answers = Answers(f"{inbox_prefix}.simulated{len(bus.connections)}")
-        self._tables = [self._answers]
-        self._inbox = SimulatedSubscription(self, self._answers.wildcard, self._answers.deliver, "")
-        self._account.subscriptions[self._inbox] = None
+        self._tables.append(answers)
+        self._inbox = SimulatedSubscription(self, answers.wildcard, answers.deliver, "")
+        self._account.add(self._inbox)
 
     def __repr__(self) -> str:
         return f"<SimulatedConnection simulated {self.name!r} {self.state.value}>"
-
-    @property
-    def is_connected(self) -> bool:
-        return self._connected.is_set()
-
-    @property
-    def late_answers(self) -> int:
-        return sum(table.late for table in self._tables)
 
     # -- the transport ------------------------------------------------------------------------------------------
 
@@ -271,19 +281,9 @@ class SimulatedConnection:
         self._check_open()
         check_filter(subject)
         subscription = SimulatedSubscription(self, subject, handler, queue)
-        self._account.subscriptions[subscription] = None
+        self._account.add(subscription)
         await asyncio.sleep(0)
         return subscription
-
-    async def request(
-        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> Delivery:
-        return (await self.exchange(self._answers, subject, payload, timeout_s, headers, None))[0]
-
-    async def request_many(
-        self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
-    ) -> list[Delivery]:
-        return await self.exchange(self._answers, subject, payload, idle_timeout_s, None, is_last)
 
     async def flush(self, timeout_s: float = 5.0) -> None:
         """The simulated server knows of everything at once; waits for the connection. Raises as `Connection.flush`."""
@@ -294,32 +294,9 @@ class SimulatedConnection:
         if self.state is State.CLOSED:
             return
         self._move(State.CLOSED)
-        for table in self._tables:
-            table.fail_all(lambda _: ConnectionClosed(self.name))
-        for subscription in [each for each in self._account.subscriptions if each.connection is self]:
-            self.forget(subscription)
-        self._connected.clear()
-        self._bus.connections.remove(self)
+        self._fail_waits()
+        self._cut()
         self.closed.set()
-
-    async def __aenter__(self) -> SimulatedConnection:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    # -- inboxes (see inbox.py) ---------------------------------------------------------------------------------
-
-    async def open_inbox(self, answers: Answers) -> SimulatedSubscription:
-        subscription = await self.subscribe(answers.wildcard, answers.deliver)
-        self._tables.append(answers)
-        return subscription
-
-    async def close_inbox(self, answers: Answers, subscription: SimulatedSubscription) -> None:
-        answers.fail_all(lambda _: ConnectionClosed(self.name))
-        if answers in self._tables:
-            self._tables.remove(answers)
-        await subscription.unsubscribe()
 
     async def exchange(
         self,
@@ -351,10 +328,7 @@ class SimulatedConnection:
         """The link breaks: what is awaited fails as `Disconnected`, what arrives meanwhile is lost."""
         if not self.is_connected:
             return
-        self._connected.clear()
-        for table in self._tables:
-            table.fail_all(Disconnected)
-        self._move(State.RECONNECTING)
+        self._lost()
 
     def restore(self) -> None:
         """The link is back, with every subscription."""
@@ -374,6 +348,9 @@ class SimulatedConnection:
         headers: dict[str, str] | None,
     ) -> None:
         """A message arrived; whoever left meanwhile, or is cut off, hears nothing."""
+        if self._process is not None and (self._process.is_stopped or process_of(None) is not self._process):
+            self._process.call(self.deliver, subscription, subject, payload, reply, headers)
+            return
         if not subscription.open or not self.is_connected:
             return
         own = dict(headers) if headers else None
@@ -385,36 +362,24 @@ class SimulatedConnection:
 
     def forget(self, subscription: SimulatedSubscription) -> None:
         subscription.open = False
-        self._account.subscriptions.pop(subscription, None)
+        self._account.remove(subscription)
+
+    def _cut(self) -> None:
+        """The server lets go of it: nothing reaches it, nothing leaves it."""
+        for subscription in [each for each in self._account.subscriptions if each.connection is self]:
+            self.forget(subscription)
+        self._connected.clear()
+        self.state = State.CLOSED
+        if self in self._bus.connections:
+            self._bus.connections.remove(self)
 
     # -- within -------------------------------------------------------------------------------------------------
-
-    async def _await_connected(self, subject: str, timeout_s: float) -> float:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._connected.wait()
-        except TimeoutError:
-            raise RequestTimeout(subject, timeout_s) from None
-        return max(deadline - loop.time(), 0.001)
 
     def _check_open(self) -> None:
         if self.state is State.CLOSED:
             raise ConnectionClosed(self.name)
 
-    def _report(self, error: BusError) -> None:
-        if self._on_error is not None:
-            self._on_error(error)
-
-    def _move(self, state: State) -> None:
-        if state not in STATE_MOVES[self.state]:
-            raise RuntimeError(f"connection {self.name!r}: no move from {self.state.value} to {state.value}")
-        self.state = state
-        if self._on_state is not None:
-            self._on_state(state)
-
 
 def _can_publish(subject: str) -> bool:
     """As nats-py checks it: not empty, no blank."""
-    return bool(subject) and not any(each.isspace() for each in subject)
+    return bool(subject) and subject.split(None, 1)[:1] == [subject]

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar, TypeVarTuple
+
+from moorage.bus.simulated_processes import process_of, step_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -52,6 +55,10 @@ class SimulatedClock:
         if not seconds >= 0:
             raise ValueError(f"time does not go back: {seconds} s")
         self._now_s += seconds
+
+    def jump_wall(self, seconds: int) -> None:
+        """The wall clock is set, forward or back; monotonic time does not notice."""
+        self._wall_start_s += seconds
 
     def run(self, main: Coroutine[Any, Any, T], limit_s: float = LIMIT_S) -> T:
         """Run a coroutine to its end in virtual time; what it leaves running is cancelled, as `asyncio.run` does.
@@ -106,9 +113,29 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         self._simulated = clock
         self._limit_s = limit_s
         self._selector = self
+        self.set_task_factory(_task_of_its_process)
 
     def time(self) -> float:
         return self._simulated.now_s
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        step = step_of(callback, args, context)
+        if step is None:
+            return super().call_soon(callback, *args, context=context)
+        step.handle = super().call_soon(step, context=context)
+        return step.handle
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        step = step_of(callback, args, context)
+        if step is None:
+            return super().call_at(when, callback, *args, context=context)
+        step.from_outside = True
+        handle = step.handle = super().call_at(when, step, context=context)
+        return handle
 
     def select(self, timeout: float | None) -> list[Any]:
         """What the loop calls when it has nothing ready: `timeout` seconds to the next timer, None without one."""
@@ -135,3 +162,13 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """There is no other thread to be woken from."""
+
+
+def _task_of_its_process(
+    loop: asyncio.AbstractEventLoop, coro: Any, *, context: contextvars.Context | None = None, **_: Any
+) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context)
+    process = process_of(context)
+    if process is not None:
+        process.adopt(task)
+    return task

@@ -6,6 +6,7 @@ All chance comes from one seed, drawn in the order in which messages are sent: t
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import heapq
 import random
 from collections import Counter
@@ -71,6 +72,7 @@ class FaultyNetwork:
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._timer_due_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._context = contextvars.Context()  # the network is in nobody's process
 
     def __repr__(self) -> str:
         return f"<FaultyNetwork simulated, seed {self.seed}, {self.faults}>"
@@ -155,7 +157,11 @@ class FaultyNetwork:
         self._loop = loop
         self._timer_due_s = due_s
         now_s = loop.time()
-        self._timer = loop.call_soon(self._arrive) if due_s <= now_s else loop.call_at(due_s, self._arrive)
+        self._timer = (
+            loop.call_soon(self._arrive, context=self._context)
+            if due_s <= now_s
+            else loop.call_at(due_s, self._arrive, context=self._context)
+        )
 
     def _arrive(self) -> None:
         """What is due now gets there, in order; what that sends in turn goes with the next turn of the loop."""

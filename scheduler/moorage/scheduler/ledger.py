@@ -48,6 +48,10 @@ class LedgerBroken(Exception):
     """The ledger cannot be followed (a gap, another ledger, an unknown format). An operator must look."""
 
 
+class LedgerGap(LedgerBroken):
+    """Records that were not read yet are purged: a newer snapshot holds what they said (ledger-rules H22)."""
+
+
 class Ledger:
     """One scheduler's hold on the ledger. `leader` is its random number, the name of its records."""
 
@@ -84,7 +88,7 @@ class Ledger:
     # ------------------------------------------------------------------------------------------ reading
 
     async def follow(self, state: State) -> int:
-        """Fold what stands behind `state.seq` into it; returns how many records. Raises `LedgerBroken` on a gap."""
+        """Fold what stands behind `state.seq` into it; returns how many records. Raises `LedgerGap`, `LedgerBroken`."""
         stream, count = self._subjects.ledger_stream, 0
         info = await self._js.stream_info(stream)
         if info.last_seq < state.seq:
@@ -100,7 +104,7 @@ class Ledger:
                 if count % 200 == 0:
                     await asyncio.sleep(0)
         except StreamGap as gap:
-            raise LedgerBroken(f"the ledger has a hole behind record {state.seq}: {gap}") from None
+            raise LedgerGap(f"the ledger has a hole behind record {state.seq}: {gap}") from None
         except FoldError as error:
             raise LedgerBroken(str(error)) from None
         return count

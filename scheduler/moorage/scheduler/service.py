@@ -28,7 +28,7 @@ from moorage.scheduler.core.events import Ask, Operate, Resign, SnapshotTaken
 from moorage.scheduler.core.state import State
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.intake import Intake
-from moorage.scheduler.ledger import Deposed, Ledger
+from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
 from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
@@ -40,6 +40,8 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.scheduler")
 
 STANDBY_LOOK_S: Final = 0.2
+#: holes in the ledger met in a row, each with the newest snapshot read again, before it counts as broken
+GAPS_MAX: Final = 5
 FLEET_FRAME_S: Final = 0.5
 RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
@@ -89,8 +91,19 @@ class Scheduler:
             await self._js.ensure_stream(config)
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
+        gaps = 0
         while True:
-            await self._stand_by(state)
+            try:
+                await self._stand_by(state)
+                gaps = 0
+            except LedgerGap as gap:  # it was slower than the leader's snapshots: the newest holds what it missed
+                gaps += 1
+                if gaps > GAPS_MAX:
+                    raise
+                log.warning("%s", gap)
+                await asyncio.sleep(STANDBY_LOOK_S)
+                state = await recover(self.ledger, self.snapshots)
+                continue
             try:
                 if await self._lead(state):
                     return

@@ -15,7 +15,7 @@ import sys
 from typing import Any, Final
 
 from moorage.bus.connection import connect
-from moorage.bus.jetstream import Ack, JetStream
+from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream
 from moorage.scheduler.core.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger
@@ -50,15 +50,20 @@ class Snapshots:
         await self._js.ensure_stream(config)
 
     async def write(self, state: State) -> tuple[str, int, str]:
-        """Write the state in chunks; returns what the naming record says: name, sequence, digest."""
+        """Write the state in chunks and read them back: the ledger is cut behind what this returns.
+
+        Returns what the naming record says: name, sequence, digest. Raises `BadSnapshot`.
+        """
         data = dump(state)
-        name = f"{state.seq}-{os.urandom(4).hex()}"
+        name, digest = f"{state.seq}-{os.urandom(4).hex()}", snapshot_digest(data)
         subject = self._subjects.snapshot(name)
         for start in range(0, len(data), CHUNK_BYTES):
-            answer = await self._js.append(subject, data[start : start + CHUNK_BYTES])
+            chunk, once = data[start : start + CHUNK_BYTES], {MESSAGE_ID: f"{name}.{start}"}
+            answer = await self._js.append(subject, chunk, once)
             if not isinstance(answer, Ack):
                 raise BadSnapshot(f"chunk at {start} of snapshot {name} was not stored: {answer}")
-        return name, state.seq, snapshot_digest(data)
+        await self.read(name, digest)
+        return name, state.seq, digest
 
     async def read(self, name: str, digest: str) -> State:
         """The state of a named snapshot. Raises `BadSnapshot` when it is not there or not what was named."""

@@ -76,18 +76,21 @@ class FactOutbox:
         return True
 
     def start_join(self) -> list[Fact]:
-        """Everything unanswered, in order, for the join; it stays unanswered here until `joined`."""
+        """Everything unanswered, in order, for the join; it stays unanswered here until `joined`.
+
+        Numbers start again: what is added from now on travels in the new session, behind the join.
+        """
         if self.in_flight is not None:
             self._joining += self.in_flight.facts
             self.in_flight = None
         self._joining += self.gathered
         self.gathered = []
+        self.last_no = self.answered_no = 0
         return list(self._joining)
 
     def joined(self) -> None:
-        """The join is in the ledger with its facts: numbers start again with the new session."""
+        """The join is in the ledger with its facts."""
         self._joining = []
-        self.last_no = self.answered_no = 0
 
     def unanswered(self) -> list[Fact]:
         flying = self.in_flight.facts if self.in_flight is not None else []

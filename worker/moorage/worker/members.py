@@ -344,9 +344,11 @@ class Members:
         self._join_if_clear()
 
     def _on_supervisor_replaced(self, event: SupervisorReplaced) -> None:
-        """A new boot: the ends of what ran come, then a new session."""
+        """A new boot: the ends of what ran come, then a new session. Nobody tells the end of what only waits here."""
         if self.session.phase != "left":
             self.session.lost()
+            for member in [member for member in self.held.values() if member.phase == "claimed"]:
+                self._end_member(member, 0.0, "supervisor-died")
             self._log(
                 "error", "supervisor-died", "the supervisor died, its jobs with it; joining anew once all is clear"
             )
@@ -453,8 +455,6 @@ class Members:
         self._refused_code = ""
         self.outbox.joined()
         self._join_facts, self._join_holding = [], []
-        self._tombstones.clear()
-        self._floor_fence = -1
         self._commands.append(SessionLive(frame.n, frame.ledger))
         self._forget_through(0)
         self._set_fence()
@@ -557,12 +557,16 @@ class Members:
         if not again:
             self._join_facts = self.outbox.start_join()
             self._join_holding = self.held_list()
+            # whoever is over by now is told with the join; who ends behind it is remembered in the new session
+            self._tombstones.clear()
+            self._floor_fence = -1
+            self._to_forget = deque((0, member) for _, member in self._to_forget)
         self._commands.append(SendJoin(self.session.join_n, self._join_facts, self._join_holding, again))
 
     def _forget_through(self, no: int) -> None:
-        """`no` 0: all facts of the former session came with the join."""
+        """`no` 0: what came with the join."""
         forget: list[Member] = []
-        while self._to_forget and (no == 0 or self._to_forget[0][0] <= no):
+        while self._to_forget and self._to_forget[0][0] <= no:
             forget.append(self._to_forget.popleft()[1])
         if forget:
             self._commands.append(Forget(forget))

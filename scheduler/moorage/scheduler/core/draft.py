@@ -84,7 +84,7 @@ class Draft:
     def __init__(self, state: State, time_ms: int) -> None:
         self.state = state
         self.time_ms = time_ms
-        self.accepts: dict[str, list[Any]] = {}
+        self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of their numbers
         self.next_num = state.next_num
         self.steps: list[int] = []
         self.facts: list[int] = []
@@ -168,10 +168,9 @@ class Draft:
 
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
         """A new job; returns the number that fold will give it."""
-        flat = self.accepts.get(tenant)
-        if flat is None:
-            flat = self.accepts[tenant] = []
-        flat += (name, body, replicas, traceparent)
+        if not self.accepts or self.accepts[-1][0] != tenant:
+            self.accepts.append((tenant, []))  # fold counts the jobs in this order: one tenant's may stand in parts
+        self.accepts[-1][1].extend((name, body, replicas, traceparent))
         self.bytes += len(body) + len(name) + len(traceparent) + 12
         self.next_num += 1
         return self.next_num - 1
@@ -380,7 +379,7 @@ class Draft:
             rid,
             self.time_ms,
             state.digest,
-            list(self.accepts.items()),
+            self.accepts,
             self.steps,
             self.facts,
             self.notes,

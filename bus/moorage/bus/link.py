@@ -1,0 +1,155 @@
+"""What every connection is, over a real server or a simulated one: its state, its counters, the answers it awaits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from moorage.bus.errors import BusError, ConnectionClosed, Disconnected, RequestTimeout
+from moorage.bus.health import STATE_MOVES, Counters, State
+from moorage.bus.inbox import Answers
+from moorage.bus.transport import Delivery, Handler, Subscribed
+
+OnState = Callable[[State], None]
+OnError = Callable[[BusError], None]
+
+
+class Link:
+    """The part of a connection that does not depend on what carries its messages.
+
+    `closed` is set once it is closed and stays so: by `close` alone, as a lost connection is always made again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inbox_prefix: str,
+        answers: Answers,
+        state: State,
+        on_state: OnState | None,
+        on_error: OnError | None,
+    ) -> None:
+        self.name = name
+        self.state = state
+        self.closed = asyncio.Event()
+        self.counters = Counters()
+        self.max_payload_bytes = 0
+        #: of the server connected last, e.g. `2.15.1`
+        self.server_version = ""
+        self._inbox_prefix = inbox_prefix
+        self._answers = answers
+        self._tables: list[Answers] = []
+        self._connected = asyncio.Event()
+        self._on_state = on_state
+        self._on_error = on_error
+
+    @property
+    def inbox_prefix(self) -> str:
+        return self._inbox_prefix
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def late_answers(self) -> int:
+        """Replies that came after their request had ended; they were dropped."""
+        return self._answers.late + sum(table.late for table in self._tables if table is not self._answers)
+
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Delivery:
+        """Send one message and wait for one answer, on this connection's own standing inbox.
+
+        While disconnected it waits for the connection, within `timeout_s`. Raises `NoResponders`, `RequestTimeout`,
+        `Disconnected` (sent, answer unknown), `PermissionRefused`, `PayloadTooLarge`, `BadSubject`, `TooManyWaiting`,
+        `ConnectionClosed`.
+        """
+        return (await self.exchange(self._answers, subject, payload, timeout_s, headers, None))[0]
+
+    async def request_many(
+        self, subject: str, payload: bytes, idle_timeout_s: float, is_last: Callable[[Delivery], bool]
+    ) -> list[Delivery]:
+        """Send one message and gather answers up to and with the one for which `is_last` is true.
+
+        `idle_timeout_s` is the longest silence between two. Raises as `request`.
+        """
+        return await self.exchange(self._answers, subject, payload, idle_timeout_s, None, is_last)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- what carries the messages --------------------------------------------------------------------------------
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscribed:
+        raise NotImplementedError
+
+    async def exchange(
+        self,
+        answers: Answers,
+        subject: str,
+        payload: bytes,
+        timeout_s: float,
+        headers: Mapping[str, str] | None,
+        is_last: Callable[[Delivery], bool] | None,
+    ) -> list[Delivery]:
+        """The body of every request: publish with a numbered reply subject, await the future behind the number."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    # -- inboxes (see inbox.py) ---------------------------------------------------------------------------------
+
+    async def open_inbox(self, answers: Answers) -> Subscribed:
+        """Route the replies of `answers` to it and fail its waits with this connection."""
+        subscription = await self.subscribe(answers.wildcard, answers.deliver)
+        self._tables.append(answers)
+        return subscription
+
+    async def close_inbox(self, answers: Answers, subscription: Subscribed) -> None:
+        answers.fail_all(lambda _: ConnectionClosed(self.name))
+        if answers in self._tables:
+            self._tables.remove(answers)
+        await subscription.unsubscribe()
+
+    # -- within -------------------------------------------------------------------------------------------------
+
+    async def _await_connected(self, subject: str, timeout_s: float) -> float:
+        """Wait for the connection; returns what is left of `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connected.wait()
+        except TimeoutError:
+            raise RequestTimeout(subject, timeout_s) from None
+        return max(deadline - loop.time(), 0.001)
+
+    def _lost(self) -> None:
+        """What is awaited fails at once as `Disconnected`."""
+        self._connected.clear()
+        for table in self._tables:
+            table.fail_all(Disconnected)
+        self._move(State.RECONNECTING)
+
+    def _fail_waits(self) -> None:
+        for table in self._tables:
+            table.fail_all(lambda _: ConnectionClosed(self.name))
+
+    def _report(self, error: BusError) -> None:
+        if self._on_error is not None:
+            self._on_error(error)
+
+    def _move(self, state: State) -> None:
+        if state is self.state:
+            return
+        if state not in STATE_MOVES[self.state]:
+            raise RuntimeError(f"connection {self.name!r}: no move from {self.state.value} to {state.value}")
+        self.state = state
+        if self._on_state is not None:
+            self._on_state(state)

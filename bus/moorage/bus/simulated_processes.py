@@ -1,0 +1,122 @@
+"""Simulated processes: what runs in one can be stopped, goes on late, or ends between any two steps.
+
+A process is a name that its tasks, timers and handlers carry in their context. Everything of it goes through the loop's
+`call_soon` and `call_at`, so that a stopped one is a loop that keeps its callbacks: what came meanwhile waits, as in a
+socket's buffer, and what was due runs late, as after SIGCONT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simulated process", default=None)
+
+
+class Process:
+    """One simulated process. `on_kill` is called before its tasks are cancelled, to cut what it could still reach."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_stopped = False
+        self.is_dead = False
+        self.on_kill: list[Callable[[], None]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._kept: deque[Step] = deque()
+        self._context = contextvars.copy_context()
+        self._context.run(_current.set, self)
+
+    def __repr__(self) -> str:
+        return f"<Process simulated {self.name!r}{' dead' if self.is_dead else ' stopped' if self.is_stopped else ''}>"
+
+    def run(self, main: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine in this process; whatever it begins belongs to the process too."""
+        return asyncio.get_running_loop().create_task(main, context=self._context.copy())
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """The loop's: a task that was begun here."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def call(self, callback: Callable[..., object], *args: Any) -> None:
+        """Something arrives from outside, such as a message: at once, or once the process goes on; never when dead."""
+        if self.is_stopped:
+            step = Step(self, callback, args, self._context)
+            step.from_outside = True
+            self._kept.append(step)
+        elif not self.is_dead:
+            self._context.copy().run(callback, *args)
+
+    def stop(self) -> None:
+        """As SIGSTOP: nothing of it runs until `go_on`."""
+        self.is_stopped = True
+
+    def go_on(self) -> None:
+        """As SIGCONT: everything that was due runs now, in its order."""
+        self.is_stopped = False
+        loop = asyncio.get_running_loop()
+        kept, self._kept = self._kept, deque()
+        for step in kept:
+            if step.handle is None or not step.handle.cancelled():
+                step.handle = loop.call_soon(step, context=step.context)
+
+    def kill(self) -> list[asyncio.Task[Any]]:
+        """As SIGKILL: nothing leaves it any more, and its tasks end. Returns them, for whoever waits for that.
+
+        Their `finally` blocks run, in this process alone: whatever they could reach is cut before, by `on_kill`.
+        """
+        if self.is_dead:
+            return []
+        self.is_dead = True
+        for cut in self.on_kill:
+            cut()
+        self.go_on()
+        mine = list(self._tasks)
+        for task in mine:
+            task.cancel()
+        return mine
+
+    def keep(self, step: Step) -> None:
+        self._kept.append(step)
+
+
+class Step:
+    """A callback of a process, as the loop holds it. `from_outside`, as a timer or a message: a dead one hears none."""
+
+    __slots__ = ("args", "callback", "context", "from_outside", "handle", "process")
+
+    def __init__(
+        self,
+        process: Process,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> None:
+        self.process = process
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.handle: asyncio.Handle | None = None
+        self.from_outside = False
+
+    def __call__(self) -> None:
+        if self.process.is_stopped:
+            self.process.keep(self)
+        elif not (self.process.is_dead and self.from_outside):
+            self.callback(*self.args)
+
+
+def process_of(context: contextvars.Context | None) -> Process | None:
+    """The process of a context; without one, of the code that runs now."""
+    return _current.get() if context is None else context.get(_current)
+
+
+def step_of(callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None) -> Step | None:
+    """The step that a simulated loop schedules in place of a callback of a process; None for what is of none."""
+    process = process_of(context)
+    return None if process is None or isinstance(callback, Step) else Step(process, callback, args, context)

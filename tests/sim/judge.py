@@ -1,0 +1,149 @@
+"""What must hold whatever happens: the ledger's own invariants after every record, and what the machines really ran.
+
+The judge shares no memory with those it judges: it folds the ledger's bytes by itself, and takes leases from the
+machines' records of processes, not from the scheduler's word.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from moorage.bus.jetstream import StoredMessage
+from moorage.bus.simulated import SimulatedBus
+from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.state import Broken, State, validate
+from moorage.scheduler.ledger import Ledger
+from moorage.schemas.codec import decode_request
+from moorage.schemas.job import STATES
+from moorage.schemas.subjects import Subjects
+from tests.sim.machine import Machine, Ran
+
+SUBJECTS: Final = Subjects()
+LIVE: Final = ("PLACED", "CLAIMED", "RUNNING")
+
+
+class Violated(AssertionError):
+    """A promise does not hold."""
+
+
+class Judge:
+    """`watch` the bus, tell it of answers and starts; the first violation is raised by `finish`, or at once."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.machines: list[Machine] = []
+        self.requests: dict[tuple[str, str], dict[str, Any]] = {}
+        self.accepted: set[tuple[str, str]] = set()
+        self.succeeded: Counter[tuple[str, str, int]] = Counter()
+        self.records = 0
+        self.digest = 0  # of every record: two runs of one seed have the same
+        self.started_members = 0
+        self.on_violated: Callable[[], object] = lambda: None
+        self._first: Violated | None = None
+        self._ledger: Ledger | None = None
+
+    def violated(self, what: str, cause: BaseException | None = None) -> None:
+        if self._first is None:
+            self._first = Violated(what)
+            self._first.__cause__ = cause
+            self.on_violated()
+        raise self._first
+
+    def finish(self) -> None:
+        """Raises `Violated` for whatever was seen, or is missing at the end."""
+        if self._first is not None:
+            raise self._first
+        for tenant, job in sorted(self.accepted):
+            known = self.state.job(tenant, job) is not None
+            if not known and self.state.finished.find(job_key(tenant, job)) is None:
+                self.violated(f"{tenant}/{job} was accepted and is in no ledger: lost")
+
+    # ------------------------------------------------------------------------------------------- callers
+
+    def answered(self, tenant: str, job: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
+        if answer.get("kind") == "accepted":
+            self.stored(tenant, job, body)
+        elif answer.get("code") in ("internal", "invalid-argument", "conflict"):
+            self.violated(f"{tenant}/{job} was refused: {answer}")
+
+    def stored(self, tenant: str, job: str, body: dict[str, Any]) -> None:
+        """An answer, or the queue's acknowledgement: from now on the job must not be lost."""
+        self.requests[(tenant, job)] = body
+        self.accepted.add((tenant, job))
+
+    def cancelled(self, tenant: str, job: str) -> None:
+        """Nothing more is promised than that it ends."""
+
+    # -------------------------------------------------------------------------------------------- ledger
+
+    def watch(self, bus: SimulatedBus) -> None:
+        """Fold every record as it is stored, and check what one look at the state can check."""
+        streams = bus.account("ledger").streams
+        store = streams.store
+        ledger = Ledger(None, SUBJECTS, 0)  # type: ignore[arg-type]  # it only folds
+
+        def stored(stream: Any, subject: str, payload: bytes, headers: Any) -> Any:
+            answer, is_stored = store(stream, subject, payload, headers)
+            if is_stored and stream.config["name"] == SUBJECTS.ledger_stream and stream.last_seq > self.state.seq:
+                self._fold(ledger, StoredMessage(SUBJECTS.ledger_stream, subject, stream.last_seq, "", payload))
+            return answer, is_stored
+
+        streams.store = stored  # type: ignore[method-assign, assignment]
+
+    def _fold(self, ledger: Ledger, message: StoredMessage) -> None:
+        self.records += 1
+        self.digest = zlib.crc32(message.data, self.digest)
+        try:
+            ledger.fold_message(self.state, message)
+            validate(self.state)
+        except (Broken, AssertionError) as broken:
+            self.violated(f"after record {message.seq}: {broken}", broken)
+        except Exception as error:
+            self.violated(f"record {message.seq} cannot be folded: {error!r}", error)
+
+    # ------------------------------------------------------------------------------------------- machines
+
+    def started(self, ran: Ran) -> None:
+        """A process began: no other live attempt of its replica, no other holder of its exclusive GPUs."""
+        self.started_members += 1
+        tenant, job, replica = _unit(ran)
+        shared = self._is_shared(tenant, job)
+        for machine in self.machines:
+            for other in machine.living:
+                if other is ran:
+                    continue
+                if _unit(other) == (tenant, job, replica):
+                    self.violated(f"two live attempts: {other.key} and {ran.key}")
+                both = set(other.uuids) & set(ran.uuids)
+                if both and not (shared and self._is_shared(*_unit(other)[:2])):
+                    self.violated(f"{other.key} and {ran.key} both hold {sorted(both)}")
+        self._may_start(tenant, job, replica, ran)
+
+    def _may_start(self, tenant: str, job: str, replica: int, ran: Ran) -> None:
+        """The ledger knows this very attempt, and of a gang that all its members were claimed."""
+        fence = int(ran.key.rpartition("/")[2])
+        known = self.state.job(tenant, job)
+        if known is None:
+            return  # over and compacted while its worker was away: the fence ends it
+        if fence > self.state.seq:
+            self.violated(f"{ran.key} started before its placement is in the ledger")
+        if known.gang and known.replicas[replica].fence == fence and not known.started:
+            states = [STATES[each.state] for each in known.replicas]
+            if any(state in ("QUEUED", "PLACED") for state in states) and known.gang == 1:
+                self.violated(f"{ran.key} of a gang started while its ranks are {states}")
+
+    def _is_shared(self, tenant: str, job: str) -> bool:
+        known = self.state.job(tenant, job)
+        request = None if known is None else decode_request(known.body)
+        if request is not None:
+            return request.effective_gpu is not None and request.effective_gpu.effective_sharing != "exclusive"
+        body = self.requests.get((tenant, job), {})
+        return bool((body.get("gpu") or {}).get("sharing", "exclusive") != "exclusive")
+
+
+def _unit(ran: Ran) -> tuple[str, str, int]:
+    tenant, job, replica, *_ = ran.key.partition("|")[2].split("/")
+    return tenant, job, int(replica)

@@ -1,0 +1,358 @@
+"""A simulated machine: its boot, its supervisor, its jobs' processes, and what survives the death of each.
+
+It stands under the production `ProcessDriver` and `SupervisorLink`: `SimulatedLink` connects to the machine's simulated
+supervisor in place of a socket, and everything above it is what runs in production. The supervisor does what
+`worker/supervisor/` does, told by the same frames. `ran` is the machine's own record of what ran when, by which the
+history is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from moorage.bus.simulated_processes import Process
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.supervisor.client import (
+    Supervised,
+    SupervisorGone,
+    SupervisorIdentity,
+    SupervisorUnavailable,
+)
+from moorage.worker.supervisor.protocol import (
+    Ended,
+    EndMember,
+    Event,
+    Listed,
+    Reason,
+    Started,
+    StartMember,
+)
+
+#: what a start takes at most, and a death by SIGKILL
+SPAWN_S: Final = 0.03
+#: seconds until a new supervisor of a machine answers
+SUPERVISOR_START_S: Final = 0.1
+
+
+@dataclass(slots=True)
+class Ran:
+    """One process of a job, as the machine saw it. `end_s` stays None while it lives; `code` None: it was killed."""
+
+    machine: str
+    key: str
+    uuids: tuple[str, ...]
+    start_s: float
+    end_s: float | None = None
+    code: int | None = None
+
+
+class Machine:
+    """`rng` decides how long things take. Times are seconds of the loop."""
+
+    def __init__(self, name: str, state: Path, rng: random.Random) -> None:
+        self.name = name
+        self.state = state
+        self.rng = rng
+        self.boots = 1
+        self.ran: list[Ran] = []
+        self.on_start: Callable[[Ran], None] = lambda _: None
+        self.supervisor: Supervisor | None = None
+        self._supervisors = 0
+        self._left: dict[str, Ended] = {}  # ends in the supervisors' journal, not forgotten yet
+
+    @property
+    def boot(self) -> str:
+        return f"{self.name}-boot-{self.boots}"
+
+    def connect(self) -> SimulatedSupervised:
+        """To the supervisor, which is started where there is none."""
+        if self.supervisor is None:
+            self._supervisors += 1
+            self.supervisor = Supervisor(self, self._supervisors, self._left)
+        return self.supervisor.accept()
+
+    def kill_supervisor(self) -> None:
+        """SIGKILL: its jobs die with it, by the parent-death signal; the next one tells so."""
+        if self.supervisor is not None:
+            self.supervisor.die()
+            self.supervisor = None
+
+    def reboot(self) -> None:
+        """Everything on it is gone, but for its disk; the boot id is another one."""
+        self.kill_supervisor()
+        self.boots += 1
+
+    @property
+    def living(self) -> list[Ran]:
+        return [ran for ran in self.ran if ran.end_s is None]
+
+
+@dataclass(slots=True)
+class Child:
+    start: StartMember
+    ran: Ran | None = None
+    event: Started | None = None
+    over: asyncio.TimerHandle | None = None
+    cause: Reason = "exit"
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+
+class Supervisor:
+    """The simulated supervisor process, and the processes of its jobs.
+
+    A job's argv says how it goes: `sleep SECONDS`, then it exits with the code `CODE` of `sleep SECONDS CODE`; with
+    `stubborn` in place of `sleep` it does not listen to SIGTERM.
+    """
+
+    def __init__(self, machine: Machine, number: int, left: dict[str, Ended]) -> None:
+        self.machine = machine
+        self.process = Process(f"{machine.name}-supervisor-{number}")
+        self.identity = SupervisorIdentity(machine.boot, number, number)
+        self.children: dict[str, Child] = {}
+        self.ended = left
+        self.fenced = False
+        self.clients: list[SimulatedSupervised] = []
+        self._loop = asyncio.get_running_loop()
+        self._fence: asyncio.TimerHandle | None = None
+        self._fence_grace_s = 0.0
+
+    def accept(self) -> SimulatedSupervised:
+        client = SimulatedSupervised(self)
+        self.clients.append(client)
+        return client
+
+    def die(self) -> None:
+        now = self._loop.time()
+        if self._fence is not None:
+            self._fence.cancel()
+        for key, child in self.children.items():
+            self._cancel(child)
+            if child.ran is not None:
+                child.ran.end_s = now
+            self.ended[key] = Ended(key=key, reason="supervisor-died", proof="cgroup", ended_boottime_s=now)
+        self.children = {}
+        for client in self.clients:
+            client.lost("the supervisor closed the connection")
+        self.process.kill()
+
+    # -- what is asked
+
+    def start(self, members: Iterable[StartMember]) -> None:
+        for start in members:
+            key = start.key
+            if key in self.ended:
+                self._emit(self.ended[key])
+            elif key in self.children:
+                event = self.children[key].event
+                if event is not None:
+                    self._emit(event)
+            elif self.fenced:
+                self._over(key, Ended(key=key, reason="fence", proof="never-ran"))
+            else:
+                child = self.children[key] = Child(start)
+                delay_s = self.machine.rng.uniform(0, SPAWN_S)
+                child.timers.append(self._loop.call_later(delay_s, self._started, child))
+
+    def end(self, key: str, reason: Reason, grace_s: float) -> None:
+        child = self.children.get(key)
+        if child is None:
+            return
+        if child.ran is None:
+            self._cancel(child)
+            del self.children[key]
+            self._over(key, Ended(key=key, reason=reason, proof="never-ran"))
+            return
+        if child.cause == "exit":
+            child.cause = reason
+        rng = self.machine.rng
+        stubborn = child.start.argv[0] == "stubborn"
+        late_s = min(grace_s, child.start.grace_s) if stubborn else rng.uniform(0, min(grace_s, child.start.grace_s))
+        when_s = self._loop.time() + late_s + rng.uniform(0, SPAWN_S)
+        if child.over is not None:
+            when_s = min(when_s, child.over.when())
+            child.over.cancel()
+        child.over = self._loop.call_at(when_s, self._exited, child, None)
+
+    def fence(self, deadline_s: float | None, grace_s: float) -> None:
+        self._fence_grace_s = grace_s
+        if self._fence is not None:
+            self._fence.cancel()
+            self._fence = None
+        if deadline_s is None or deadline_s > self._loop.time():
+            self.fenced = False
+            if deadline_s is not None:
+                self._fence = self._loop.call_at(deadline_s, self._fence_passed)
+        else:
+            self._fence_passed()
+
+    def listed(self) -> Listed:
+        return Listed(
+            n=0,
+            waiting=tuple(key for key, child in self.children.items() if child.event is None),
+            running=tuple(child.event for child in self.children.values() if child.event is not None),
+            ended=tuple(self.ended.values()),
+            unproven=(),
+        )
+
+    def forget(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.ended.pop(key, None)
+
+    # -- what happens
+
+    def _fence_passed(self) -> None:
+        self.fenced = True
+        for key, child in list(self.children.items()):
+            if child.start.on_partition == "kill":
+                self.end(key, "fence", self._fence_grace_s)
+
+    def _started(self, child: Child) -> None:
+        start, now = child.start, self._loop.time()
+        uuids = tuple(filter(None, start.env.get("MOORAGE_GPU_UUIDS", "").split(",")))
+        child.ran = Ran(self.machine.name, start.key, uuids, now)
+        self.machine.ran.append(child.ran)
+        self.machine.on_start(child.ran)
+        child.event = Started(key=start.key, pid=len(self.machine.ran), started_boottime_s=now)
+        self._emit(child.event)
+        seconds = float(start.argv[1])
+        code = int(start.argv[2]) if len(start.argv) > 2 else 0
+        child.over = self._loop.call_later(seconds, self._exited, child, code)
+        if start.timeout_s is not None:
+            child.timers.append(self._loop.call_later(start.timeout_s, self.end, start.key, "timeout", start.grace_s))
+
+    def _exited(self, child: Child, code: int | None) -> None:
+        now, key = self._loop.time(), child.start.key
+        assert child.ran is not None
+        child.ran.end_s, child.ran.code = now, code
+        self._cancel(child)
+        del self.children[key]
+        reason = "exit" if code is not None else child.cause
+        self._over(
+            key,
+            Ended(
+                key=key,
+                reason=reason,
+                proof="cgroup",
+                exit_code=code,
+                signal=9 if code is None else None,
+                ended_boottime_s=now,
+            ),
+        )
+
+    def _cancel(self, child: Child) -> None:
+        for timer in child.timers:
+            timer.cancel()
+        if child.over is not None:
+            child.over.cancel()
+
+    def _over(self, key: str, ended: Ended) -> None:
+        self.ended[key] = ended
+        self._emit(ended)
+
+    def _emit(self, event: Event) -> None:
+        for client in self.clients:
+            client.heard(event)
+
+
+class SimulatedSupervised:
+    """The agent's connection to the simulated supervisor: what `Supervised` is, without a socket."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.identity = supervisor.identity
+        self._process: Process | None = None
+        self._events: list[Event] = []
+        self._some = asyncio.Event()
+        self._gone: SupervisorGone | None = None
+
+    def owned_by(self, process: Process) -> None:
+        """The process whose connection it is: what comes waits while that one is stopped, and ends with it."""
+        self._process = process
+        process.on_kill.append(self.close)
+
+    # -- the supervisor's side
+
+    def heard(self, event: Event) -> None:
+        if self._process is not None:
+            self._process.call(self._hear, event)
+
+    def lost(self, why: str) -> None:
+        if self._process is not None:
+            self._process.call(self._lose, why)
+
+    def _hear(self, event: Event) -> None:
+        if self._gone is None:
+            self._events.append(event)
+            self._some.set()
+
+    def _lose(self, why: str) -> None:
+        if self._gone is None:
+            self._gone = SupervisorGone(why)
+            self._some.set()
+
+    # -- the agent's side
+
+    async def start(self, members: Sequence[StartMember]) -> None:
+        await self._ask(self.supervisor.start, list(members))
+
+    async def end(self, members: Iterable[EndMember]) -> None:
+        for member in members:
+            await self._ask(self.supervisor.end, member.key, "end", member.grace_s)
+
+    async def fence(self, deadline_boottime_s: float | None, grace_s: float) -> None:
+        await self._ask(self.supervisor.fence, deadline_boottime_s, grace_s)
+
+    async def list(self) -> Listed:
+        await self._ask(lambda: None)
+        return self.supervisor.listed()
+
+    async def forget(self, keys: Iterable[str], **_: Any) -> None:
+        await self._ask(self.supervisor.forget, list(keys))
+
+    async def next_events(self) -> Sequence[Event]:
+        while not self._events:
+            if self._gone is not None:
+                raise SupervisorGone(str(self._gone), silent=self._gone.silent)
+            self._some.clear()
+            await self._some.wait()
+        events, self._events = self._events, []
+        return events
+
+    async def _ask(self, what: Callable[..., object], *args: Any) -> None:
+        """In the supervisor's process, at once; the answer takes a turn. Raises `SupervisorGone`."""
+        if self._gone is not None or self.supervisor.process.is_dead:
+            raise SupervisorGone("the supervisor is gone")
+        self.supervisor.process.call(what, *args)
+        await asyncio.sleep(0)
+        if self._gone is not None:
+            raise SupervisorGone("the supervisor is gone")
+
+    def kill(self) -> None:
+        self.supervisor.machine.kill_supervisor()
+
+    def close(self) -> None:
+        self._lose("closed here")
+        if self in self.supervisor.clients:
+            self.supervisor.clients.remove(self)
+
+
+class SimulatedLink(SupervisorLink):
+    """The production link over a machine's simulated supervisor."""
+
+    def __init__(self, machine: Machine, process: Process) -> None:
+        super().__init__(machine.state)
+        self._machine = machine
+        self._process = process
+
+    async def _connect(self) -> Supervised:
+        await asyncio.sleep(self._machine.rng.uniform(0, SUPERVISOR_START_S))
+        if self._process.is_dead:
+            raise SupervisorUnavailable("the agent is dead")
+        client = self._machine.connect()
+        client.owned_by(self._process)
+        return cast(Supervised, client)
