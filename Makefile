@@ -7,7 +7,7 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs mutants bench bench-quick clean
+.PHONY: help test demo types lint check docs mutants bench bench-quick bench-core clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -49,6 +49,9 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md
 
 bench-quick: $(STAMP)  ## one round of everything, written nowhere
 	$(BIN)/python bench/run.py --rounds 1 --dry
+
+bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled, so that a busy machine may run it
+	$(BIN)/python bench/steps.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,7 @@ from moorage.scheduler.core import engine as engine_module  # noqa: E402
 from moorage.scheduler.core.config import Config  # noqa: E402
 from moorage.scheduler.core.engine import Engine  # noqa: E402
 from moorage.scheduler.core.fold import fold  # noqa: E402
+from moorage.scheduler.core.outputs import WantedFrames  # noqa: E402
 from moorage.scheduler.core.records import FORMAT, Act, Record  # noqa: E402
 from moorage.scheduler.core.state import State  # noqa: E402
 from moorage.scheduler.intake import Intake  # noqa: E402
@@ -139,7 +140,7 @@ class Bench:
         ):
             setattr(module, name, steps.timed(step, getattr(_plain(module), name)))
         messages = steps.timed("wanted: encode", _MESSAGES)
-        engine_module.WantedFrames.messages = lambda frames: messages(frames)  # type: ignore[method-assign]
+        WantedFrames.messages = lambda frames: messages(frames)  # type: ignore[assignment, method-assign]
 
     def turn(self, requests: list[Delivery]) -> None:
         """What came, one record, what leaves; then the workers do what they are told."""
@@ -167,9 +168,7 @@ class Bench:
         for kind in ("claimed", "started", "exited", "freed"):
             for place in frame.place:
                 detail = "exit" if kind == "exited" else ""
-                facts.append(
-                    Fact(kind, place.tenant, place.job, place.replica, place.attempt, place.fence, 0, detail)  # type: ignore[arg-type]
-                )
+                facts.append(Fact(kind, place.tenant, place.job, place.replica, place.attempt, place.fence, 0, detail))
         number = self.numbers[frame.worker] = self.numbers.get(frame.worker, 0) + 1
         self._say(frame.worker, "fact", FactFrame(frame.session, number, facts))
 
@@ -200,7 +199,7 @@ class Bench:
                 self.turn([])
 
 
-_MESSAGES = engine_module.WantedFrames.messages
+_MESSAGES = WantedFrames.messages
 _MODULE = {name: getattr(engine_module, name) for name in ("encode_record", "fold")}
 _joined = Decoder[Joined](Joined)
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.rank import Choice, Pack
 from moorage.scheduler.core.records import Op, decode_record, encode_record, packed
@@ -20,26 +21,27 @@ from tests.scheduler.faulty_world import FaultyWorld
 MODELS = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA A10")  # A10 is found inside A100, too
 
 
-class OneByOne(Pack):
-    """Asked for every single replica."""
+class Counted(Pack):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        self.asked += 1
+        return super().choose(fleet, shape, avoid, barred)
+
+
+class OneByOne(Counted):
+    """Is asked for every single replica."""
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         return []
 
 
-def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, list[tuple[str, list[int]]]]], int]:
-    """A random life of a fleet; where everybody was after each record, and how many choices the ranker made."""
+def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, tuple[str, list[int]]]]]:
+    """A random life of a fleet, and where everybody was after each record."""
     chance = random.Random(seed)
     drive = Driving(Config())
-    chosen = 0
-    choose = ranker.choose
-
-    def counted(*arguments: object) -> Choice | None:
-        nonlocal chosen
-        chosen += 1
-        return choose(*arguments)  # type: ignore[arg-type]
-
-    ranker.choose = counted  # type: ignore[method-assign]
     drive.engine.planner.ranker = ranker
     for number in range(6):
         models = [chance.choice(MODELS) for _ in range(chance.choice((1, 4, 8)))]
@@ -73,41 +75,33 @@ def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, list[tuple[s
             drive.run_out(name)
         seen.append(
             {
-                f"{job.name}/{replica.index}": [(replica.member.worker.id, drive.slots(job.name, replica.index))]
+                f"{job.name}/{replica.index}": (replica.member.worker.id, drive.slots(job.name, replica.index))
                 for job in drive.state.jobs.values()
                 for replica in job.replicas
                 if replica.member is not None
             }
         )
-    return drive, seen, chosen
+    return drive, seen
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_groups_are_placed_as_one_by_one(seed: int) -> None:
-    grouped, places, asked = world(seed, Pack())
-    single, expected, asked_singly = world(seed, OneByOne())
+    together, singly = Counted(), OneByOne()
+    grouped, places = world(seed, together)
+    single, expected = world(seed, singly)
     assert places == expected
     assert sum(map(len, places)) > 50
     assert grouped.state.digest == single.state.digest
-    assert asked < asked_singly  # else nothing was grouped
+    assert together.asked < singly.asked  # else nothing was grouped
 
 
 def test_a_full_host_asks_once() -> None:
     drive = Driving()
     drive.worker("w0", 8)
-    ranker, asked = Pack(), 0
-    choose = ranker.choose
-
-    def counted(*arguments: object) -> Choice | None:
-        nonlocal asked
-        asked += 1
-        return choose(*arguments)  # type: ignore[arg-type]
-
-    ranker.choose = counted  # type: ignore[method-assign]
-    drive.engine.planner.ranker = ranker
+    ranker = drive.engine.planner.ranker = Counted()
     drive.submit("j", gpu={}, replicas=20)
     assert drive.states("j").count("PLACED") == 8
-    assert asked == 2  # for the host, and once more in vain
+    assert ranker.asked == 2  # for the host, and once more in vain
 
 
 # -------------------------------------------------------------------------------------------------- steps

@@ -496,8 +496,8 @@ class Engine:
                 self._arm(job, request)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
             if submit.batch is None and submit.json and not made.warnings:  # the bytes of `encode(Accepted(…))`
-                answer = f'{{"kind":"accepted","job":"{job.name}","ledger":{seq},"state":"{state}"}}'
-                out.answers.append((submit.reply, answer.encode()))
+                said = f'{{"kind":"accepted","job":"{job.name}","ledger":{seq},"state":"{state}"}}'
+                out.answers.append((submit.reply, said.encode()))
                 continue
             answer = Accepted(job.name, seq, state, warnings=made.warnings)
             if submit.batch is not None:
