@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
+from moorage.scheduler.core import lifecycle
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.fold import fold
@@ -13,6 +15,7 @@ from moorage.scheduler.core.rank import Choice, Pack
 from moorage.scheduler.core.records import Op, decode_record, encode_record, packed
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import State, validate
+from moorage.schemas.frames import Fact, FactFrame, FactKind
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld
 
@@ -102,6 +105,65 @@ def test_a_full_host_asks_once() -> None:
     drive.submit("j", gpu={}, replicas=20)
     assert drive.states("j").count("PLACED") == 8
     assert ranker.asked == 2  # for the host, and once more in vain
+
+
+# -------------------------------------------------------------------------------------------------- facts
+
+KINDS: tuple[FactKind, ...] = ("claimed", "started", "exited", "freed")
+
+
+def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fact]:
+    """All facts of all members, kind by kind, and then perhaps something that is not so."""
+    chance = random.Random(seed)
+    if chance.random() < 0.2:
+        names = [*names, names[0]]
+    facts = [Fact(kind, *name, 0, "exit" if kind == "exited" else "") for kind in KINDS for name in names]
+    at, other = chance.randrange(len(facts)), chance.randrange(len(facts))
+    match chance.randrange(6):
+        case 0:
+            facts[at], facts[other] = facts[other], facts[at]
+        case 1:
+            facts[at] = facts[other]
+        case 2:
+            del facts[at]
+        case 3:
+            facts = [msgspec.structs.replace(f, code=3) if f.kind == "exited" and f.job == "j1" else f for f in facts]
+        case 4:
+            facts[at] = msgspec.structs.replace(facts[at], fence=facts[at].fence + chance.randrange(2))
+    return facts
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_frame_of_whole_runs_comes_to_what_its_facts_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def life() -> Driving:
+        drive = Driving()
+        drive.worker("w0", 4, auto=False)
+        for number in range(4):
+            drive.offer_submit(f"j{number}", gpu={})
+        drive.tick()
+        names = [("t", f"j{n}", 0, 1, drive.member(f"j{n}").fence) for n in range(4)]
+        session, chance = drive.workers["w0"].session, random.Random(seed)
+        before = [Fact(kind, *names[0]) for kind in KINDS[: chance.randrange(3)]]
+        drive.send("w0", FactFrame(session, 1, before))
+        if chance.random() < 0.5:
+            drive.tick()
+        if chance.random() < 0.2:
+            drive.offer_cancel("j1")
+        drive.send("w0", FactFrame(session, 2, frames_of(seed, names)))
+        drive.tick()
+        drive.offer_submit("next", gpu={"count": 2})
+        drive.tick()
+        return drive
+
+    whole = life()
+    monkeypatch.setattr(lifecycle, "_whole_runs", lambda draft, members, facts: [])
+    single = life()
+    assert whole.state.digest == single.state.digest
+    assert whole.engine.lifecycle.unknown_facts == single.engine.lifecycle.unknown_facts
+    assert whole.free_gpus() == single.free_gpus()
+    assert [event for event in whole.events if event["job"] != "next"] == [
+        event for event in single.events if event["job"] != "next"
+    ]
 
 
 # -------------------------------------------------------------------------------------------------- steps
