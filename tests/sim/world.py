@@ -252,7 +252,7 @@ class World:
             "run": {
                 "argv": [
                     "stubborn" if rng.random() < 0.2 else "sleep",
-                    str(round(rng.choice((0.0, 0.5, 3.0, 20.0, 45.0)) * rng.random(), 3)),
+                    str(round(rng.choice((0.0, 0.5, 3.0, 20.0, 45.0, 120.0)) * rng.random(), 3)),
                     str(int(rng.random() < 0.15)),
                 ],
                 "grace_s": rng.choice((0.5, 5)),
