@@ -7,7 +7,7 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs mutants bench bench-quick bench-core clean
+.PHONY: help test demo types lint check docs mutants bench bench-quick bench-core bench-cli transcripts nats-image record-frames clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -32,8 +32,17 @@ lint: $(STAMP)  ## ruff: rules and format
 
 check: test types lint  ## what CI runs
 
+nats-image: $(STAMP)  ## nats-server as an image for Docker; no registry needed
+	PYTHON=$(BIN)/python deploy/nats/build
+
+record-frames: $(STAMP)  ## what this release says, for the tests of the next one: tests/frames/
+	$(BIN)/python -m tests.frames.record
+
 docs: $(STAMP)  ## regenerate docs/protocol.md and the JSON schemas from the code
 	$(BIN)/python docs/generate.py
+
+transcripts: $(STAMP)  ## write down every help and a first session as tests/cli/transcripts (needs tmux)
+	$(BIN)/python -m tests.cli.transcribe
 
 sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=300 FROM=1000
 	PYTHONHASHSEED=0 MOORAGE_SIM_SEEDS=$(SEEDS) MOORAGE_SIM_FROM=$(FROM) $(BIN)/python -m pytest -n 2 -q tests/sim/test_seeds.py
@@ -52,6 +61,9 @@ bench-quick: $(STAMP)  ## one round of everything, written nowhere
 
 bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled, so that a busy machine may run it
 	$(BIN)/python bench/steps.py
+
+bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
+	$(BIN)/python -m bench.cli
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -26,19 +26,20 @@ OVER = b'"state":"SUCCEEDED","ledger"'
 class Callers:
     """`ended` counts successes by the tenants' event frames."""
 
-    def __init__(self, stack: Stack, connection: Connection, mux: Mux, body: bytes = BODY) -> None:
+    def __init__(self, stack: Stack, connection: Connection, mux: Mux, body: bytes = BODY, tenants: int = TENANTS):
         self.stack = stack
         self.connection = connection
         self.mux = mux
         self.body = body
+        self.tenants = tenants
         self.made = 0
         self.ended = 0
         self._some = asyncio.Event()
 
     @classmethod
-    async def open(cls, stack: Stack, body: bytes = BODY) -> Callers:
+    async def open(cls, stack: Stack, body: bytes = BODY, tenants: int = TENANTS) -> Callers:
         connection = await connect(stack.url, "bench callers")
-        self = cls(stack, connection, await Mux.open(connection), body)
+        self = cls(stack, connection, await Mux.open(connection), body, tenants)
         await connection.subscribe(SUBJECTS.events("*"), self._on_events)
         return self
 
@@ -53,7 +54,7 @@ class Callers:
     def _next(self) -> tuple[str, bytes]:
         self.made += 1
         name = b"b%07d-%d" % (self.made, time.monotonic_ns() // 1000)
-        return f"t{self.made % TENANTS}", self.body % name
+        return f"t{self.made % self.tenants}", self.body % name
 
     async def _call(self) -> None:
         tenant, body = self._next()

@@ -24,7 +24,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench import processes  # noqa: E402
+from bench import processes, sdk  # noqa: E402
 from bench.callers import Callers, quantile  # noqa: E402
 from bench.stack import stack  # noqa: E402
 from moorage.client import AsyncClient  # noqa: E402
@@ -190,6 +190,10 @@ QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
     "durable": durable,
     "queued": queued,
     "processes": real_processes,
+    "sdk-callers": sdk.sdk_callers,
+    "sdk-batches": sdk.batches,
+    "sdk-followers": sdk.followers,
+    "sdk-stopped-follower": sdk.stopped_follower,
     "sticks": sticks,
     "core": core,
 }

@@ -15,11 +15,15 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.errors import BUS_CODES
+from moorage.cli.settings import example_file, sections
+from moorage.client.errors import CLIENT_CODES
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.scheduler.core.explain import REASONS
-from moorage.schemas import frames, gpu, job
+from moorage.schemas import frames, gpu, job, operate
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import CODES, Problem
-from moorage.schemas.job import TRANSITIONS, Request
+from moorage.schemas.job import STATES, TRANSITIONS, Request
+from moorage.schemas.settings import declared, shown
 from moorage.schemas.subjects import Subjects
 
 DOCS: Final = Path(__file__).resolve().parent
@@ -43,23 +47,47 @@ _SESSION = "5e55105e55105e55105e55105e55105e"
 _CHANGE = frames.Change(2, 1763625600123, 0, 1, "PLACED", "node-7", ["GPU-6f0c"], fence=1729)
 _EVENT = frames.Event("vision", "train-42", 2, "PLACED", 1729, [_CHANGE])
 
+#: what an operator sends to each verb on jobs and tenants
+ACTS: Final = (
+    ("hold", operate.HoldAct(tenant="vision", job="train-42", by="ana", why="bad data")),
+    ("release", operate.ReleaseAct(tenant="vision", job="train-42", by="ana")),
+    ("requeue", operate.RequeueAct(tenant="vision", job="train-42", by="ana", why="wrong host")),
+    ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
+    ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
+)
+
 #: where each frame travels, and one of it
 EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("Accepted", "the answer to submit", frames.Accepted("train-42", 1729, "QUEUED")),
     ("Problem", "the answer to what went wrong, on any subject", Problem(
         "invalid-argument", "count must be 1..64, found 0", "caller", "$.gpu.count", "0", "1..64",
         "see docs/protocol.md for every field with an example")),
-    ("Answer", "the answer to show, ls, explain, cancel and the operators' verbs", frames.Answer(
+    ("Answer", "the answer to show, history, ls, explain, cancel and the operators' verbs", frames.Answer(
         "cancel", 1730, {"job": "train-42", "cancelled": True, "was": "QUEUED"})),
     ("Event", "moorage.event.<tenant>.<job>", _EVENT),
     ("Events", "moorage.events.<tenant>", frames.Events("vision", 1729, [_EVENT])),
+    ("HistoryFrame", "moorage.history.<tenant>", frames.HistoryFrame("vision", list(STATES), {
+        3: frames.HistoryWorker("node-7", {0: "GPU-6f0c"})}, [frames.Story(
+            "train-42", 3, "CANCELLED", True, 1763625600000, 1729, [], [
+                frames.Moved(2, 1763625600123, 0, 1, 1, 3, 1, 0, "", 1730),
+                frames.Moved(3, 1763625600456, 0, 1, 11, 3, 1, 0, "superseded", 1730, "tenant:vision ann")])])),
     ("Output", "moorage.log.<tenant>.<job>.<replica>", frames.Output(1, "out", 0, "epoch 1\n")),
+    ("LogPage", "the data of the answer to logs, and what a worker answers to ReadLog", frames.LogPage(
+        1, "out", 0, 8, 8, "epoch 1\n", over=True, worker="node-7")),
+    ("ReadLog", "moorage.worker.<worker>.logs", frames.ReadLog(
+        _SESSION, *_MEMBER, "process", "out", 0, 65536, 1763625660000)),
     ("Hello", "moorage.hello.<worker>", _HELLO),
     ("Load", "moorage.load.<worker>", frames.Load("node-7", "b1-1700000000", 12, 3, gpu_pool=[
         frames.SlotLoad(0, True, 0, "exclusive", 97, 60211, 61)])),
     ("FleetFrame", "moorage.fleet.frame", frames.FleetFrame(3, 1729, workers=[
         {"worker": "node-7", "state": "up", "cells": "#", "simulated": False}], queued=4, running=1)),
     ("RollCall", "moorage.fleet.rollcall", frames.RollCall(3)),
+    ("Done", "the answer to an operator's act", operate.Done(
+        "hold", True, tenant="vision", job="train-42", state="QUEUED",
+        hold=operate.Hold(1763625600123, "ana", "bad data"))),
+    ("Look", "moorage.fleet.look", frames.Look(81021, 3)),
+    ("Looked", "moorage.worker.<worker>.looked", frames.Looked("node-7", 81021, findings=[
+        frames.Finding("nvml-foreign", 0, "GPU-6f0c", 8812, "python", 512)])),
     ("Join", "moorage.worker.<worker>.join", frames.Join("m-4c1f", "b1-1700000000", 4, _HELLO, facts=[
         frames.Fact("exited", *_MEMBER, 0, "exit")], holding=[frames.Held(*_MEMBER, "running")])),
     ("Joined", "the answer to join", frames.Joined(_SESSION, 4, 3, 2.0, 20.0, 5.0, "9d2e")),
@@ -85,7 +113,9 @@ def fields_table(struct: type[msgspec.Struct]) -> str:
     """Every field of a frame: name, type, default."""
     lines = ["| field | type | default |", "| --- | --- | --- |"]
     for field in msgspec.structs.fields(struct):
-        if field.default is not msgspec.NODEFAULT:
+        if field.default is msgspec.UNSET:
+            default = "left out"
+        elif field.default is not msgspec.NODEFAULT:
             default = json.dumps(msgspec.to_builtins(field.default))
         elif field.default_factory is not msgspec.NODEFAULT:
             default = json.dumps(msgspec.to_builtins(field.default_factory()))
@@ -121,11 +151,28 @@ def protocol() -> str:
         ("resources", job.Resources),
     ):
         parts.append(f"\n### `{title}`\n\n{inspect.getdoc(struct)}\n\n{fields_table(struct)}\n")
+    parts.append("\n## Operators' acts\n\nUnknown fields are refused, text is printable and bounded.\n")
+    for verb, act in ACTS:
+        text = msgspec.json.encode(act).decode()
+        parts.append(f"\n### `admin.{verb}`\n\n{inspect.getdoc(type(act))}\n\n{fields_table(type(act))}\n")
+        parts.append(f"\n```json act\n{text}\n```\n")
     parts.append("\n## Frames\n")
     for name, where, example in EXAMPLES:
         parts.append(f"\n### {name}\n\n`{where}`\n\n{described(type(example), example)}")
+    parts.append("\n### In frames\n")
+    for part in (frames.Change, frames.HistoryWorker):
+        parts.append(f"\n#### {part.__name__}\n\n{inspect.getdoc(part)}\n\n{fields_table(part)}\n")
     parts.append("\n### In arrays\n")
-    for array in (frames.Held, frames.Fact, frames.Place, frames.Start, frames.End):
+    for array in (
+        frames.Held,
+        frames.Fact,
+        frames.Place,
+        frames.Start,
+        frames.End,
+        frames.Finding,
+        frames.Story,
+        frames.Moved,
+    ):
         parts.append(f"\n#### {array.__name__}\n\n{inspect.getdoc(array)}\n\n{fields_table(array)}\n")
     return "".join(parts)
 
@@ -150,10 +197,11 @@ def states() -> str:
 def errors() -> str:
     lines = [
         HEAD,
-        "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n\n",
+        "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n"
+        "`moorage errors CODE` prints one of them with its exit code and what helps.\n\n",
     ]
     lines.append("| code | whose fault | what it means |\n| --- | --- | --- |\n")
-    every: dict[str, Any] = {**BUS_CODES, **CODES}
+    every: dict[str, Any] = {**BUS_CODES, **CLIENT_CODES, **CODES}
     for code in sorted(every):
         fault, meaning = every[code]
         lines.append(f"| `{code}` | {fault} | {meaning} |\n")
@@ -162,6 +210,20 @@ def errors() -> str:
     )
     lines.append("| reason | what it means |\n| --- | --- |\n")
     lines += [f"| `{reason}` | {meaning} |\n" for reason, meaning in REASONS.items()]
+    return "".join(lines)
+
+
+def settings() -> str:
+    lines = [HEAD, (DOCS / "settings.head.md").read_text()]
+    for name, struct in sections().items():
+        lines.append(f"\n## `[{name}]`\n\n| key | what it is | default | allowed | variable | flag |\n")
+        lines.append("| --- | --- | --- | --- | --- | --- |\n")
+        for one in declared(name, struct).values():
+            default = shown(one, one.default)
+            if name == "scheduler" and one.key in CLUSTER_DEFAULTS:
+                default += f" ({shown(one, CLUSTER_DEFAULTS[one.key])} with replicas)"
+            row = (f"`{one.key}`", one.help, default, one.allowed, f"`{one.env}`", f"`{one.flag}`")
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
     return "".join(lines)
 
 
@@ -175,6 +237,8 @@ def pages() -> dict[Path, str]:
         DOCS / "protocol.md": protocol(),
         DOCS / "reference" / "states.md": states(),
         DOCS / "reference" / "errors.md": errors(),
+        DOCS / "reference" / "settings.md": settings(),
+        DOCS / "examples" / "moorage.toml": example_file(),
         DOCS / "schemas" / "request.json": schema(Request),
     }
     for name, _, example in EXAMPLES:

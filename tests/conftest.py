@@ -1,12 +1,14 @@
 """Fixtures for all tests: a real nats-server, and `async def` tests run by asyncio.
 
-- `nats_server`  one real server for the whole session, JetStream fsynced, two accounts (see `bus/embedded.py`).
-                 Shared: use names of your own (`unique`) for subjects and streams, and never stop it.
-- `nats_url`     its URL in the users' account.
-- `fresh_server` a server of your own, to stop or kill; `fresh_data_dir` is its folder, to start it again on.
-- `unique`       a random token for subjects, streams and ids.
+- `nats_server`   one real server for the whole session, JetStream fsynced, two accounts (see `bus/embedded.py`).
+                  Shared: use names of your own (`unique`) for subjects and streams, and never stop it.
+- `nats_url`      its URL in the users' account.
+- `mortal_server` a server of your own, to kill or stop and to start again on its data and its port.
+- `fresh_server`  an embedded server of your own; `fresh_data_dir` is its folder.
+- `unique`        a random token for subjects, streams and ids.
 
-An `async def test_…` runs in its own event loop with these fixtures as arguments.
+A test that is marked `any_server` runs twice: on the wheel's nats-server, and on the image of `deploy/nats` in a
+container. An `async def test_…` runs in its own event loop with these fixtures as arguments.
 """
 
 from __future__ import annotations
@@ -20,6 +22,18 @@ from pathlib import Path
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
+from tests.containers import ContainerServer, built_image, why_no_docker
+from tests.servers import KINDS, MortalServer, Server, WheelServer
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks that pytest finds here
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("any_server"):
+        for name in ("nats_server", "mortal_server"):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, KINDS, indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,15 +47,53 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture(scope="session")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+def wheel_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     server = asyncio.run(EmbeddedServer.start(tmp_path_factory.mktemp("nats")))
     yield server
     asyncio.run(server.stop())
 
 
+@pytest.fixture(scope="session")
+def docker_engine() -> None:
+    """Ask for it where a Docker engine is needed: without one the test is skipped, in CI it fails."""
+    if why := why_no_docker():
+        pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def nats_image(docker_engine: None) -> Iterator[str]:
+    with built_image() as tag:
+        yield tag
+
+
+@pytest.fixture(scope="session")
+def container_server(nats_image: str) -> Iterator[ContainerServer]:
+    server = ContainerServer(nats_image)
+    yield server
+    server.remove()
+
+
 @pytest.fixture
-def nats_url(nats_server: EmbeddedServer) -> str:
+def nats_server(request: pytest.FixtureRequest) -> Server:
+    server: Server = request.getfixturevalue(f"{getattr(request, 'param', 'wheel')}_server")
+    return server
+
+
+@pytest.fixture
+def nats_url(nats_server: Server) -> str:
     return nats_server.url
+
+
+@pytest.fixture
+def mortal_server(request: pytest.FixtureRequest, fresh_data_dir: Path) -> Iterator[MortalServer]:
+    if getattr(request, "param", "wheel") == "container":
+        container = ContainerServer(request.getfixturevalue("nats_image"))
+        yield container
+        container.remove()
+    else:
+        wheel = asyncio.run(WheelServer.on(fresh_data_dir))
+        yield wheel
+        asyncio.run(wheel.stop())
 
 
 @pytest.fixture

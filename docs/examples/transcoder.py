@@ -1,8 +1,17 @@
 """A service that transcodes clips: for the fleet when a job asks for it, for itself in between, on the same GPUs.
 
     python docs/examples/transcoder.py --worker transcoder-1 --own 3
-    nats req moorage.api.acme.submit '{"gpu": {}, "requires": {"handler.transcode": ["1"]},
-      "run": {"driver": "handler", "argv": ["transcode", "48", "160x120"], "env": {"LEVEL": "9"}}}'
+
+and then, from a service of another team,
+
+    with Client() as moorage:
+        job = moorage.submit_handler("transcode", {"frames": 48, "width": 320, "height": 240}, gpu=1)
+        print(job.result(on_progress=print).value)
+
+or from any NATS client
+
+    nats req moorage.api.default.submit '{"gpu": {}, "requires": {"handler.transcode": ["1"]},
+      "run": {"driver": "handler", "argv": ["transcode"]}, "driver_config": {"handler": {"input": {"frames": 48}}}}'
 
 It draws frames as PPM pictures, mirrors them, brightens them and packs them with zlib: real work for one core, which a
 real service would hand to its encoder together with the lease's device. Where the host has no GPU the pool's `claim()`
@@ -20,6 +29,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from moorage.worker.embed import EmbeddedWorker
 from moorage.worker.handler_context import HandlerContext
@@ -91,10 +102,8 @@ def transcode(clip: Clip, device: str, after_frame: Callable[[float], None] = la
 
 
 def transcode_job(context: HandlerContext) -> dict[str, object]:
-    """`argv` is frames and, if given, a size such as 320x240; `LEVEL` in `env` is zlib's."""
-    frames, *size = context.arguments
-    width, _, height = (size[0] if size else "160x120").partition("x")
-    clip = Clip(int(frames), int(width), int(height), int(context.environment.get("LEVEL", "6")))
+    """The input has the fields of a `Clip`; what is wrong with it is why the job fails."""
+    clip = msgspec.convert(context.input, Clip)
 
     def after_frame(fraction: float) -> None:
         context.progress(fraction, f"frame {round(fraction * clip.frames)} of {clip.frames}")

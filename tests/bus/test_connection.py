@@ -7,8 +7,10 @@ import os
 import signal
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from nats.aio.client import Client
 
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
@@ -28,7 +30,10 @@ from moorage.bus.errors import (
     SlowConsumer,
 )
 from moorage.bus.transport import Delivery
+from tests.servers import MortalServer, Server
 from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
 
 
 async def echo(connection: Connection, subject: str) -> None:
@@ -186,15 +191,14 @@ async def test_first_connect_gives_up_in_time(unique: str) -> None:
     assert "secret" not in f"{raised.value} {raised.value.url}"
 
 
-async def test_first_connect_waits_for_a_server_that_comes(fresh_data_dir: Path, fresh_server: EmbeddedServer) -> None:
-    await fresh_server.stop()
-    connecting = asyncio.create_task(connect(fresh_server.url, "early", give_up_after_s=None))
+async def test_first_connect_waits_for_a_server_that_comes(mortal_server: MortalServer) -> None:
+    await mortal_server.stop()
+    connecting = asyncio.create_task(connect(mortal_server.url, "early", give_up_after_s=None))
     await asyncio.sleep(0)
-    again = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+    await mortal_server.start()
     async with await connecting as connection:
         assert connection.state is State.CONNECTED
         assert connection.server_version.startswith("2.")
-    await again.stop()
 
 
 async def test_of_several_servers_the_living_one_is_used(nats_url: str, unique: str) -> None:
@@ -202,15 +206,15 @@ async def test_of_several_servers_the_living_one_is_used(nats_url: str, unique: 
         assert connection.is_connected
 
 
-async def test_wrong_credentials_fail_at_once(nats_server: EmbeddedServer) -> None:
+async def test_wrong_credentials_fail_at_once(nats_server: Server) -> None:
     url = f"nats://scheduler-ledger:wrong@127.0.0.1:{nats_server.port}"
     with pytest.raises(NotAuthorized) as raised:
         await connect(url, "x", give_up_after_s=None)
     assert "wrong" not in str(raised.value)
 
 
-async def test_credentials_by_context(nats_server: EmbeddedServer, unique: str) -> None:
-    password = (nats_server.data_dir / "ledger-password").read_text()
+async def test_credentials_by_context(nats_server: Server, unique: str) -> None:
+    password = urlsplit(nats_server.ledger_url).password or ""
     context = Context(url=nats_server.url, user="scheduler-ledger", password=password, inbox_prefix=f"_INBOX.{unique}")
     async with await connect(context, "x") as connection:
         assert connection.inbox_prefix == f"_INBOX.{unique}"
@@ -218,15 +222,15 @@ async def test_credentials_by_context(nats_server: EmbeddedServer, unique: str) 
 
 
 async def test_a_killed_server_fails_the_pending_and_the_connection_returns(
-    fresh_data_dir: Path, fresh_server: EmbeddedServer, unique: str
+    mortal_server: MortalServer, unique: str
 ) -> None:
     states: list[State] = []
-    async with await connect(fresh_server.url, "a", on_state=states.append) as a:
+    async with await connect(mortal_server.url, "a", on_state=states.append) as a:
         heard: list[Delivery] = []
         await a.subscribe(unique, heard.append)
         pending = [asyncio.create_task(a.request(unique, b"%d" % i, 60)) for i in range(20)]
         await until(lambda: len(heard) == 20)
-        await fresh_server.kill()
+        await mortal_server.kill()
         for task in pending:
             with pytest.raises(Disconnected) as raised:
                 await task
@@ -236,7 +240,7 @@ async def test_a_killed_server_fails_the_pending_and_the_connection_returns(
         assert await a.send([(unique, b"lost", "")] * 3) == 0
         assert a.counters.sent_dropped == 3
         waiting = asyncio.create_task(a.request(f"{unique}.none", b"", 30))
-        again = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+        await mortal_server.start()
         with pytest.raises(NoResponders):
             await waiting
         heard.clear()
@@ -244,9 +248,27 @@ async def test_a_killed_server_fails_the_pending_and_the_connection_returns(
         await until(lambda: [d.data for d in heard] == [b"back"])
         assert a.counters.reconnects == 1
         assert not a.closed.is_set()
-        await again.stop()
     assert states[:3] == [State.CONNECTED, State.RECONNECTING, State.CONNECTED]
     assert states[-1] is State.CLOSED
+
+
+async def test_a_cancellation_of_the_clients_own_does_not_end_the_redialing(
+    mortal_server: MortalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await connect(mortal_server.url, "a") as a:
+        dial = a._dialer.dial
+        leaked: list[bool] = []
+
+        async def dial_and_leak(give_up_after_s: float | None) -> Client:
+            if not leaked:
+                leaked.append(True)
+                raise asyncio.CancelledError  # as out of nats-py, when a task that it awaits was cancelled
+            return await dial(give_up_after_s)
+
+        monkeypatch.setattr(a._dialer, "dial", dial_and_leak)
+        await mortal_server.kill()
+        await mortal_server.start()
+        await until(lambda: leaked and a.is_connected)
 
 
 async def test_a_request_while_disconnected_times_out(fresh_server: EmbeddedServer, unique: str) -> None:
@@ -270,19 +292,18 @@ async def test_close_while_there_is_no_server(fresh_server: EmbeddedServer, uniq
 
 
 async def test_a_subscription_made_while_disconnected_comes_with_the_connection(
-    fresh_data_dir: Path, fresh_server: EmbeddedServer, unique: str
+    mortal_server: MortalServer, unique: str
 ) -> None:
-    async with await connect(fresh_server.url, "a") as a:
-        await fresh_server.kill()
+    async with await connect(mortal_server.url, "a") as a:
+        await mortal_server.kill()
         await until(lambda: not a.is_connected)
         heard: list[Delivery] = []
         making = asyncio.create_task(a.subscribe(unique, heard.append))
-        again = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
+        await mortal_server.start()
         await making
         await until(lambda: a.is_connected)
         await a.send([(unique, b"", "")])
         await until(lambda: heard)
-        await again.stop()
 
 
 async def test_a_stopped_server_is_noticed_by_pings_and_ends_a_blocked_send(

@@ -16,6 +16,8 @@ from moorage.bus.outbox import Outbox
 from moorage.bus.transport import Delivery
 from tests.waiting import until
 
+pytestmark = pytest.mark.any_server
+
 
 @pytest.mark.parametrize(
     ("reply", "found"),

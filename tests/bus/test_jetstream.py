@@ -26,6 +26,9 @@ from moorage.bus.jetstream import (
     StoredMessage,
 )
 from moorage.bus.jetstream_answers import read_ack
+from tests.servers import Server
+
+pytestmark = pytest.mark.any_server
 
 
 def settings(name: str, **more: Any) -> dict[str, Any]:
@@ -251,9 +254,7 @@ async def test_settings_are_checked_and_never_changed_silently(nats_url: str, un
             await js.ensure_stream(settings(f"{unique}-2", subjects=[f"{unique}.>"]))
 
 
-async def test_subjects_with_their_counts_over_all_pages(
-    nats_url: str, unique: str, nats_server: EmbeddedServer
-) -> None:
+async def test_subjects_with_their_counts_over_all_pages(nats_url: str, unique: str, nats_server: Server) -> None:
     async with a_stream(nats_url, unique) as js:
         await fill(js, [f"{unique}.a", f"{unique}.a", f"{unique}.b.c"])
         info = await js.stream_info(unique, f"{unique}.>")

@@ -421,6 +421,28 @@ async def test_settings(connect: Connect, unique: str) -> None:
     await until(_ends_at(js, unique, 2))
 
 
+@on_both
+async def test_a_rollup_keeps_the_newest_of_its_subject_or_of_all(connect: Connect, unique: str) -> None:
+    _, js = await stream(connect, unique, allow_rollup_hdrs=True, description="rolled up")
+
+    async def publish(word: str, **headers: str) -> Any:
+        return await js.append(f"{unique}.{word}", b"x", headers and {"Nats-Rollup": headers["rollup"]})
+
+    for word in ("a", "b", "a"):
+        await publish(word)
+    assert await publish("a", rollup="sub") == Ack(unique, 4)
+    assert [message.seq async for message in js.read_range(unique, f"{unique}.>")] == [2, 4]
+    await publish("c", rollup="all")
+    assert [message.seq async for message in js.read_range(unique, f"{unique}.>")] == [5]
+    odd = await publish("a", rollup="odd")
+    assert isinstance(odd, JsError)
+    _, strict = await stream(connect, f"{unique}-strict")
+    plain = await strict.append(f"{unique}-strict.a", b"x", {"Nats-Rollup": "sub"})
+    assert isinstance(plain, JsError)
+    told = [(error.code, error.err_code, error.description) for error in (odd, plain)]
+    assert told == [(500, 10111, 'rollup value invalid: "odd"'), (500, 10111, "rollup not permitted")]
+
+
 def _ends_at(js: JetStream, name: str, seq: int) -> Callable[[], Awaitable[bool]]:
     async def ends() -> bool:
         return (await js.stream_info(name)).last_seq == seq
@@ -443,7 +465,6 @@ TOLD_OTHERWISE: Final = {
 NOT_SIMULATED: Final = {
     "mirror_direct",
     "sealed",
-    "allow_rollup_hdrs",
     "consumer_limits",
     "allow_msg_ttl",
     "did_create",

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import gc
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from moorage.cli.arguments import read
+from moorage.cli.console import EXIT_OF_CODE
 from moorage.cli.examples import EXAMPLES
-from moorage.cli.main import VERBS, main
+from moorage.cli.main import FIRST_HELP_MAX, LOOKUP, VERBS, find, main
+from moorage.cli.topics import TOPICS
 from tests.cli.node import Ran, moorage
 
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "300ms")
-OURS = [verb.name for verbs in VERBS.values() for verb in verbs if verb.name != "demo"]
+ALL = [verb.name for verbs in VERBS.values() for verb in verbs]
+#: verbs that talk to nobody
+ALONE = {"demo", "help", "completion"}
 
 
 Command = Callable[..., Ran]
@@ -43,37 +50,71 @@ async def test_version_is_one_line() -> None:
     assert (ran.code, ran.err, len(ran.out.splitlines())) == (0, "", 1)
 
 
-def test_the_first_help_lists_every_verb(command: Command) -> None:
-    ran = command()
-    assert ran.code == 0
-    for verbs in VERBS.values():
-        for verb in verbs:
-            assert f"  {verb.name}: " in ran.out
+def test_the_first_help_is_short_and_the_whole_one_has_everything(command: Command) -> None:
+    first, whole = command(), command("help")
+    assert (first.code, whole.code) == (0, 0)
+    assert command("--help").out == first.out
+    listed = [name for name in ALL if f"\n  {name} " in first.out]
+    assert len(listed) <= FIRST_HELP_MAX
+    folded = {name for name in ALL if " " in name}
+    assert set(ALL) - set(listed) - folded == {verb.name for verb in VERBS[LOOKUP]}
+    assert all(f"\n  {name.partition(' ')[0]} " in first.out for name in folded)
+    assert len(first.out.splitlines()) <= 36
+    for name in [*ALL, *TOPICS]:
+        assert f"\n  {name} " in whole.out
+
+
+def test_every_topic_has_a_page(command: Command) -> None:
+    for topic in TOPICS:
+        ran = command("help", topic)
+        assert (ran.code, ran.err) == (0, "")
+        assert len(ran.out.splitlines()) > 3
+    codes = dict(line.split("\t") for line in command("help", "exit-codes").out.splitlines())
+    assert set(codes) >= {str(code) for code in (0, *EXIT_OF_CODE.values())}
 
 
 def test_every_verb_has_help_with_examples(command: Command) -> None:
-    for verb in OURS:
+    for verb in ALL:
         ran = command(verb, "--help")
         assert (ran.code, ran.err) == (0, "")
+        assert command("help", verb).out == ran.out
+        assert max(map(len, ran.out.splitlines())) <= 80
         for option in ("--nats", "--tenant", "--json", "--timeout"):
-            assert option in ran.out
-        examples = ran.out.partition("Examples:\n")[2]
-        assert [line.strip() for line in examples.strip().splitlines()] == list(EXAMPLES[verb])
+            assert (f"\n  {option}" in ran.out) == (verb not in ALONE or (verb, option) == ("demo", "--json"))
+        examples = ran.out.partition("Examples:\n")[2].partition("\n\n")[0]
+        assert [line.strip() for line in examples.splitlines()] == list(EXAMPLES[verb])
         assert all(f"moorage {verb}" in line for line in EXAMPLES[verb])
+
+
+def test_every_example_can_be_read(command: Command) -> None:
+    for verb, lines in EXAMPLES.items():
+        for line in lines:
+            for command_line in re.findall(r"\bmoorage ((?:'[^']*'|[^|&>)'])*)", line):
+                found, rest = find(shlex.split(command_line))
+                assert found is not None, line
+                read(found.name, found.load(), rest)
+            assert f"moorage {verb}" in line
 
 
 @pytest.mark.parametrize(
     ("argv", "code", "name", "fix"),
     [
-        (["lss"], 2, "usage", "moorage ls --help"),
-        (["ls", "--limt", "3"], 2, "usage", "moorage ls --help"),
-        (["ls", "--limit", "many"], 2, "usage", "moorage ls --help"),
-        (["show", "a", "--wach"], 2, "usage", "moorage show --help"),
-        (["drain"], 2, "usage", "moorage drain --help"),
-        (["drain", "a", "b"], 2, "usage", "moorage drain --help"),
+        (["lss"], 2, "unknown-verb", "moorage ls --help"),
+        (["ls", "--limt", "3"], 2, "invalid-argument", "moorage ls --limit 3"),
+        (["ls", "--limt=3"], 2, "invalid-argument", "moorage ls --limit=3"),
+        (["ls", "extra"], 2, "invalid-argument", "moorage ls --help"),
+        (["help", "exit-code"], 3, "not-found", "moorage help exit-codes"),
+        (["run", "nvidia-smi", "-L"], 2, "invalid-argument", "moorage run -- nvidia-smi -L"),
+        (["run", "--gpu", "2", "train", "--priority", "3"], 2, "invalid-argument", "--gpu 2 -- train --priority 3"),
+        (["run", "--priority", "high", "--", "x"], 2, "invalid-argument", "moorage run --help"),
+        (["submit", "--on-no-match", "maybe", "--", "x"], 2, "invalid-argument", "moorage submit --help"),
+        (["ls", "--limit", "many"], 2, "invalid-argument", "moorage ls --help"),
+        (["show", "a", "--wach"], 2, "invalid-argument", "moorage show a --watch"),
+        (["drain"], 2, "invalid-argument", "moorage drain --help"),
+        (["drain", "a", "b"], 2, "invalid-argument", "moorage drain --help"),
         (["errors", "no-mach"], 3, "not-found", "moorage errors no-match"),
         (["schema", "evnt"], 3, "not-found", "moorage schema event"),
-        (["completion", "csh"], 2, "usage", "moorage completion --help"),
+        (["completion", "csh"], 2, "invalid-argument", "moorage completion --help"),
         (["audit", "--timeout", "soon"], 2, "invalid-argument", "10m"),
         (["run"], 2, "invalid-argument", "--"),
         (["run", "--gpu", "0xH100", "--", "x"], 2, "invalid-argument", "1xH100"),
@@ -82,7 +123,7 @@ def test_every_verb_has_help_with_examples(command: Command) -> None:
         (["run", "--memory", "lots", "--", "x"], 2, "invalid-argument", "16G"),
         (["run", "--env", "NAME", "--", "x"], 2, "invalid-argument", "NAME=value"),
         (["run", "--gang", "--", "x"], 2, "invalid-argument", "--gpu"),
-        (["run", "--job", "a.b", "--", "x"], 2, "invalid-argument", "docs"),
+        (["run", "--job", "a.b", "--", "x"], 2, "invalid-argument", "moorage schema request"),
         (["submit", "-f", "/no/such/file"], 2, "invalid-argument", "stdin"),
         (["submit", "-f", "/dev/null"], 2, "invalid-argument", "run"),
         (["submit", "-f", "-", "--", "x"], 2, "invalid-argument", "-f"),
@@ -93,10 +134,10 @@ def test_every_verb_has_help_with_examples(command: Command) -> None:
         (["ls", "--nats", "http://x"], 2, "bad-context", "nats://"),
         (["ls", "--nats", "no-such-context"], 2, "bad-context", "context"),
         (["up", "--simulate", "8"], 2, "invalid-argument", "4x8xH100"),
-        (["up", "--port", "70000"], 2, "invalid-argument", "--port"),
+        (["up", "--port", "70000"], 2, "bad-settings", "--port 4222"),
         (["up", "--data", "/proc/nothing"], 1, "failed-precondition", "--data"),
-        (["worker", "--id", "no.such.name", *NOWHERE], 2, "invalid-argument", "worker --help"),
-        (["worker", "--label", "zone", *NOWHERE], 2, "invalid-argument", "NAME=value"),
+        (["worker", "--id", "no.such.name", *NOWHERE], 2, "bad-settings", "doctor --settings"),
+        (["worker", "--label", "zone", *NOWHERE], 2, "bad-settings", "--label zone=a"),
     ],
 )
 def test_a_bad_command_line_is_told_in_one_clear_line(
@@ -112,6 +153,10 @@ def test_a_bad_command_line_is_told_in_one_clear_line(
 
 
 def test_an_error_is_a_frame_with_json(command: Command) -> None:
+    for argv, code in ((("lss", "--json"), "unknown-verb"), (("ls", "--limt", "3", "--json"), "invalid-argument")):
+        ran = command(*argv)
+        assert (ran.code, ran.frame["kind"], ran.frame["code"]) == (2, "error", code)
+        assert ran.frame["next"].startswith("moorage ls")
     ran = command("ls", "--json", *NOWHERE)
     assert ran.code == 5
     assert (ran.frame["kind"], ran.frame["code"]) == ("error", "cannot-connect")

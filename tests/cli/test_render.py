@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.main import bare_gpu
+from moorage.cli.fields import filled
+from moorage.cli.fleet import model_words, packed
 from moorage.cli.render import age, facts, many, ordinal, table
+from moorage.cli.screen import Screen, cut
 from moorage.cli.submit import mebibytes
+from moorage.client.errors import Rejected
+from moorage.schemas.gpu import model_matches, parse_token
 
 
 class Terminal(io.StringIO):
@@ -90,15 +94,110 @@ def test_sizes(size: str, mib: int) -> None:
     assert mebibytes(size) == mib
 
 
+def test_a_narrow_terminal_does_without_optional_columns_and_never_cuts_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "62")
+    head, first, _ = table(HEADER, ROWS, optional=("AGE", "STATE"), stream=Terminal()).splitlines()
+    assert head.split() == ["JOB", "STATE", "WHY"]
+    assert first.startswith("a-rather-long-job-id-that-is-never-cut")
+    assert len(first) == 62
+    monkeypatch.setenv("COLUMNS", "40")
+    head, first, _ = table(HEADER, ROWS, optional=("AGE", "STATE"), stream=Terminal()).splitlines()
+    assert head.split() == ["JOB", "WHY"]
+    assert "a-rather-long-job-id-that-is-never-cut" in first
+    assert table(HEADER, ROWS, optional=("AGE",), stream=io.StringIO()).splitlines()[0] == "\t".join(HEADER)
+
+
+def test_what_is_drawn_again_is_never_wider_or_higher_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("LINES", "6")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    screen = Screen(stream)
+    assert screen.live
+    screen.draw([f"{at} " + "x" * 40 for at in range(3)], tail=["the end"])
+    screen.draw([f"{at} " + "x" * 40 for at in range(30)], tail=["the end"], unseen=1000)
+    first, second = stream.getvalue().split("\x1b[4F\x1b[J")
+    assert first.splitlines() == [f"{at} " + "x" * 17 + "…" for at in range(3)] + ["the end"]
+    assert [line[:2] for line in second.splitlines()] == ["0 ", "1 ", "2 ", "… ", "th"]
+    assert second.splitlines()[3] == "… and 1,027 more"
+    monkeypatch.setenv("TERM", "dumb")
+    assert not Screen(stream).live
+    assert not Screen(io.StringIO()).live
+
+
+def test_a_line_is_cut_with_its_colours_ended() -> None:
+    red = "\x1b[31mred\x1b[0m and more"
+    assert cut(red, 80) == red
+    assert cut(red, 8) == "\x1b[31mred\x1b[0m and…\x1b[0m"
+    assert cut("plain", 3) == "pl…"
+
+
+def test_many_workers_stand_several_in_a_line() -> None:
+    workers = [{"worker": f"n{at:02}", "cells": "····", "state": "up" if at else "draining"} for at in range(7)]
+    assert packed(workers, 42) == [
+        "n00 ···· draining  n04 ····",
+        "n01 ····           n05 ····",
+        "n02 ····           n06 ····",
+        "n03 ····",
+    ]
+    assert len(packed(workers, 10)) == 7
+
+
+def test_a_model_has_a_word_that_means_no_other() -> None:
+    names = [
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA A10",
+        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA GeForce RTX 4090",
+        "AMD Instinct MI300X",
+        "Simulated",
+    ]
+    words = model_words(names)
+    assert list(words.values()) == ["H100", "=A10", "A100", "=4090", "MI300X", "Simulated"]
+    for name, word in words.items():
+        _, spec = parse_token(f"2x{word}")
+        assert [other for other in names if model_matches(spec.models[0], other)] == [name]
+
+
 @pytest.mark.parametrize(
-    ("words", "out"),
+    ("template", "text"),
     [
-        (["run", "--gpu", "--", "x"], ["run", "--gpu", "1", "--", "x"]),
-        (["run", "--gpu"], ["run", "--gpu", "1"]),
-        (["run", "--gpu", "--json", "--", "x"], ["run", "--gpu", "1", "--json", "--", "x"]),
-        (["run", "--gpu", "2xH100", "--", "x"], ["run", "--gpu", "2xH100", "--", "x"]),
-        (["run", "--", "tool", "--gpu"], ["run", "--", "tool", "--gpu"]),
+        ("{job} {state}", "a RUNNING"),
+        ("{job:<4}|{code}", "a   |-"),
+        ("{gpus.1}", "y"),
+        ("{request.run.argv}", '["true"]'),
+        ("{{}}\\t{simulated}", "{}\ttrue"),
     ],
 )
-def test_gpu_alone_is_one(words: list[str], out: list[str]) -> None:
-    assert bare_gpu(words) == out
+def test_a_format_is_filled_with_fields_as_json_has_them(template: str, text: str) -> None:
+    row = {
+        "job": "a",
+        "state": "RUNNING",
+        "code": None,
+        "gpus": ["x", "y"],
+        "request": {"run": {"argv": ["true"]}},
+        "simulated": True,
+    }
+    assert filled(template, row) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{jb}", "{job}"),
+        ("{}", "--json"),
+        ("{0}", "--json"),
+        ("{job", "{job} {state}"),
+        ("{job.__class__}", "--json"),
+        ("{gpus.7}", "--json"),
+        ("{job!x}", "{job} {state}"),
+        ("{job:q}", "{job} {state}"),
+        ("{request.rn}", "{request.run}"),
+    ],
+)
+def test_a_format_that_is_none_is_told(template: str, says: str) -> None:
+    with pytest.raises(Rejected) as told:
+        filled(template, {"job": "a", "gpus": ["x"], "request": {"run": {}}})
+    assert told.value.code == "invalid-argument"
+    assert any(says in fix for fix in told.value.fixes)

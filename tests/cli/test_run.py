@@ -22,6 +22,17 @@ async def test_the_jobs_own_code(node: Node, unique: str, script: str, code: int
     assert ran.code == code, ran.err
 
 
+@pytest.mark.parametrize("verb", ["run", "wait"])
+async def test_of_a_gang_the_code_of_the_rank_that_failed_first(node: Node, unique: str, verb: str) -> None:
+    script = "[ $RANK = 1 ] && exit 7; exec sleep 60"
+    flags = ("--job", "gang", "--gpu", "2x1xH100", "--gang", "--grace", "1s", "--", "sh", "-c", script)
+    if verb == "wait":
+        await node.run("submit", *flags, tenant=unique)
+    ran = await (node.run("run", *flags, tenant=unique) if verb == "run" else node.run("wait", "gang", tenant=unique))
+    assert ran.code == 7, ran.err
+    assert "code 7" in (ran.err if verb == "run" else ran.out)
+
+
 async def test_output_is_output_and_progress_is_talk(node: Node, unique: str) -> None:
     ran = await node.run(
         "run", "--gpu", "2xH100", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; echo oh >&2", tenant=unique

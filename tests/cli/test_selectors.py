@@ -31,6 +31,8 @@ async def test_ids_beginnings_last_and_all() -> None:
             (["eval-1,over", "eval-1"], ["eval-1", "over"]),
             (["last,all"], ["over", "eval-1", "train-43", "train-42", "train-4"]),
             (["=over"], ["over"]),
+            (["train-4*"], ["train-43", "train-42", "train-4"]),
+            (["o*,train-43*"], ["over", "train-43"]),
         ):
             assert await ids_of(client, words) == names, words
         assert await one_id(client, "ev", "logs") == "eval-1"
@@ -44,7 +46,7 @@ async def test_what_is_not_one_job_is_told_with_the_candidates() -> None:
             await ids_of(client, ["tr"])
         assert ambiguous.value.why == "tr is the beginning of 3 jobs: train-43, train-42, train-4"
         assert ambiguous.value.fixes
-        for word in ("nobody", "=trai"):
+        for word in ("nobody", "=trai", "nobody*"):
             with pytest.raises(NotFound):
                 await ids_of(client, [word])
         with pytest.raises(Rejected, match="takes one job"):
@@ -76,6 +78,8 @@ async def test_a_cancel_takes_names_as_they_stand_and_beginnings_only_of_ids_tha
         assert await ids_to_cancel(client, ["train"]) == ["train"]  # of a job to come
         assert await ids_to_cancel(client, ["j7"]) == ["j7"]
         assert await ids_to_cancel(client, ["last,train-4"]) == [made_up, "train-4"]
+        await (await client.submit(["x"], key="train-over")).result()
+        assert await ids_to_cancel(client, ["train-*"]) == ["train-43", "train-42", "train-4"]  # not what is over
         other = made_up[:-1] + ("0" if made_up[-1] != "0" else "1")
         await client.submit({**HANG, "job": other})
         with pytest.raises(ClientError, match="beginning of 2"):

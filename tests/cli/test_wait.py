@@ -43,6 +43,32 @@ async def test_a_wait_that_is_too_long_is_exit_code_6_and_no_job_is_3(node: Node
     assert (over.code, over.out, "all are over" in over.err) == (0, "", True)
 
 
+async def test_ctrl_c_ends_the_waiting_and_no_job(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "a", "--driver", "noop", "--", "exit", "0", tenant=unique)
+    await node.run("submit", "--job", "b", "--driver", "noop", "--", "hang", tenant=unique)
+    process = await start("wait", "a,b", env=node.env(unique))
+    await Lines(process.stdout).until("SUCCEEDED")
+    process.send_signal(signal.SIGINT)
+    await Lines(process.stderr).until("the jobs go on")
+    assert await process.wait() == 130
+    assert (await node.run("show", "b", "--format", "{state}", tenant=unique)).out == "RUNNING\n"
+    await node.run("cancel", "b", tenant=unique)
+
+
+async def test_an_explanation_is_watched_until_the_job_is_over(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    process = await start("explain", "w", "--watch", env=node.env(unique))
+    lines = Lines(process.stdout)
+    await lines.until("model: ")
+    await node.run("cancel", "w", "--reason", "enough", tenant=unique)
+    await lines.until("CANCELLED")
+    assert await process.wait() == 0
+    rows = [line.split("\t") for line in lines.text.splitlines()]
+    assert [row[:2] for row in (rows[0], rows[-1])] == [["w", "QUEUED"], ["w", "CANCELLED"]]
+    again = await node.run("explain", "w", "--watch", "--json", tenant=unique)
+    assert again.frame["data"]["state"] == "CANCELLED"
+
+
 async def test_the_tenants_events_are_heard_as_lines_and_as_frames(node: Node, unique: str) -> None:
     text = await start("events", env=node.env(unique))
     frames = await start("events", "--json", env=node.env(unique))

@@ -12,7 +12,32 @@ import msgspec
 import pytest
 
 from moorage.bus.simulated import FaultyNetwork
-from moorage.client import AsyncClient, GpuSpec, JobFailed, NoScheduler, Ran, Rejected, SimFleet, SimulatedClock, Task
+from moorage.client import (
+    AsyncClient,
+    Change,
+    Claimed,
+    Ended,
+    Gpu,
+    GpuSpec,
+    Job,
+    JobFailed,
+    NoScheduler,
+    Placed,
+    Progress,
+    Queued,
+    Ran,
+    Rejected,
+    Running,
+    SimFleet,
+    SimulatedClock,
+    Step,
+    Task,
+)
+from moorage.client.steps import step_of
+from moorage.scheduler.core.config import Config
+from moorage.schemas.job import STATES
+from moorage.worker.drivers.handler import Handler
+from moorage.worker.handler_context import HandlerContext
 from tests.waiting import until
 
 Scene = Callable[[], Coroutine[Any, Any, None]]
@@ -39,6 +64,21 @@ async def test_a_job_runs_its_script_on_its_lease() -> None:
         assert (changes[1].worker, len(changes[1].gpus)) == ("sim-0001", 2)
         assert result.stdout == ",".join(changes[1].gpus) + "\n"
         assert 1000 <= changes[4].time_ms - changes[3].time_ms <= 1100
+
+
+@in_virtual_time
+async def test_its_output_is_there_for_whoever_asks_later() -> None:
+    script = lambda task: Ran(3, out="one\ntwo\n", err="trouble\n")  # noqa: E731
+    async with AsyncClient(transport=SimFleet("2xH100", script=script)) as moorage:
+        job = await moorage.submit(["python", "train.py"], gpu=1)
+        with pytest.raises(JobFailed):
+            await job.result()
+        again = moorage.job(job.id)
+        assert [piece.text async for piece in again.logs()] == ["one\ntwo\n", "trouble\n"]
+        assert [piece.text async for piece in again.logs(tail=1, follow=False)] == ["two\n", "trouble\n"]
+        with pytest.raises(JobFailed) as failed:
+            await again.result()
+        assert failed.value.log_tail == "one\ntwo\ntrouble"
 
 
 @in_virtual_time
@@ -69,6 +109,29 @@ async def test_what_does_not_fit_waits_for_what_runs() -> None:
         results = await moorage.wait(jobs)
         ends = [result.changes[-1].time_ms for result in results]
         assert max(ends) - min(ends) >= 1900  # three rounds of a second on two devices
+
+
+@in_virtual_time
+async def test_jobs_that_left_memory_are_told_whole_also_by_the_next_scheduler() -> None:
+    fleet = SimFleet("8xH100", script=lambda task: Ran(code=task.attempt % 2), config=Config(ended_max=0))
+    async with AsyncClient(transport=fleet) as moorage:
+        jobs = [await moorage.submit(["x"], gpu=1, retries=1) for _ in range(20)]
+        many = await moorage.submit(["x"], replicas=64, retries=1)
+        results = await moorage.wait([*jobs, many])
+        await fleet.kill_scheduler()
+        for job, result in zip([*jobs, many], results, strict=True):
+            shown = await until(lambda job=job: _compacted(job), what="out of memory")
+            assert (shown["state"], shown["code"], shown["changes"][-1]["rev"]) == ("SUCCEEDED", 0, shown["rev"])
+            changes = [change async for event in moorage.job(job.id).events() for change in event.changes]
+            assert [change.rev for change in changes] == list(range(1, shown["rev"] + 1))
+            known = {change.rev: change for change in changes}
+            assert all(known[change.rev] == change for change in result.changes)
+        assert len(changes) == 1 + 64 * 8
+
+
+async def _compacted(job: Job) -> dict[str, Any] | None:
+    shown = await job.show()
+    return shown if shown.get("compacted") else None
 
 
 @in_virtual_time
@@ -253,3 +316,98 @@ async def _state(client: AsyncClient, job: str, state: str) -> bool:
 
 async def _all_up(client: AsyncClient) -> bool:
     return {row["state"] for row in (await client.fleet())["workers"]} == {"up"}
+
+
+def transcoder(context: HandlerContext) -> dict[str, Any]:
+    """A plain function, as a service has it."""
+    if context.input is None:
+        raise ValueError("no clip")
+    context.progress(0.5, "half")
+    return {"clip": context.input, "gpu": context.uuids[0], "job": context.job}
+
+
+@in_virtual_time
+async def test_handlers_of_ones_own_are_called_and_their_results_come_back() -> None:
+    async def paint(context: HandlerContext) -> bytes:
+        await asyncio.sleep(3600)  # virtual
+        return bytes(context.input)
+
+    handlers: dict[str, Handler] = {"transcode": transcoder, "paint": paint}
+    async with AsyncClient(transport=SimFleet("2x1xL40S+cpu", handlers=handlers)) as moorage:
+        told: list[Progress] = []
+        job = await moorage.submit_handler("transcode", "a.mp4", gpu="1xL40S")
+        result = await job.result(on_progress=told.append)
+        assert result.value == {"clip": "a.mp4", "gpu": result.changes[1].gpus[0], "job": job.id}
+        assert told == [Progress(0.5, "half")]
+        with pytest.raises(JobFailed, match="ValueError: no clip"):
+            await (await moorage.submit_handler("transcode", gpu=1)).result()
+        large = await (await moorage.submit_handler("paint", 100_000)).result()  # by the object store
+        assert large.value == bytes(100_000)
+        assert large.changes[-1].time_ms - large.changes[0].time_ms >= 3_600_000
+        with pytest.raises(Rejected, match="no known worker could ever run this"):
+            await moorage.submit_handler("sculpt", on_no_match="reject")
+
+
+@in_virtual_time
+async def test_a_handler_on_a_worker_that_dies_is_called_again_elsewhere() -> None:
+    called: list[str] = []
+
+    async def slow(context: HandlerContext) -> str:
+        called.append(context.environment["CUDA_VISIBLE_DEVICES"])
+        await asyncio.sleep(60)
+        return "done"
+
+    fleet = SimFleet("2x1xH100", handlers={"slow": slow})
+    async with AsyncClient(transport=fleet) as moorage:
+        job = await moorage.submit_handler("slow", gpu=1)
+        await until(lambda: called)
+        await job.show()
+        await fleet.kill_worker(job.worker)
+        await fleet.kill_scheduler()
+        assert (await job.result()).value == "done"
+        assert len(set(called)) == 2
+        cancelled = await moorage.submit_handler("slow", gpu=1)
+        await until(lambda: len(called) == 3)
+        await cancelled.cancel()
+        with pytest.raises(JobFailed, match="was cancelled"):
+            await cancelled.result()
+
+
+def test_a_handler_without_a_name_is_told() -> None:
+    with pytest.raises(Rejected, match="no name of a handler"):
+        SimFleet(handlers={"Trans Code": transcoder})
+
+
+@in_virtual_time
+async def test_the_steps_of_a_job_are_types_for_match() -> None:
+    story: list[str] = []
+    fleet = SimFleet("1x2xH100", script=lambda task: Ran(int(task.attempt == 1), seconds=1))
+    async with AsyncClient(transport=fleet) as moorage:
+        job = await moorage.submit(["x"], gpu=Gpu("H100", count=2), retries=1)
+        async for step in job.steps("60s"):
+            match step:
+                case Queued(attempt=attempt, why=why):
+                    story.append(f"queued {attempt} {why}".rstrip())
+                case Placed(worker=worker, gpus=gpus):
+                    story.append(f"{len(gpus)} of {worker}")
+                case Claimed() | Running():
+                    story.append(step.state.lower())
+                case Ended(state="SUCCEEDED", code=code):
+                    story.append(f"ended {code}")
+    once = ["2 of sim-0000", "claimed", "running"]
+    assert story == ["queued 0", *once, "queued 1", *once, "ended 0"]
+    assert {type(step_of(Change(1, 0, 0, 1, state))).__name__ for state in STATES} == {
+        "Queued", "Placed", "Claimed", "Running", "Ending", "Ended",
+    }  # fmt: skip
+    assert type(step_of(Change(1, 0, 0, 1, "A_LATER_RELEASE_SAYS"))) is Step
+
+
+@in_virtual_time
+async def test_gathered_jobs_succeed_together_or_raise_the_first_failure() -> None:
+    async with AsyncClient(transport=SimFleet("2x8xH100", script=lambda task: Ran(int(task.argv[0])))) as moorage:
+        jobs = await moorage.submit_many([["0"]] * 5, gpu=1)
+        assert [result.job for result in await moorage.gather(*jobs, timeout="60s")] == [job.id for job in jobs]
+        good, bad = await moorage.submit_many([["0"], ["3"]], gpu=1)
+        with pytest.raises(JobFailed) as failed:
+            await moorage.gather(good, bad, good)
+        assert (failed.value.job, failed.value.exit_code) == (bad.id, 3)

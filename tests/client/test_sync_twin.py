@@ -20,20 +20,25 @@ from moorage.client import (
     Event,
     Job,
     JobFailed,
+    Lease,
     NotFound,
     Ran,
     Rejected,
     SimFleet,
     SyncJob,
+    SyncLease,
     Task,
     TimedOut,
     Watch,
 )
+from moorage.client.admin import Admin
 from moorage.client.sync import LoopThread, SyncWatch
+from moorage.client.sync_admin import SyncAdmin
 
 #: what only the async side has, with the reason
 ASYNC_ALONE = {
     "subscribe": "its handler runs in the loop",
+    "again": "its coroutine runs in the loop",
     "saw": "fed by the SDK itself",
     "learn": "fed by the SDK itself",
     "ended": "fed by the SDK itself",
@@ -51,10 +56,14 @@ def _public(kind: type) -> dict[str, inspect.Signature]:
 def _synced(annotation: object) -> str:
     """An async side's annotation as the sync side must have it."""
     text = re.sub(r"AsyncIterator\b", "Iterator", str(annotation))
-    return re.sub(r"\b(?<!Sync)(Job|Watch)\b", r"Sync\1", text)
+    text = text.replace("AbstractAsyncContextManager", "AbstractContextManager")
+    return re.sub(r"\b(?<!Sync)(Job|Watch|Lease)\b", r"Sync\1", text)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(Client, AsyncClient), (SyncJob, Job), (SyncWatch, Watch)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(Client, AsyncClient), (SyncJob, Job), (SyncWatch, Watch), (SyncAdmin, Admin), (SyncLease, Lease)],
+)
 def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) -> None:
     sync, asynchronous = _public(ours), _public(theirs)
     expected = {name: each for name, each in asynchronous.items() if name not in ASYNC_ALONE}
@@ -73,7 +82,7 @@ def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) ->
 
 
 def test_no_method_of_the_twin_is_awaited() -> None:
-    for kind in (Client, SyncJob, SyncWatch):
+    for kind in (Client, SyncJob, SyncWatch, SyncAdmin, SyncLease):
         for name, member in inspect.getmembers(kind, inspect.isfunction):
             assert not inspect.iscoroutinefunction(member), name
             assert not inspect.isasyncgenfunction(member), name

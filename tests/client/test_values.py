@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from moorage.client import GpuSpec, Rejected, Secret
+from moorage.client import Gpu, GpuSpec, Rejected, Request, Secret, values
 from moorage.client.target import Up, find_context, find_tenant, read_up, started_ticks
-from moorage.client.values import build_request, fresh_job_id, seconds
+from moorage.client.values import Requests, build_request, fresh_job_id, seconds
 from moorage.schemas.codec import encode
+from moorage.schemas.gpu import parse_token
 from moorage.schemas.names import is_job
 
 
@@ -85,3 +89,81 @@ def test_whose_jobs() -> None:
     assert find_tenant("a", {"MOORAGE_TENANT": "b"}) == "a"
     assert find_tenant(None, {"MOORAGE_TENANT": "b"}) == "b"
     assert find_tenant(None, {}) == "default"
+
+
+@pytest.mark.parametrize(
+    ("parts", "token"),
+    [
+        ({}, "1x"),
+        ({"count": 4}, "4x"),
+        ({"model": "H100 | A100", "count": 2, "memory": "80G"}, "2xH100|A100:80G"),
+        ({"model": "L40S", "share": "mps=50%,4G"}, "1xL40S@mps=50%,4G"),
+        ({"memory": 70_000, "share": "time-slice"}, "1xany:70000M@time-slice"),
+        ({"model": "=A10"}, "1x=A10"),
+    ],
+)
+def test_gpus_in_parts_are_the_token(parts: dict[str, Any], token: str) -> None:
+    assert (1, Gpu(**parts)) == parse_token(token)
+
+
+def test_gpus_in_parts_take_what_no_token_says() -> None:
+    spec = Gpu("MI300X", scheduling="gang", vendor="amd")
+    assert (spec.model, spec.scheduling, spec.vendor) == ("MI300X", "gang", "amd")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"count": 0},
+        {"model": "2xH100"},
+        {"model": "H100:80G"},
+        {"model": "H100@mps"},
+        {"memory": "80Q"},
+        {"share": "?"},
+    ],
+)
+def test_parts_that_are_none_are_told(parts: dict[str, Any]) -> None:
+    with pytest.raises(Rejected) as refused:
+        Gpu(**parts)
+    assert refused.value.fixes
+
+
+def test_requests_by_template_are_those_that_are_built_one_by_one() -> None:
+    """Whatever was asked for before: other fields, the same ones changed in place, keys, and what is refused."""
+    chance, requests = random.Random(7), Requests()
+    env: dict[str, Any] = {"SEED": "1"}
+    choices: dict[str, list[Any]] = {
+        "what": [["x"], ("y", 1), [], {"run": {"argv": ["z"]}}, "text", ["nul\0"]],
+        "gpu": [None, 1, 2, "2xH100:80G", "3x2xA100", GpuSpec(count=4), "?", 0],
+        "key": [None, None, "k", "no.id", 7],
+        "fields": [{}, {"env": env}, {"retries": 2}, {"retries": 2.5}, {"priority": 101}, {"driver": "noop"}],
+    }
+    built = 0
+    for _ in range(3000):
+        env["SEED"] = chance.choice(["1", "2"])
+        what, gpu, key, fields = (chance.choice(values) for values in choices.values())
+        try:
+            expected: Any = build_request(what, gpu, key, fields)
+        except Rejected as refused:
+            expected = refused.code
+        try:
+            found: Any = requests.build(what, gpu, key, fields)
+            built += 1
+        except Rejected as refused:
+            found = refused.code  # of two faults either may be told first
+        if key is None and isinstance(expected, Request):
+            expected = msgspec.structs.replace(expected, job=found.job)
+            assert is_job(str(found.job))
+        assert found == expected
+    assert built > 500
+
+
+def test_ids_of_a_forked_child_are_its_own() -> None:
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        os.write(writer, values._chance.randbytes(16))
+        os._exit(0)
+    os.waitpid(child, 0)
+    with os.fdopen(reader, "rb") as drawn:
+        os.close(writer)
+        assert drawn.read() != values._chance.randbytes(16)

@@ -7,11 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.client import AsyncClient, Event, NotFound, TimedOut
 from moorage.client.watch import Watch
 from moorage.schemas.errors import problem
+from moorage.schemas.frames import Answer
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.waiting import until
 
@@ -34,6 +36,13 @@ class Following:
         async with asyncio.timeout(10):
             with pytest.raises(StopAsyncIteration):
                 await anext(self._items)
+
+
+def page(rev: int, revs: range, *, more: bool = False) -> Answer:
+    """What `history` answers."""
+    changes = msgspec.to_builtins([change(each) for each in revs])
+    data = {"job": "j", "tenant": "t", "state": "SUCCEEDED", "rev": rev, "changes": changes, "complete": True}
+    return Answer("history", 9, {**data, "more": more})
 
 
 @contextlib.asynccontextmanager
@@ -90,22 +99,48 @@ async def test_a_last_event_that_was_lost_is_asked_for(nats_url: str, unique: st
         await following.ends()
 
 
-async def test_transitions_that_left_the_schedulers_memory_do_not_make_it_ask_for_ever(
-    nats_url: str, unique: str
+@pytest.mark.parametrize("answer", ["history-gone", "unknown-verb"])
+async def test_transitions_that_are_kept_no_longer_do_not_make_it_ask_for_ever(
+    nats_url: str, unique: str, answer: str
 ) -> None:
     before, after = shown("j", "RUNNING", change(1)), shown("j", "RUNNING", change(90), change(91))
     async with follow(nats_url, unique, before, after) as (scheduler, following):
+        scheduler.will("history", problem(answer, "no"))
         await following.revisions()
         await scheduler.say("j", "RUNNING", change(91))
         assert await following.revisions() == ("RUNNING", [90, 91])
         await scheduler.say("j", "SUCCEEDED", change(92, "SUCCEEDED"))
         assert await following.revisions() == ("SUCCEEDED", [92])
-        assert len(scheduler.asked) == 2
+        assert [verb for verb, _ in scheduler.asked] == ["show", "show", "history"]
+
+
+async def test_what_show_leaves_out_is_read_page_by_page(nats_url: str, unique: str) -> None:
+    last = shown("j", "SUCCEEDED", *(change(rev) for rev in range(8, 11)))
+    async with follow(nats_url, unique, last) as (scheduler, following):
+        scheduler.will(
+            "history",
+            problem("overloaded", "too many"),
+            page(10, range(1, 5), more=True),
+            page(10, range(4, 9), more=True),  # a page that overlaps
+            page(10, range(9, 11)),
+        )
+        assert await following.revisions() == ("SUCCEEDED", list(range(1, 11)))
+        await following.ends()
+        asked = [arguments["after_rev"] for verb, arguments in scheduler.asked if verb == "history"]
+        assert asked == [0, 0, 4, 8]
+
+
+async def test_a_page_with_nothing_new_does_not_make_it_ask_for_ever(nats_url: str, unique: str) -> None:
+    async with follow(nats_url, unique, shown("j", "SUCCEEDED", change(9))) as (scheduler, following):
+        scheduler.will("history", page(9, range(1, 3), more=True))
+        assert await following.revisions() == ("SUCCEEDED", [1, 2, 9])
+        await following.ends()
 
 
 async def test_a_row_without_a_story_ends_it(nats_url: str, unique: str) -> None:
     row = {"job": "j", "tenant": unique, "state": "FAILED", "ended_ms": 5, "compacted": True}
-    async with follow(nats_url, unique, row) as (_, following):
+    async with follow(nats_url, unique, row) as (scheduler, following):
+        scheduler.will("history", problem("history-gone", "gone"))
         assert await following.revisions() == ("FAILED", [])
         await following.ends()
 
@@ -148,3 +183,28 @@ async def test_output_without_an_end_does_not_hold_the_follower(nats_url: str, u
         await scheduler.say("j", "FAILED", change(2, "FAILED"))
         assert await following.revisions() == ("FAILED", [2])
         await following.ends()
+
+
+async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        for events in ("job", "tenant"):
+            request = client.request(["x"], key="j", fields={"driver": "noop", "events": events})
+            async with Watch(client, "j", request=request) as watch:
+                following = Following(watch)
+                story = [change(1, "ACCEPTED"), change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]
+                for changes in story:
+                    state = changes[-1].state
+                    if events == "job":
+                        await scheduler.say("j", state, *changes)
+                    else:
+                        await scheduler.say_to_tenant(scheduler.event("j", state, *changes))
+                    assert await following.revisions() == (state, [each.rev for each in changes])
+                await following.ends()
+        assert scheduler.asked == []
+        scheduler.will_show(shown("j", "SUCCEEDED", change(1, "ACCEPTED"), change(2), change(3, "SUCCEEDED")))
+        async with Watch(client, "j", request=client.request(["x"], key="j")) as watch:
+            following = Following(watch)
+            await scheduler.say("j", "SUCCEEDED", change(3, "SUCCEEDED"))  # the first two were lost
+            assert await following.revisions() == ("SUCCEEDED", [1, 2, 3])
+            await following.ends()
+        assert [verb for verb, _ in scheduler.asked] == ["show"]

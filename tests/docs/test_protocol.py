@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from moorage.schemas import frames
+from moorage.schemas import frames, operate
 from moorage.schemas.codec import Decoder, decode_request, encode
 from moorage.schemas.errors import CODES, Problem, Refused
 from moorage.schemas.gpu import Distributed, GpuSpec, Share
@@ -61,7 +61,9 @@ def request_section() -> str:
 
 
 def struct_of(name: str) -> type[msgspec.Struct]:
-    found: type[msgspec.Struct] = Problem if name == "Problem" else getattr(frames, name)
+    if name in ("Problem", "Done"):
+        return Problem if name == "Problem" else operate.Done
+    found: type[msgspec.Struct] = getattr(frames, name)
     return found
 
 
@@ -74,7 +76,7 @@ def test_every_frame_is_shown() -> None:
         for name, kind in vars(frames).items()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag is not None
     }
-    assert {name for name, _ in FRAMES} == tagged | {"Problem"}
+    assert {name for name, _ in FRAMES} == tagged | {"Problem", "Done"}
 
 
 @pytest.mark.parametrize(("name", "body"), FRAMES, ids=[name for name, _ in FRAMES])
@@ -102,6 +104,17 @@ def test_every_request_decodes_and_strictly() -> None:
         decode_request(body.encode())
         with pytest.raises(Refused):
             decode_request(json.dumps({**json.loads(body), "unknown": 1}).encode())
+
+
+def test_every_act_of_an_operator_decodes_strictly_and_its_table_is_whole() -> None:
+    shown = blocks("json act")
+    assert [name for name, _ in shown] == [f"admin.{verb}" for verb in operate.ACTS]
+    for name, body in shown:
+        verb, act = name.removeprefix("admin."), json.loads(body)
+        assert _ROW.findall(section(name)) == [field.name for field in msgspec.structs.fields(operate.ACTS[verb])]
+        assert json.loads(encode(operate.act_of(verb, act))) == act
+        with pytest.raises(Refused):
+            operate.act_of(verb, {**act, "unknown": 1})
 
 
 def test_every_field_of_a_request_is_in_its_table() -> None:

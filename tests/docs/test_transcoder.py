@@ -15,9 +15,11 @@ from typing import Any
 
 import msgspec
 import nats
+import pytest
 
 import moorage
 from moorage.bus.embedded import EmbeddedServer
+from moorage.client import AsyncClient, JobFailed, Progress
 from moorage.worker.handler_results import result_bucket, result_object
 from tests.live.stack import Stack, caller, stack
 
@@ -69,7 +71,8 @@ def job(name: str, gpu: bool) -> dict[str, Any]:
         "job": name,
         **({"gpu": {}} if gpu else {}),
         "requires": {"handler.transcode": ["1"]},
-        "run": {"driver": "handler", "argv": ["transcode", "6", "64x48"], "env": {"LEVEL": "9"}},
+        "run": {"driver": "handler", "argv": ["transcode"]},
+        "driver_config": {"handler": {"input": {"frames": 6, "width": 64, "height": 48, "level": 9}}},
     }
 
 
@@ -91,6 +94,14 @@ async def test_it_transcodes_for_the_fleet_and_for_itself(nats_server: EmbeddedS
             found = await result_of(made, ann, "on-gpu")
             [placed] = [change for change in shown["changes"] if change["state"] == "PLACED"]
             assert found == expected | {"device": placed["gpus"][0]}
+            async with AsyncClient(made.url, tenant="acme", prefix=unique) as moorage:
+                asked = {"frames": 6, "width": 64, "height": 48, "level": 9}
+                told: list[Progress] = []
+                called = await moorage.submit_handler("transcode", asked, gpu=1)
+                assert (await called.result("30s", told.append)).value == found
+                assert told[-1] == Progress(1.0, "frame 6 of 6")
+                with pytest.raises(JobFailed, match="a clip has 1"):
+                    await (await moorage.submit_handler("transcode", {"frames": 0}, gpu=1)).result("30s")
         jetstream = ann.nc.jetstream()
         await jetstream.delete_object_store(result_bucket(unique, "acme"))
 

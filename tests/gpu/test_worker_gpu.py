@@ -5,6 +5,7 @@ The worker takes every device of the host; nothing else may run on them meanwhil
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -164,3 +165,34 @@ async def test_an_exclusive_device_is_not_leased_again_before_its_memory_is_back
         # it started on devices that held nothing but its own context
         assert all(used <= CONTEXT_MIB_MAX for used in seen["used_mib"])
         assert held_mib > CONTEXT_MIB_MAX
+
+
+async def test_an_audit_finds_a_process_that_took_a_device_without_a_lease(
+    nats_server: EmbeddedServer, unique: str, tmp_path: Path, uuids: list[str]
+) -> None:
+    async with fleet(nats_server, unique) as (_, acme):
+        file = tmp_path / "foreign"
+        argv = [sys.executable, JOB, "hold", str(file), str(HELD_MIB)]
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": uuids[0]}
+        foreign = await asyncio.create_subprocess_exec(*argv, env=environment)
+        try:
+            await written(file)
+            drift = (await acme.admin("audit"))["data"]["drift"]
+            rows = [row for row in drift if row["kind"].startswith("nvml-")]
+            assert [(row["kind"], row["gpu"], row["pid"]) for row in rows] == [("nvml-foreign", uuids[0], foreign.pid)]
+            assert rows[0]["name"].startswith("python")
+            assert rows[0]["memory_mib"] >= HELD_MIB
+        finally:
+            foreign.kill()
+            await foreign.wait()
+        # what a job of ours holds under its lease is none
+        await acme.submit("job", **job_request("hold", tmp_path / "job", str(HELD_MIB)))
+        await written(tmp_path / "job")
+
+        async def sound() -> bool:
+            drift = (await acme.admin("audit"))["data"]["drift"]
+            return not [row for row in drift if row["kind"].startswith("nvml-")]
+
+        await until(sound, DEADLINE_S, "no device without an explanation")
+        await acme.api("cancel", {"job": "job"})
+        await acme.reaches("job", "CANCELLED", deadline_s=DEADLINE_S)

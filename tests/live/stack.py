@@ -26,13 +26,13 @@ from nats.aio.msg import Msg
 
 import moorage
 from moorage.bus.connection import connect
-from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.worker.run import SUPERVISOR_FOLDER
 from moorage.worker.supervisor.client import Supervised, SupervisorError
+from tests.servers import Server
 from tests.waiting import until
 
 #: every answer of these tests is due long before; only a defect makes one wait so long
@@ -133,7 +133,7 @@ async def _spawn(arguments: list[str], log: Path, **environment: str) -> RealPro
 class Stack:
     """What a test starts under one prefix. Made by `stack`, which ends all of it."""
 
-    def __init__(self, server: EmbeddedServer, folder: Path, prefix: str) -> None:
+    def __init__(self, server: Server, folder: Path, prefix: str) -> None:
         self.url = server.url
         self.ledger_url = server.ledger_url
         self.folder = folder
@@ -155,7 +155,8 @@ class Stack:
         folder = self.folder / state
         if folder not in self.states:
             self.states.append(folder)
-        table = {"state_dir": str(folder), "prefix": self.subjects.prefix, "simulate": simulate, **settings}
+        name = {"id": settings.pop("worker")} if "worker" in settings else {}
+        table = {"state_dir": str(folder), "prefix": self.subjects.prefix, "simulate": simulate, **name, **settings}
         log = self.folder / f"agent-{len(self.processes)}.log"
         return self._keep(await _spawn(["-c", _AGENT, msgspec.json.encode(table).decode(), self.url], log))
 
@@ -193,7 +194,7 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def stack(server: EmbeddedServer, prefix: str) -> AsyncIterator[Stack]:
+async def stack(server: Server, prefix: str) -> AsyncIterator[Stack]:
     """A stack with nothing started in it. All of it is gone at the end; a failure shows what its processes said."""
     # A short path: a supervisor's socket lies in it, whose path may have some 100 characters (unix(7)).
     with tempfile.TemporaryDirectory(prefix="moorage-live-") as folder:

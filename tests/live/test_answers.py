@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import Mapping
 
 import msgspec
+import pytest
 
 from moorage.bus.connection import connect
-from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import APPEND_TIMEOUT_S, Ack, JetStream, JsError
 from moorage.bus.transport import Delivery
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device, Hello, Join
 from moorage.schemas.subjects import Subjects
+from tests.servers import Server
 from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
 
 SUBMIT = b'{"job":"held","gpu":{},"run":{"argv":["true"]}}'
 
@@ -39,7 +42,7 @@ class GatedJetStream(JetStream):
         return await super().append(subject, payload, headers, timeout_s)
 
 
-async def test_nothing_leaves_before_the_acknowledgement(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_nothing_leaves_before_the_acknowledgement(nats_server: Server, unique: str) -> None:
     subjects = Subjects(unique)
     world = await connect(nats_server.url, "scheduler")
     ledger_world = await connect(nats_server.ledger_url, "ledger")

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from moorage.bus.connection import connect
-from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import CODES
@@ -22,7 +21,10 @@ from moorage.schemas.frames import Device, Fact, FactFrame, Held, Hello, Join, L
 from moorage.schemas.names import is_job
 from tests.live.scripted_worker import ScriptedWorker, scripted_worker
 from tests.live.stack import ANSWER_S, Caller, RealProcess, caller, request, stack
+from tests.servers import MortalServer, Server
 from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
 
 BIG: Final = 10**30
 DEEP: Final = 100_000
@@ -123,7 +125,7 @@ async def ask(one: Caller, subject: str, payload: bytes, headers: dict[str, str]
     return msgspec.json.decode(data) if data[:1] in (b"{", b"[") else msgspec.msgpack.decode(data)
 
 
-async def test_rubbish_on_every_subject_is_refused_and_forgotten(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_rubbish_on_every_subject_is_refused_and_forgotten(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         scheduler = await made.scheduler()
         await acme.leader()
@@ -159,7 +161,7 @@ async def test_rubbish_on_every_subject_is_refused_and_forgotten(nats_server: Em
         assert "Traceback" not in scheduler.words()
 
 
-async def test_a_bad_request_is_refused_at_both_doors(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_a_bad_request_is_refused_at_both_doors(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         scheduler = await made.scheduler()
         await acme.leader()
@@ -210,7 +212,7 @@ async def test_a_bad_request_is_refused_at_both_doors(nats_server: EmbeddedServe
         assert "Traceback" not in scheduler.words()
 
 
-async def test_headers_and_reply_subjects_do_no_harm(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_headers_and_reply_subjects_do_no_harm(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         scheduler = await made.scheduler()
         await acme.leader()
@@ -256,7 +258,7 @@ async def test_headers_and_reply_subjects_do_no_harm(nats_server: EmbeddedServer
         assert "Traceback" not in scheduler.words()
 
 
-async def test_a_hostile_worker_harms_nobody_else(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_a_hostile_worker_harms_nobody_else(nats_server: Server, unique: str) -> None:
     """It holds a session of its own; frames are well formed, but false."""
     async with stack(nats_server, unique) as made, caller(made) as acme:
         scheduler = await made.scheduler()
@@ -389,10 +391,8 @@ def hostile_joins(subjects_worker: str) -> dict[str, Join]:
 # ------------------------------------------------------------------------------------------------------- the server
 
 
-async def test_a_killed_server_costs_nothing_that_was_accepted(
-    fresh_server: EmbeddedServer, fresh_data_dir: Path, unique: str
-) -> None:
-    async with stack(fresh_server, unique) as made, caller(made) as acme:
+async def test_a_killed_server_costs_nothing_that_was_accepted(mortal_server: MortalServer, unique: str) -> None:
+    async with stack(mortal_server, unique) as made, caller(made) as acme:
         leader, standby = await made.scheduler("leader"), await made.scheduler("standby")
         first = (await acme.leader())["leader"]
         await until(lambda: "folded" in leader.words() and "folded" in standby.words(), what="a leader and a standby")
@@ -405,23 +405,20 @@ async def test_a_killed_server_costs_nothing_that_was_accepted(
         await acme.submit("waits", gpu={"count": 2})
         await acme.reaches("runs", "RUNNING")
         sequence = await acme.queue("submit", request(None, gpu={"count": 2}))
-        await fresh_server.kill()
+        await mortal_server.kill()
         asking = asyncio.create_task(acme.submit("asked-meanwhile"))
-        again = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
-        try:
-            assert (await asking)["kind"] == "accepted"
-            go.touch()
-            for job in ("runs", "waits", "asked-meanwhile", f"q{sequence}"):
-                await acme.reaches(job, "SUCCEEDED")
-                shown = await acme.check_story(job)
-                assert shown["attempt"] == 1, shown
-            assert len(Path(f"{go}.ran").read_text().split()) == 1
-            await acme.all_free()
-            assert (await acme.fleet())["leader"] in ("leader", "standby"), first
-            await end_of(leader)
-            await end_of(standby)
-        finally:
-            await again.stop()
+        await mortal_server.start()
+        assert (await asking)["kind"] == "accepted"
+        go.touch()
+        for job in ("runs", "waits", "asked-meanwhile", f"q{sequence}"):
+            await acme.reaches(job, "SUCCEEDED")
+            shown = await acme.check_story(job)
+            assert shown["attempt"] == 1, shown
+        assert len(Path(f"{go}.ran").read_text().split()) == 1
+        await acme.all_free()
+        assert (await acme.fleet())["leader"] in ("leader", "standby"), first
+        await end_of(leader)
+        await end_of(standby)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +431,7 @@ async def test_a_killed_server_costs_nothing_that_was_accepted(
     ],
 )
 def test_a_scheduler_that_reaches_nothing_says_so_in_one_line(
-    nats_server: EmbeddedServer, unique: str, change: str, words: str
+    nats_server: Server, unique: str, change: str, words: str
 ) -> None:
     url = {
         "no-server": "nats://127.0.0.1:1",

@@ -7,12 +7,15 @@ placement (same fence), and the end of every job, once.
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.codec import encode
 from tests.live.scripted_worker import ScriptedWorker, scripted_worker
 from tests.live.stack import Caller, caller, request, stack
+from tests.servers import Server
 from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
 
 #: jobs of host a by the facts that were answered before the kill
 STEPS: dict[str, tuple[str, ...]] = {
@@ -60,7 +63,7 @@ async def prepare(acme: Caller, a: ScriptedWorker, b: ScriptedWorker) -> None:
     await acme.reaches("submit-recorded", "PLACED")
 
 
-async def test_one_kill_between_every_pair_of_steps(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_one_kill_between_every_pair_of_steps(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         old = await made.scheduler("old")
         await acme.leader()

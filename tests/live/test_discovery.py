@@ -7,14 +7,17 @@ from typing import Any
 
 import nats
 import nats.errors
+import pytest
 from nats.aio.client import Client
 from nats.micro.service import ServiceInfo, ServicePing, ServiceStats, ServiceVerb, control_subject
 
-from moorage.bus.embedded import EmbeddedServer
 from moorage.scheduler.discovery import SERVICE
 from moorage.schemas.subjects import API_VERBS
 from tests.live.stack import Stack, caller, stack
+from tests.servers import Server
 from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
 
 
 async def ask(nc: Client, verb: ServiceVerb, made: Stack, name: str | None = None, id: str | None = None) -> list[Any]:
@@ -41,7 +44,7 @@ async def ask(nc: Client, verb: ServiceVerb, made: Stack, name: str | None = Non
     return [frame for frame in found if frame["metadata"]["prefix"] == made.subjects.prefix]
 
 
-async def test_the_leader_alone_is_found_by_name_and_by_id(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_the_leader_alone_is_found_by_name_and_by_id(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler("first")
         await acme.leader()
@@ -54,7 +57,7 @@ async def test_the_leader_alone_is_found_by_name_and_by_id(nats_server: Embedded
         assert await ask(acme.nc, ServiceVerb.PING, made, SERVICE, ping.id) == [everybody]
 
 
-async def test_info_names_every_verb_as_a_plain_endpoint(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_info_names_every_verb_as_a_plain_endpoint(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler()
         await acme.leader()
@@ -67,7 +70,7 @@ async def test_info_names_every_verb_as_a_plain_endpoint(nats_server: EmbeddedSe
         }
 
 
-async def test_stats_show_how_the_leader_does(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_stats_show_how_the_leader_does(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler("lead")
         await acme.leader()
@@ -86,7 +89,7 @@ async def test_stats_show_how_the_leader_does(nats_server: EmbeddedServer, uniqu
         assert later == []
 
 
-async def test_a_new_reign_is_a_new_instance(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_a_new_reign_is_a_new_instance(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         old = await made.scheduler("old")
         await acme.leader()

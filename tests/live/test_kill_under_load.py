@@ -8,10 +8,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from moorage.bus.embedded import EmbeddedServer
+import pytest
+
 from moorage.schemas.job import TERMINAL
 from tests.live.stack import QUICK, Caller, caller, is_alive, stack
+from tests.servers import Server
 from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
 
 JOBS: Final = 150
 TENANTS: Final = ("acme", "beta", "gamma")
@@ -57,7 +61,7 @@ class Lines:
                     was[uuid].add(attempt)
 
 
-async def test_every_job_ends_once_whatever_is_killed(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_every_job_ends_once_whatever_is_killed(nats_server: Server, unique: str) -> None:
     async with (
         stack(nats_server, unique) as made,
         caller(made, TENANTS[0]) as acme,
@@ -129,9 +133,7 @@ echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 600
 """
 
 
-async def test_a_stopped_agents_job_is_gone_before_it_is_placed_elsewhere(
-    nats_server: EmbeddedServer, unique: str
-) -> None:
+async def test_a_stopped_agents_job_is_gone_before_it_is_placed_elsewhere(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler(config=QUICK)
         first = await made.agent("w1", "4xH100", worker="w1")

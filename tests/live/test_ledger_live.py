@@ -16,7 +16,6 @@ import pytest
 
 from moorage.bus import connection
 from moorage.bus.connection import Connection, connect
-from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import RequestTimeout
 from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, Ack, JetStream, JsError
 from moorage.bus.transport import Outgoing
@@ -32,7 +31,10 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.subjects import Subjects
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import QUICK, caller, request, stack
+from tests.servers import Server
 from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
 
 
 class WireJetStream(JetStream):
@@ -122,7 +124,7 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def desk(server: EmbeddedServer, prefix: str) -> AsyncIterator[Desk]:
+async def desk(server: Server, prefix: str) -> AsyncIterator[Desk]:
     async with await connect(server.ledger_url, "test") as connection:
         yield Desk(connection, prefix, server.ledger_url)
 
@@ -130,7 +132,7 @@ async def desk(server: EmbeddedServer, prefix: str) -> AsyncIterator[Desk]:
 # ---------------------------------------------------------------------------------------------------- who may append
 
 
-async def test_records_fold_to_the_leaders_memory(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_records_fold_to_the_leaders_memory(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         one = await here.leader()
         await one.lead()
@@ -141,7 +143,7 @@ async def test_records_fold_to_the_leaders_memory(nats_server: EmbeddedServer, u
         assert len(other.jobs) == 100
 
 
-async def test_a_newer_epoch_fences_the_old_leader_for_good(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_a_newer_epoch_fences_the_old_leader_for_good(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         old, new = await here.leader(), await here.leader()
         await old.lead()
@@ -157,7 +159,7 @@ async def test_a_newer_epoch_fences_the_old_leader_for_good(nats_server: Embedde
         assert (state.epoch, ledger.junk) == (2, 0)
 
 
-async def test_each_guard_refuses_alone(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_each_guard_refuses_alone(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         old, new = await here.leader(), await here.leader()
         await old.lead()
@@ -187,9 +189,7 @@ async def test_each_guard_refuses_alone(nats_server: EmbeddedServer, unique: str
         assert await here.end() == end
 
 
-async def test_who_takes_over_from_a_leader_that_still_writes_is_deposed(
-    nats_server: EmbeddedServer, unique: str
-) -> None:
+async def test_who_takes_over_from_a_leader_that_still_writes_is_deposed(nats_server: Server, unique: str) -> None:
     """The old one wrote between the last look and the epoch record: its record is acknowledged and must be folded."""
     async with desk(nats_server, unique) as here:
         old, new = await here.leader(), await here.leader()
@@ -207,7 +207,7 @@ async def test_who_takes_over_from_a_leader_that_still_writes_is_deposed(
         assert (state.epoch, ledger.junk) == (2, 0)
 
 
-async def test_of_two_that_begin_a_ledger_one_leads(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_of_two_that_begin_a_ledger_one_leads(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         leaders = [await here.leader() for _ in range(4)]
         outcomes = await asyncio.gather(*(leader.lead() for leader in leaders), return_exceptions=True)
@@ -220,7 +220,7 @@ async def test_of_two_that_begin_a_ledger_one_leads(nats_server: EmbeddedServer,
 
 @pytest.mark.parametrize("trouble", ["lose", "refuse"])
 async def test_an_append_whose_answer_is_not_an_ack_is_found_and_stands_once(
-    nats_server: EmbeddedServer, unique: str, trouble: str
+    nats_server: Server, unique: str, trouble: str
 ) -> None:
     async with desk(nats_server, unique) as here:
         one = await here.leader()
@@ -235,7 +235,7 @@ async def test_an_append_whose_answer_is_not_an_ack_is_found_and_stands_once(
         assert (state.digest, ledger.junk) == (one.state.digest, 0)
 
 
-async def test_an_append_that_was_not_stored_is_sent_again(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_an_append_that_was_not_stored_is_sent_again(nats_server: Server, unique: str) -> None:
     """Nothing listens for a moment: the answer is 503, the record is not there, and the same bytes go again."""
     async with desk(nats_server, unique) as here:
         one = await here.leader()
@@ -257,7 +257,7 @@ async def test_an_append_that_was_not_stored_is_sent_again(nats_server: Embedded
 # -------------------------------------------------------------------------------------------------------------- junk
 
 
-async def test_junk_is_skipped_counted_and_written_past(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_junk_is_skipped_counted_and_written_past(nats_server: Server, unique: str) -> None:
     stale = encode_record(Record(FORMAT, 0, 7, 7, 0, 0, acts=[[Act.GONE, 0, "never"]]))
     async with desk(nats_server, unique) as here:
         one = await here.leader()
@@ -277,7 +277,7 @@ async def test_junk_is_skipped_counted_and_written_past(nats_server: EmbeddedSer
 
 @pytest.mark.parametrize("subject", ["ledger_epoch", "ledger_snapshot"])
 async def test_junk_where_the_guard_or_the_naming_record_stands_stops_nobody(
-    nats_server: EmbeddedServer, unique: str, subject: str
+    nats_server: Server, unique: str, subject: str
 ) -> None:
     async with desk(nats_server, unique) as here:
         one = await here.leader()
@@ -298,7 +298,7 @@ async def test_junk_where_the_guard_or_the_naming_record_stands_stops_nobody(
 # --------------------------------------------------------------------------------------------------------- snapshots
 
 
-async def test_a_snapshot_and_the_tail_are_the_whole_ledger(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_a_snapshot_and_the_tail_are_the_whole_ledger(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         one = await here.leader()
         await one.lead()
@@ -331,7 +331,7 @@ async def test_a_snapshot_and_the_tail_are_the_whole_ledger(nats_server: Embedde
         assert other.state.digest == one.state.digest
 
 
-async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         one = await here.leader()
         await one.lead()
@@ -373,7 +373,7 @@ def ahead(seq: int) -> State:
 
 
 async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
-    nats_server: EmbeddedServer, unique: str, monkeypatch: pytest.MonkeyPatch
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader's own part, in this process for its small numbers; the follower is a real process."""
     monkeypatch.setattr(service, "SNAPSHOT_LOOK_S", 0.05)
@@ -430,7 +430,7 @@ class WatchedConnection(Connection):
 
 
 async def test_a_read_leaves_only_while_nobody_else_can_lead(
-    nats_server: EmbeddedServer, unique: str, monkeypatch: pytest.MonkeyPatch
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process, to see the leader's clock when an answer leaves. A second before the takeover is due, answers
     wait for another append; that second is for whatever holds this process up between its look and its write."""
@@ -474,7 +474,7 @@ async def test_a_read_leaves_only_while_nobody_else_can_lead(
         assert max(ages_ms) < config.takeover_s * 1000
 
 
-async def test_a_standby_takes_over_from_a_killed_leader(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_a_standby_takes_over_from_a_killed_leader(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         first = await made.scheduler("first")
         assert (await acme.leader())["leader"] == "first"
@@ -489,7 +489,7 @@ async def test_a_standby_takes_over_from_a_killed_leader(nats_server: EmbeddedSe
 
 
 async def test_a_stopped_leader_that_wakes_writes_and_answers_nothing_and_stands_by(
-    nats_server: EmbeddedServer, unique: str
+    nats_server: Server, unique: str
 ) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:
         old = await made.scheduler(config=QUICK)

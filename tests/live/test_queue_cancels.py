@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from moorage.bus.connection import connect
-from moorage.bus.embedded import EmbeddedServer
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.queue_reader import BATCH
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import Subjects
+from tests.servers import Server
 from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
 
 FIRST = 20
 
 
-async def test_the_cancel_cursor_waits_while_the_tombstones_are_full(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_the_cancel_cursor_waits_while_the_tombstones_are_full(nats_server: Server, unique: str) -> None:
     subjects = Subjects(unique)
     world = await connect(nats_server.url, "scheduler")
     ledger_world = await connect(nats_server.ledger_url, "ledger")

@@ -16,7 +16,7 @@ from typing import Any, Final
 from moorage.scheduler.core import snapshot as snapshots
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Operate, Submit
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Operate, Order, Submit
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.outputs import Outputs
 from moorage.scheduler.core.queue import entry
@@ -39,6 +39,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.job import STATES
+from moorage.schemas.operate import act_of
 from moorage.schemas.subjects import Subjects
 
 Key = tuple[str, str, int, int]  # tenant, job, replica, fence
@@ -254,6 +255,7 @@ class Driving:
         self._replies = 0
         self._sessions = 0
         self.checks = True
+        self.keeps_history = True  # what ended counts as written to the history at once
         self.state = State()
         self.shadow = State()
         self.engine: Engine
@@ -302,6 +304,9 @@ class Driving:
         self.now += ms
         seq = self._store(self.engine.build(self.now, self.now))
         out = self.engine.commit(seq, self.now)
+        if self.keeps_history:
+            for job in out.ended:
+                job.kept = seq
         if self.checks:
             self.check()
         for reply, payload in out.answers:
@@ -324,16 +329,27 @@ class Driving:
         self.check_queue()
 
     def check_queue(self) -> None:
-        """Who waits stands in the queue once, or in one backoff timer: never lost, never doubled."""
+        """Who waits stands in the queue once, or in one backoff timer: never lost, never doubled, not while held."""
         engine = self.engine
-        found = Counter(item for line in engine.queue.lines.values() for item in line.entries)
-        found.update(item for _, kind, item in engine._timers if kind == BACKOFF_TIMER)
-        assert engine.queue.size == sum(len(line.entries) for line in engine.queue.lines.values())
+        queue = engine.queue
+        standing = [
+            (item, line) for line in queue.lines.values() for item in line.entries if not queue.is_taken(line, item)
+        ]
+        found = Counter(item for item, _ in standing)
+        pauses = Counter(item for _, kind, item in engine._timers if kind == BACKOFF_TIMER)
+        assert queue.size == len(standing)
+        priorities = {(item, line.priority) for item, line in standing}
         for job in self.state.jobs.values():
             waiting = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
             for replica in waiting[:1] if engine.shape_of(job).together > 1 else waiting:
-                count = found[entry(job.num, replica.index)]
+                item = entry(job.num, replica.index)
+                if job.hold is not None:
+                    assert not found[item], f"{job.name}/{replica.index} is held and stands in the queue"
+                    assert pauses[item] <= 1, f"{job.name}/{replica.index} waits out {pauses[item]} pauses"
+                    continue
+                count = found[item] + pauses[item]
                 assert count == 1, f"{job.name}/{replica.index} waits {count} times"
+                assert pauses[item] or (item, engine.priority_of(job)) in priorities, job.name
 
     def check_counters(self) -> None:
         """The soft view's sums are those of the ledger's members: CPU, memory, slots, sharers."""
@@ -515,6 +531,19 @@ class Driving:
         self.tick()
         answer: dict[str, Any] = self.answers[f"r{self._replies}"]
         return answer
+
+    def order(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """An operator's act on a job or a tenant (`t` unless said), answered."""
+        reply = self.offer_order(verb, **arguments)
+        self.tick()
+        answer: dict[str, Any] = self.answers[reply]
+        return answer
+
+    def offer_order(self, verb: str, **arguments: Any) -> str:
+        self._replies += 1
+        reply = f"r{self._replies}"
+        self.engine.offer(Order(verb, act_of(verb, {"tenant": "t", "by": "ana", **arguments}), reply, True))
+        return reply
 
     # ---------------------------------------------------------------------------------------------- looking
 

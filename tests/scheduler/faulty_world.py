@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
 from moorage.scheduler.core.state import IS_TERMINAL
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
@@ -47,11 +48,15 @@ class FaultyWorld:
         self.clocks: dict[str, Clock] = {}
         self.mail: list[tuple[int, int, str, Any]] = []  # due ms, tie, to, what
         self.sent: dict[str, tuple[str, Any, int]] = {}  # reply -> worker, frame, sent ms
-        self.answered: set[str] = set()  # jobs whose acceptance was told
-        self.succeeded: Counter[tuple[str, int]] = Counter()
+        self.answered: set[tuple[str, str]] = set()  # jobs whose acceptance was told
+        self.succeeded: Counter[tuple[str, str, int]] = Counter()
         self.lingering: list[tuple[Worker, Any]] = []
         self.renew_sent: dict[tuple[str, str, int], int] = {}
-        self.waiting: dict[str, str] = {}
+        self.waiting: dict[str, tuple[str, str]] = {}
+        self.requeued: Counter[tuple[str, str]] = Counter()  # acts of operators that ended an attempt
+        self.placed = 0  # placements, and those of a tenant with a limit
+        self.limited = 0
+        self._checked = 0
         self._told = 0
         self._ties = 0
         self._jobs = 0
@@ -206,8 +211,25 @@ class FaultyWorld:
             verb = self.random.choice(("cordon", "drain", "uncordon", "uncordon", "release"))
             drive.operate(verb, self.random.choice(list(drive.workers)))
             self._events()
+        if chance() < 0.06:
+            self._orders()
         if chance() < 0.003:
             drive.now += 40_000  # the leader's machine was stopped for a while
+
+    def _orders(self) -> None:
+        """An operator acts on a job or a tenant, alone or several at once."""
+        pick, state = self.random.choice, self.drive.state
+        live = [(job.tenant, job.name) for job in state.jobs.values() if not job.over]
+        for verb in self.random.sample(("hold", "release", "requeue", "priority", "limit"), pick((1, 1, 2, 3))):
+            tenant, job = pick(live) if live and self.random.random() < 0.9 else (pick("tu"), "j1")
+            asked: dict[str, Any] = {"tenant": tenant}
+            if verb == "limit":
+                asked["gpus"] = pick((0, 1, 2, 4))
+            elif verb in ("requeue", "priority") or self.random.random() < 0.8:
+                asked["job"] = job
+            if verb == "priority":
+                asked["priority"] = pick((0, 50, 60, 100))
+            self.drive.offer_order(verb, **asked)
 
     # ------------------------------------------------------------------------------------------- callers
 
@@ -250,12 +272,13 @@ class FaultyWorld:
                 fields["start_within_s"] = pick((1, 10))
             if chance() < 0.1:
                 fields["on_no_match"] = "reject"
-            self._submitted(drive.offer_submit(name, **fields), name)
+            tenant = pick("ttu")
+            self._submitted(drive.offer_submit(name, tenant=tenant, **fields), tenant, name)
         if chance() < 0.12 and self._jobs:
-            drive.offer_cancel(f"j{self.random.randrange(self._jobs + 3) + 1}")
+            drive.offer_cancel(f"j{self.random.randrange(self._jobs + 3) + 1}", tenant=pick("ttu"))
 
-    def _submitted(self, reply: str, name: str) -> None:
-        self.waiting[reply] = name
+    def _submitted(self, reply: str, tenant: str, name: str) -> None:
+        self.waiting[reply] = (tenant, name)
 
     def _events(self) -> None:
         for reply in [reply for reply in self.waiting if reply in self.drive.answers]:
@@ -264,8 +287,10 @@ class FaultyWorld:
                 self.answered.add(name)
         for event in self.drive.events[self._told :]:
             for change in event["changes"]:
+                if change.get("why", "").startswith("requeued"):
+                    self.requeued[(event["tenant"], event["job"])] += 1
                 if change["state"] == "SUCCEEDED":
-                    self.succeeded[(event["job"], change["replica"])] += 1
+                    self.succeeded[(event["tenant"], event["job"], change["replica"])] += 1
         self._told = len(self.drive.events)
 
     # -------------------------------------------------------------------------------------------- checks
@@ -281,9 +306,10 @@ class FaultyWorld:
                 running[(tenant, job, index)] += 1
         twice = [unit for unit, count in running.items() if count > 1]
         assert not twice, f"two live attempts of {twice}"
-        for name in self.answered:
-            known = state.job("t", name)
-            assert known is not None or state.finished.find(job_key("t", name)) is not None, f"{name} was lost"
+        for tenant, name in self.answered:
+            known = state.job(tenant, name)
+            assert known is not None or state.finished.find(job_key(tenant, name)) is not None, f"{name} was lost"
+        self._check_orders()
         assert all(count == 1 for count in self.succeeded.values()), self.succeeded
         for live in state.jobs.values():
             request = decode_request(live.body)
@@ -291,7 +317,26 @@ class FaultyWorld:
                 assert replica.retries <= request.retries
                 assert replica.losses <= request.retries_on_lost
                 used = live.replicas[0] if live.gang else replica  # a gang counts on its first rank
-                assert replica.attempt <= 1 + used.retries + used.losses + used.refusals
+                again = self.requeued[(live.tenant, live.name)]
+                assert replica.attempt <= 1 + used.retries + used.losses + used.refusals + again
+
+    def _check_orders(self) -> None:
+        """Of what this record placed nothing is held, and its tenant is within its limit."""
+        state, record = self.drive.state, decode_record(self.drive.records[-1])
+        if record.epoch != state.epoch or self._checked == state.seq:
+            return
+        self._checked = state.seq
+        for at in range(0, len(record.steps), STEP_WIDTH):
+            if record.steps[at] != Op.PLACE:
+                continue
+            job = state.jobs[record.steps[at + 1]]
+            tenant = state.tenants[job.tenant]
+            self.placed += 1
+            assert job.hold is None, f"{job.name} is held and was placed"
+            assert tenant.hold is None, f"{tenant.name} is held and {job.name} was placed"
+            limit = tenant.gpus_max or 10**9
+            assert tenant.gpus <= limit or not record.steps[at + 4], f"{tenant.name} has {tenant.gpus} of {limit} GPUs"
+            self.limited += tenant.gpus_max > 0
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -301,6 +346,11 @@ class FaultyWorld:
         """Faults stop. Raises AssertionError unless every job ends and every GPU is free in the end."""
         self.faulty = False
         drive = self.drive
+        for name in ("t", "u"):
+            drive.order("release", tenant=name)
+            drive.order("limit", tenant=name, gpus=0)
+        for job in list(drive.state.jobs.values()):
+            drive.order("release", tenant=job.tenant, job=job.name)
         for worker in drive.workers.values():
             worker.local.clear()
             worker.waiting = False
@@ -312,23 +362,27 @@ class FaultyWorld:
             self.step()
             if self._all_over():
                 break
-        stuck = {job.name: drive.states(job.name) for job in drive.state.jobs.values() if job.state not in TERMINAL}
-        infeasible = {name for name in stuck if not self._feasible(name)}
+        stuck = {
+            (job.tenant, job.name): drive.states(job.name, job.tenant)
+            for job in drive.state.jobs.values()
+            if job.state not in TERMINAL
+        }
+        infeasible = {name for name in stuck if not self._feasible(*name)}
         assert set(stuck) == infeasible, {name: stuck[name] for name in set(stuck) - infeasible}
         assert not list(drive.state.members())
         assert drive.free_gpus() == sum(len(worker.hello.gpu_pool) for worker in drive.workers.values())
-        for name in infeasible:
-            drive.cancel(name)
+        for tenant, name in infeasible:
+            drive.cancel(name, tenant=tenant)
         assert drive.state.live == 0
 
-    def _feasible(self, name: str) -> bool:
-        job = self.drive.job(name)
+    def _feasible(self, tenant: str, name: str) -> bool:
+        job = self.drive.job(name, tenant)
         return self.drive.engine.admission.could_ever(self.drive.engine.shape_of(job))
 
     def _all_over(self) -> bool:
         state = self.drive.state
         if any(worker.held or not worker.session for worker in self.drive.workers.values()):
             return False
-        return all(job.over or not self._feasible(job.name) for job in state.jobs.values()) and not list(
+        return all(job.over or not self._feasible(job.tenant, job.name) for job in state.jobs.values()) and not list(
             state.members()
         )

@@ -102,8 +102,36 @@ def test_rows_of_finished_jobs_expire_after_their_window() -> None:
     drive.tick()
     assert len(drive.state.finished) == 1
     drive.tick(24 * 3600 * 1000 + 2_000)
+    assert len(drive.state.finished) == 1, "it says where the history is"
+    assert "duplicate" not in drive.submit("j", replicas=2), "the name is free again"
+    drive.cancel("j")
+    drive.tick()
+    assert len(drive.state.finished) == 2
+    drive.tick(7 * 24 * 3600 * 1000 + 2_000)
     assert len(drive.state.finished) == 0
     assert drive.submit("j")["kind"] == "accepted"
+
+
+def test_rows_of_finished_jobs_expire_by_the_settings() -> None:
+    drive = Driving(Config(ended_max=0, finished_keep=60, history_keep=120))  # a row says where the history stands
+    drive.submit("j")
+    drive.cancel("j")
+    drive.tick()
+    drive.tick(59_000)
+    assert drive.submit("j")["duplicate"] is True
+    drive.tick(59_000)
+    assert len(drive.state.finished) == 1
+    drive.tick(5_000)
+    assert len(drive.state.finished) == 0
+    drive = Driving(Config(ended_max=0, finished_rows=3))
+    for index in range(8):
+        drive.submit(f"j{index}")
+        drive.cancel(f"j{index}")
+    for _ in range(3):
+        drive.tick(1_000)
+    assert len(drive.state.finished) == 3
+    assert drive.submit("j7")["duplicate"] is True
+    drive.lead()  # the rows that are left are the same for whoever folds
 
 
 def test_a_lost_answer_and_a_new_leader_do_not_make_a_second_job() -> None:

@@ -95,6 +95,10 @@ def test_not_heard_closed_busy_sick_host_busy() -> None:
         "with-free-gpus": 0,
     }
     assert told["held_by"] == ["w0: 2 of 2 GPUs leased"]
+    assert told["needs"] == "1 more GPU on one host"
+    drive.submit("two", gpu={"count": 2, "model": "H100"})
+    assert why(drive, "two")["needs"] == "2 more H100 on one host"
+    drive.cancel("two")
     drive.load("w0", s0="ecc", s1="ecc")
     drive.cancel("k")
     drive.settle()

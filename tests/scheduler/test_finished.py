@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import struct
+from collections import deque
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from moorage.scheduler.core.finished import DIGEST_BYTES, KEY_BYTES, FinishedTable, job_key, request_digest
+from moorage.scheduler.core.finished import DIGEST_BYTES, KEY_BYTES, ROW_BYTES, FinishedTable, job_key, request_digest
 
 DIGEST = bytes(DIGEST_BYTES)
 
@@ -23,7 +24,7 @@ def test_found_until_dropped_in_the_order_of_coming() -> None:
     for number in range(500):
         table.add(key(number), request_digest(b"%d" % number), number * 1000, number % 14)
     assert len(table) == 500
-    assert table.find(key(7)) == (request_digest(b"7"), 7, 7)
+    assert table.find(key(7)) == (request_digest(b"7"), 7, 7, 0)
     assert table.oldest_ms() == 0
     assert table.older_than(100_000, 1_000) == 100
     assert table.older_than(100_000, 30) == 30
@@ -58,7 +59,7 @@ def test_row_numbers_may_pass_what_the_index_holds() -> None:
     assert table._end > 2**21
     assert [number for number in range(30_000) if table.find(key(number))] == list(range(21_000, 30_000))
     assert table.oldest_ms() == 21_000_000
-    assert len(table.dump()) == 9_000 * 29
+    assert len(table.dump()) == 9_000 * ROW_BYTES
 
 
 def test_empty_table() -> None:
@@ -88,31 +89,64 @@ def test_dump_and_load_give_the_same_table(rows_max: int) -> None:
     assert all(again.find(key(number)) == table.find(key(number)) for number in range(200))
 
 
+def test_a_name_that_is_used_again_is_found_in_its_newest_row() -> None:
+    table = FinishedTable()
+    table.add(key(1), DIGEST, 1_000, 8, 5)
+    table.add(key(2), DIGEST, 2_000, 9, 6)
+    table.add(key(1), DIGEST, 3_000, 10, 7)
+    assert table.find(key(1)) == (DIGEST, 3, 10, 7)
+    table.drop_oldest()
+    assert table.find(key(1)) == (DIGEST, 3, 10, 7)
+    table.drop_oldest()
+    table.drop_oldest()
+    assert (table.find(key(1)), len(table), table.row) == (None, 0, 0)
+
+
+@pytest.mark.parametrize(("seq", "found"), [(0, 0), (2**32 + 5, 2**32 + 5), (2**40 - 1, 2**40 - 1), (2**40, 0)])
+def test_a_history_sequence_beyond_the_row_is_none(seq: int, found: int) -> None:
+    table = FinishedTable()
+    table.add(key(1), DIGEST, 0, 8, seq)
+    again = FinishedTable.load(table.dump())
+    assert [each.find(key(1)) for each in (table, again)] == [(DIGEST, 0, 8, found)] * 2
+
+
+def test_rows_of_an_older_release_are_read() -> None:
+    """29 bytes: a digest of 12 bytes, of which 8 count, and no history."""
+    rows = b"".join(struct.pack("<12s12sIB", key(number), bytes(range(12)), number, 8) for number in range(3))
+    table = FinishedTable.load(rows, row_bytes=29)
+    assert table.find(key(2)) == (bytes(range(8)), 2, 8, 0)
+    other = FinishedTable()
+    for number in range(3):
+        other.add(key(number), bytes(range(12)), number * 1000, 8)
+    assert (table.row, table.dump()) == (other.row, other.dump())
+    for broken in (30, 28):
+        with pytest.raises(ValueError, match="no rows"):
+            FinishedTable.load(rows + b"x", row_bytes=broken)
+
+
 class AgainstADictionary(RuleBasedStateMachine):
     """Keys that collide in the index on purpose: they differ only where the slot does not look."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = FinishedTable(rows_max=70)
-        self.model: OrderedDict[bytes, int] = OrderedDict()
+        self.rows: deque[tuple[bytes, int]] = deque()  # every row, found or not
         self.clock = 0
 
     @rule(number=st.integers(0, 200), home=st.integers(0, 3))
     def add(self, number: int, home: int) -> None:
         name = home.to_bytes(8, "little") + number.to_bytes(4, "little")
-        if name in self.model:
-            return
         self.clock += 1
-        self.table.add(name, DIGEST, self.clock * 1000, 8)
-        self.model[name] = self.clock
-        if len(self.model) > 70:
-            self.model.popitem(last=False)
+        self.table.add(name, DIGEST, self.clock * 1000, 8, self.clock << 20)
+        self.rows.append((name, self.clock))
+        if len(self.rows) > 70:
+            self.rows.popleft()
 
     @rule(count=st.integers(1, 30))
     def drop(self, count: int) -> None:
-        for _ in range(min(count, len(self.model))):
+        for _ in range(min(count, len(self.rows))):
             self.table.drop_oldest()
-            self.model.popitem(last=False)
+            self.rows.popleft()
 
     @rule()
     def reload(self) -> None:
@@ -122,11 +156,11 @@ class AgainstADictionary(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        assert len(self.table) == len(self.model)
-        for name, seconds in self.model.items():
-            assert self.table.find(name) == (DIGEST, seconds, 8)
+        assert len(self.table) == len(self.rows)
+        for name, clock in dict(self.rows).items():  # the newest of each name
+            assert self.table.find(name) == (DIGEST, clock, 8, clock << 20)
         assert self.table.find(b"\xff" * KEY_BYTES) is None
-        if not self.model:
+        if not self.rows:
             assert self.table.row == 0
 
 

@@ -65,6 +65,7 @@ def in_state(name: str) -> State:
         member = new_member(replica, state.worker_by_num[0], 1, 1, 2)
         replica.member = state.worker_by_num[0].members[member.key] = member
         job.held = 1
+        state.tenants[job.tenant].gpus = 1
         member.row = member.digest_row()
         state.digest += member.row
     replica.state = STATE_NUMBER[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from moorage.scheduler.core.lifecycle import backoff_ms, is_address
@@ -138,6 +140,43 @@ def test_failures_are_retried_with_backoff_up_to_the_bound() -> None:
     assert drive.replica("j").attempt == 4
     assert [round(wait / 1000) for wait in waits] == [1, 2, 4]
     assert worker.told["started"] == 4
+
+
+def test_a_placement_says_when_the_jobs_deadline_comes() -> None:
+    drive = Driving()
+    drive.submit("j", gpu={}, deadline_s=100)
+    drive.submit("k", gpu={})
+    drive.pass_time(30_000)
+    drive.worker("w0", 2, auto=False)
+    drive.tick()
+    left = {place.job: place.ends_in_s for frame in drive.wanted for place in frame.place}
+    assert left["k"] is None
+    assert left["j"] is not None
+    assert 69 < left["j"] < 70.1
+    drive.lead()
+    drive.now += 10_000
+    drive.renew()
+    again = [place.ends_in_s for frame in drive.wanted for place in frame.place if place.job == "j"]
+    assert again, "a takeover says it again, with what is left by then"
+    assert all(seconds is not None and seconds < 61 for seconds in again)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"checkpoint_signal": "SIGNOT", "timeout_s": 100}, "$.run.checkpoint_signal"),
+        ({"checkpoint_signal": "SIGKILL", "timeout_s": 100}, "$.run.checkpoint_signal"),
+        ({"checkpoint_signal": "SIGUSR1"}, "$.run.checkpoint_signal"),
+        ({"checkpoint_signal": "SIGUSR1", "timeout_s": 60}, "$.run.checkpoint_before_s"),
+    ],
+)
+def test_a_checkpoint_signal_that_could_not_be_is_refused(fields: dict[str, Any], field: str) -> None:
+    drive = Driving()
+    refused = drive.submit("j", run={"argv": ["true"], **fields})
+    assert (refused["code"], refused["field"]) == ("invalid-argument", field)
+    assert drive.submit("k", run={"argv": ["true"], **fields}, deadline_s=50)["kind"] == (
+        "accepted" if fields == {"checkpoint_signal": "SIGUSR1"} else "error"
+    )
 
 
 def test_a_poison_job_ends_whatever_it_does_to_its_workers() -> None:

@@ -92,8 +92,8 @@ def test_what_does_not_fit_lets_others_pass() -> None:
 def test_queue_keeps_order_and_counts() -> None:
     queue, one, two = Queue(), shape(), shape(resources=None, replicas=2)
     for priority, number in ((50, 5), (50, 3), (90, 9), (50, 4)):
-        queue.add(priority, one, entry(number, 0))
-    queue.add(50, two, entry(1, 1023))
+        queue.add(priority, one, entry(number, 0), "t")
+    queue.add(50, two, entry(1, 1023), "t")
     assert queue.size == 5
     ready = queue.ready(0)
     assert ready[0][:2] == (-90, entry(9, 0))

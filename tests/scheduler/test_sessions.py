@@ -10,7 +10,7 @@ import pytest
 from moorage.scheduler.core.config import CLUSTER, Config
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
-from tests.scheduler.driving import H100, Driving, devices
+from tests.scheduler.driving import H100, Driving, Worker, devices
 
 
 def held(drive: Driving, job: str, replica: int = 0, phase: str = "running") -> Held:
@@ -368,7 +368,7 @@ def test_a_renewal_alone_is_in_no_record_and_is_answered_after_one() -> None:
     assert not drive.engine.urgent
     assert drive.engine.waiting == 1
     drive.tick()
-    assert drive.answers[reply] == {"kind": "renewed", "n": 1, "reign": 1, "v": 1}
+    assert drive.answers[reply] == {"kind": "renewed", "n": 1, "reign": 1, "v": 1, "draining": False}
     assert drive.state.digest == before
     assert decode_record(drive.records[-1]).steps == []
 
@@ -502,3 +502,55 @@ def test_members_of_one_worker_are_bounded() -> None:
     drive.pass_time(30_000, renew=False)
     drive.check()
     assert not drive.state.workers["w0"].session
+
+
+# -------------------------------------------------------------------------------------------------------- releases
+
+
+def of_release(drive: Driving, release: str) -> Worker:
+    worker = drive.worker("w0", auto=False)
+    worker.hello = msgspec.structs.replace(worker.hello, release=release)
+    return worker
+
+
+@pytest.mark.parametrize("release", ["", "0.4.0", "0.5.9", "0.6.0rc1"])
+def test_a_worker_of_a_neighbouring_release_joins(release: str) -> None:
+    drive = Driving()
+    drive.engine.sessions.release = "0.5.0"
+    worker = of_release(drive, release)
+    worker.n = 5
+    assert drive.join(worker)["kind"] == "joined"
+    assert drive.renew("w0")[0]["kind"] == "renewed"
+
+
+@pytest.mark.parametrize(
+    ("release", "code"),
+    [("0.3.9", "release-apart"), ("0.7.0", "release-apart"), ("1.0.0", "release-apart"), ("?", "invalid-argument")],
+)
+def test_a_worker_too_far_away_is_refused_and_changes_nothing(release: str, code: str) -> None:
+    drive = Driving()
+    drive.engine.sessions.release = "0.5.0"
+    worker = of_release(drive, release)
+    before = (worker.session, drive.state.digest)
+    answer = drive.join(worker, Join(worker.machine, worker.boot, 9, worker.hello))
+    assert (answer["kind"], answer["code"], answer["found"]) == ("error", code, release)
+    assert (drive.state.workers["w0"].session, drive.state.digest) == before
+
+
+def test_the_lease_of_a_worker_that_a_new_scheduler_cannot_speak_to_runs_out() -> None:
+    drive = Driving()
+    worker = of_release(drive, "0.2.0")
+    worker.n = 5
+    drive.join(worker)
+    drive.submit("j", gpu={})
+    drive.fact("claimed", "j")
+    drive.fact("started", "j")
+    drive.lead()
+    drive.engine.sessions.release = "0.9.0"
+    answer = drive.renew("w0")[0]
+    assert (answer["code"], answer["found"], answer["allowed"]) == ("release-apart", "0.2.0", "0.8 to 0.10")
+    drive.submit("late", gpu={})
+    assert drive.states("late") == ["QUEUED"]
+    drive.pass_time(30_000)
+    assert drive.state.workers["w0"].session == ""
+    assert drive.states("j") == ["QUEUED"]

@@ -16,12 +16,14 @@ from moorage.bus.simulated import SimulatedBus
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.state import Broken, State, validate
 from moorage.scheduler.ledger import Ledger
-from moorage.schemas.codec import decode_request
+from moorage.schemas.codec import Decoder, decode_request
+from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 from tests.sim.machine import Machine, Ran
 
 SUBJECTS: Final = Subjects()
+_read_history: Final = Decoder[HistoryFrame](HistoryFrame)
 LIVE: Final = ("PLACED", "CLAIMED", "RUNNING")
 
 
@@ -44,6 +46,8 @@ class Judge:
         self.on_violated: Callable[[], object] = lambda: None
         self._first: Violated | None = None
         self._ledger: Ledger | None = None
+        self._bus: SimulatedBus | None = None
+        self.histories = 0  # jobs that left memory, and whose history was read
 
     def violated(self, what: str, cause: BaseException | None = None) -> None:
         if self._first is None:
@@ -60,6 +64,27 @@ class Judge:
             known = self.state.job(tenant, job) is not None
             if not known and self.state.finished.find(job_key(tenant, job)) is None:
                 self.violated(f"{tenant}/{job} was accepted and is in no ledger: lost")
+            if not known:
+                self._check_history(tenant, job)
+
+    def _check_history(self, tenant: str, job: str) -> None:
+        """What left memory is told whole, where its row says: until nothing could be written, all of it is."""
+        row = self.state.finished.find(job_key(tenant, job))
+        streams = self._bus.streams() if self._bus is not None else {}
+        if row is None or row[3] == 0 or SUBJECTS.history_stream not in streams:
+            return
+        message = streams[SUBJECTS.history_stream].messages.get(row[3])
+        frame = _read_history(message.data) if message is not None else None
+        stories = [story for story in frame.jobs if story.job == job] if frame is not None else []
+        if frame is None or frame.tenant != tenant or not stories:
+            self.violated(f"{tenant}/{job} left memory, and its history does not stand at {row[3]}")
+            return
+        last = stories[-1]
+        revs = {rev for _, first, end in last.parts for rev in range(first, end + 1)}
+        revs |= {1} | {move.rev for story in stories for move in story.moves}
+        if not last.over or revs != set(range(1, last.rev + 1)):
+            self.violated(f"{tenant}/{job}: its history has {len(revs)} of {last.rev} revisions")
+        self.histories += 1
 
     # ------------------------------------------------------------------------------------------- callers
 
@@ -81,6 +106,7 @@ class Judge:
 
     def watch(self, bus: SimulatedBus) -> None:
         """Fold every record as it is stored, and check what one look at the state can check."""
+        self._bus = bus
         streams = bus.account("ledger").streams
         store = streams.store
         ledger = Ledger(None, SUBJECTS, 0)  # type: ignore[arg-type]  # it only folds

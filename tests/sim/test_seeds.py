@@ -39,6 +39,7 @@ def test_without_faults_every_job_ends_as_it_should() -> None:
     world.run()
     assert world.did == {}
     assert world.judge.started_members >= world.jobs // 2
+    assert world.judge.histories > 0
 
 
 def test_one_seed_is_one_history() -> None:

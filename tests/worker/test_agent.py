@@ -23,6 +23,7 @@ from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hos
 from moorage.worker.journal import Journal, MemoryJournal
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
+from tests.servers import MortalServer
 from tests.waiting import until
 from tests.worker.scripted_leader import ScriptedLeader
 
@@ -280,21 +281,19 @@ async def test_many_agents_share_a_connection_and_leave_with_a_goodbye(
         await until(lambda: all(w.leader.seat(worker).said_goodbye for worker in workers), what="50 goodbyes")
 
 
+@pytest.mark.any_server
 async def test_it_carries_on_after_the_server_was_restarted(
-    fresh_server: Any, fresh_data_dir: Path, unique: str, tmp_path: Path
+    mortal_server: MortalServer, unique: str, tmp_path: Path
 ) -> None:
-    async with world(fresh_server.url, unique, tmp_path) as w:
+    async with world(mortal_server.url, unique, tmp_path) as w:
         await w.add()
         seat = await w.leader.joined("w1")
         await w.leader.want("w1", place(name_of(), body("sleep", "0.5")))
         await w.leader.heard("w1", "started", name_of())
-        await fresh_server.stop()
-        again = await type(fresh_server).start(fresh_data_dir, port=fresh_server.port)
-        try:
-            await w.leader.heard("w1", "freed", name_of(), 20)
-            assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
-        finally:
-            await again.stop()
+        await mortal_server.stop()
+        await mortal_server.start()
+        await w.leader.heard("w1", "freed", name_of(), 20)
+        assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
 
 
 @pytest.mark.parametrize(

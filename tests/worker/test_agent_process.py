@@ -93,7 +93,7 @@ async def agent_process(state: Path, url: str, prefix: str) -> AsyncIterator[asy
         sys.executable,
         "-c",
         AGENT,
-        msgspec.json.encode({"state_dir": str(state), "worker": "w1", "prefix": prefix, "simulate": "4xH100"}).decode(),
+        msgspec.json.encode({"state_dir": str(state), "id": "w1", "prefix": prefix, "simulate": "4xH100"}).decode(),
         url,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(roots)},
     )
@@ -180,6 +180,40 @@ async def test_a_timeout_is_told_as_one(nats_url: str, unique: str) -> None:
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
         await leader.want("w1", place(name_of(), body("exec sleep 600", run={"timeout_s": 0.1})))
         assert (await leader.heard("w1", "exited", name_of())).detail == "timeout"
+
+
+async def test_a_job_is_told_once_to_save_itself_whatever_becomes_of_its_agent(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    """Killed and started anew between the start and the signal: the supervisor has the timer."""
+    saved, up = tmp_path / "saved", tmp_path / "up"
+    script = f"trap 'echo saved >> {saved}' USR1; echo $$ > {up}; while :; do sleep 0.01; done"
+    run = {"timeout_s": 4, "checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 1.5}
+    name = name_of()
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1")
+            await leader.want("w1", place(name, body(script, run=run)))
+            await leader.heard("w1", "started", name)
+            await pid_of(up)
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1", 2)
+            await until(saved.exists, what="told to save itself")
+            exited = await leader.heard("w1", "exited", name)
+    assert exited.detail == "timeout"
+    assert saved.read_text() == "saved\n"
+
+
+async def test_a_jobs_deadline_is_a_time_to_save_itself_too(nats_url: str, unique: str, tmp_path: Path) -> None:
+    saved, up = tmp_path / "saved", tmp_path / "up"
+    script = f"trap 'echo saved >> {saved}; exit 0' USR1; echo $$ > {up}; while :; do sleep 0.01; done"
+    run = {"checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 600}
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        name = name_of()
+        placed = msgspec.structs.replace(place(name, body(script, run=run, deadline_s=3600)), ends_in_s=599.0)
+        await leader.want("w1", placed)
+        exited = await leader.heard("w1", "exited", name)
+    assert (exited.code, exited.detail, saved.read_text()) == (0, "exit", "saved\n")
 
 
 async def test_memory_that_does_not_come_back_is_quarantined(nats_url: str, unique: str) -> None:

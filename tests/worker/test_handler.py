@@ -51,7 +51,10 @@ class Service:
         self.thread_goes_on = threading.Event()
         settings = WorkerSettings(state, "w1", prefix, simulate="2xH100", load_s=60, **fields)
         self.worker = EmbeddedWorker(url, settings, on_overdue=self.overdue.append)
-        for handler in (self.give, self.give_in_thread, self.hang, self.hang_in_thread, self.ignore, self.fail):
+        for handler in (
+            self.give, self.give_in_thread, self.hang, self.hang_in_thread, self.ignore, self.fail, self.save,
+            self.save_in_thread,
+        ):  # fmt: skip
             self.worker.handler(handler.__name__)(handler)
 
     async def give(self, context: HandlerContext) -> object:
@@ -70,6 +73,17 @@ class Service:
             context.progress(step / 200, f"step {step}")
         context.progress(1.0)
         return threading.current_thread().name
+
+    async def save(self, context: HandlerContext) -> str:
+        assert not context.checkpoint_asked
+        await context.until_checkpoint()
+        assert context.checkpoint_asked
+        return "saved"
+
+    def save_in_thread(self, context: HandlerContext) -> str:
+        while not context.wait_checkpoint(0.01):
+            context.raise_if_cancelled()
+        return "saved"
 
     async def hang(self, context: HandlerContext) -> None:
         self.seen.append(context)
@@ -158,6 +172,17 @@ async def test_a_large_result_is_kept_whole_and_only_named_in_the_log(
         assert (line["size_bytes"], "value" in line, size > INLINE_BYTES_MAX) == (size, False, True)
 
 
+async def test_a_bucket_made_here_keeps_results_as_the_settings_say(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path, result_keep=120.0, result_bytes=2 << 20) as (leader, _):
+        assert leader.seat("w1").joins[0].hello.keeps == {"result_s": 120.0, "result_bytes": 2 << 20}
+        await leader.want("w1", place(name_of(), body("give")))
+        await leader.heard("w1", "freed", name_of())
+        store = await nats.connect(nats_url)
+        config = (await store.jetstream().stream_info(f"OBJ_{result_bucket(unique, 'acme')}")).config
+        await store.close()
+        assert (config.max_age, config.max_bytes) == (120, 2 << 20)
+
+
 async def test_a_result_that_cannot_be_kept_fails_the_job(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as (leader, _):
         store = await nats.connect(nats_url)
@@ -237,6 +262,24 @@ async def test_a_time_out_is_told_as_one(nats_url: str, unique: str, tmp_path: P
     async with world(nats_url, unique, tmp_path) as (leader, _):
         await leader.want("w1", place(name_of(), body("hang", run={"timeout_s": 0.05})))
         assert (await leader.heard("w1", "exited", name_of())).detail == "timeout"
+
+
+async def test_functions_are_asked_to_save_what_they_have_before_the_time_out(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as (leader, _):
+        asked = {"checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 3599.8, "timeout_s": 3600}
+        names = [name_of("in-loop", 10), name_of("in-thread", 11), name_of("not-asked", 12)]
+        await leader.want(
+            "w1",
+            place(names[0], body("save", run=asked)),
+            place(names[1], body("save_in_thread", run=asked), (1,)),
+        )
+        for name in names[:2]:
+            exited = await leader.heard("w1", "exited", name)
+            assert (exited.code, exited.detail) == (0, "exit")
+        await leader.want("w1", place(names[2], body("save_in_thread", run={"timeout_s": 0.2})))
+        assert (await leader.heard("w1", "exited", names[2])).detail == "timeout"
 
 
 async def test_an_overdue_function_keeps_its_slot_in_quarantine_until_it_returns(

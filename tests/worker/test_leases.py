@@ -19,6 +19,7 @@ import pytest
 import moorage
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
+from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import LeaseRefused, borrow, recall
@@ -215,6 +216,45 @@ async def test_memory_that_does_not_come_back_quarantines_the_device_until_it_do
         await until(lambda: not w.quarantined() and not w.taken(), what="free again")
 
 
+async def test_sharers_are_counted_and_freed_when_the_driver_lists_them_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_server, "PROBE_S", 0.01)
+    async with lender("2xH100", modes=("exclusive", "time-slice")) as w:
+        async with borrow(w.path, "1x@time-slice") as one, borrow(w.path, "1xH100@time-slice") as two:
+            assert (one.uuids, one.mode, w.taken()) == (two.uuids, "time-slice", [0])
+            async with borrow(w.path, "1xH100", timeout_s=5) as whole:
+                assert [device.index for device in whole.devices] == [1]
+            reading = SlotReading(memory_used_mib=9000, processes=(DeviceProcess(os.getpid()), DeviceProcess(1)))
+            w.inventory.set_reading(0, reading)
+            await two.give_back()
+            await until(lambda: len(w.server.holders) == 1, what="one of them is over")
+            assert w.pool.slot_states()[0].sharers == 2  # its process is on the device yet
+            w.inventory.set_reading(0, SlotReading(memory_used_mib=9000, processes=(DeviceProcess(1),)))
+            await until(lambda: w.pool.slot_states()[0].sharers == 1, what="its share is free, whatever others use")
+        await until(lambda: not w.taken(), what="all free")
+        for gpu in ("1x@mps", "1x@time-slice=50%"):
+            with pytest.raises(LeaseRefused) as refused:
+                async with borrow(w.path, gpu):
+                    pass
+            assert refused.value.code == "failed-precondition"
+
+
+async def test_overdue_sharers_keep_their_device_marked_until_the_last_is_back() -> None:
+    async with (
+        lender("1xH100", modes=("time-slice",)) as w,
+        borrow(w.path, "1x@time-slice") as one,
+        borrow(w.path, "1x@time-slice") as two,
+    ):
+        assert w.server.ask_back("now", 0.0) == 2
+        await until(w.quarantined, what="it is marked")
+        await one.give_back()
+        await until(lambda: w.pool.slot_states()[0].sharers == 1, what="one is back")
+        assert w.quarantined()
+        await two.give_back()
+        await until(lambda: not w.quarantined() and not w.taken(), what="both are")
+
+
 async def test_a_child_that_inherited_the_socket_does_not_keep_the_lease() -> None:
     async with lender("1xH100") as w, holder(w.path, how="heir") as process:
         word, heir = await process.line()
@@ -230,7 +270,7 @@ async def test_another_user_is_refused_by_its_credentials() -> None:
         w.path.parent.chmod(0o711)
         assert w.path.stat().st_mode & 0o777 == 0o660
         async with holder(w.path, how="nobody") as process:  # the file's mode lets it in, SO_PEERCRED does not
-            assert (await process.line())[:2] == ["refused", "failed-precondition"]
+            assert (await process.line())[:2] == ["refused", "not-permitted"]
         assert not w.taken()
     async with lender("1xH100") as w:
         w.path.parent.chmod(0o711)

@@ -606,7 +606,7 @@ def test_a_roll_call_hurries_the_facts_that_the_old_leader_did_not_answer(bench:
 
 def restored(name: MemberName, request: bytes | None = None) -> Member:
     placed = place(name, request=request)
-    return Member(name, placed, decode_request(placed.body))
+    return Member(name, placed, decode_request(placed.body), 0.0)
 
 
 def test_a_restarted_agent_adopts_what_lives_and_tells_what_ended() -> None:

@@ -123,7 +123,7 @@ class World(RuleBasedStateMachine):
         held: list[tuple[Member, str, int, str]] = []
         withdrawn: list[MemberName] = []
         for name, place in state.places.items():
-            member = Member(name, place, decode_request(place.body))
+            member = Member(name, place, decode_request(place.body), 0.0)
             phase = self.processes.get(name)
             if phase is None and not place.hold:
                 withdrawn.append(name)

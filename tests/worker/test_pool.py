@@ -417,6 +417,70 @@ def test_a_placement_never_waits_and_comes_after_local_claims() -> None:
     run(scene())
 
 
+def test_a_claim_of_some_slots_waits_for_those_and_is_overtaken_by_nobody() -> None:
+    async def scene() -> None:
+        pool = pool_of(3)
+        first, second = pool.try_claim_slots([0], "exclusive", "t/j/0"), claimed(pool)
+        picky = asyncio.create_task(pool.claim([0, 1]))
+        behind = asyncio.create_task(pool.claim())
+        await one_step()
+        assert (pool.pending_claimers(), pool.try_claim()) == (2, None)  # slot 2 is free, and the first in line waits
+        assert refusal(pool, [2]) == ("local-claimer-waits", (2,))
+        second.release()
+        held = [await picky, await behind]
+        assert [lease and lease.slot for lease in held] == [1, 2]
+        first.release()
+        picky, behind = asyncio.create_task(pool.claim([1])), asyncio.create_task(pool.claim([0]))
+        await one_step()
+        assert not behind.done()
+        picky.cancel()  # who was in the way goes, and what is free fits the next
+        held.append(await behind)
+        assert [lease and lease.slot for lease in held] == [1, 2, 0]
+        for wrong in ([], [3], [-1]):
+            with pytest.raises(ValueError, match="slots must be"):
+                await pool.claim(wrong)
+        for lease in held:
+            assert lease is not None
+            lease.release()
+
+    run(scene())
+
+
+def test_shared_claims_stand_in_the_same_line_within_their_caps() -> None:
+    async def scene() -> None:
+        pool = pool_of(2, sharers_max={"mps": 2, "time-slice": 0})
+        placed = pool.try_claim_slots([0], "mps", "t/j/0")
+        share = await pool.claim(mode="mps")
+        assert share is not None
+        assert share.slot == 0  # with the sharers that are there, so that whole devices stay free
+        assert pool.busy_slots() == [0]
+        whole = claimed(pool)
+        next_share, behind = asyncio.create_task(pool.claim([0], "mps")), asyncio.create_task(pool.claim([0]))
+        await one_step()
+        placed.ended()
+        await one_step()
+        assert not next_share.done()
+        placed.release()
+        second = await next_share
+        assert second is not None
+        assert (second.slot, pool.slot_states()[0].sharers, behind.done()) == (0, 2, False)
+        share.release()
+        assert not behind.done()
+        second.release()
+        last = await behind
+        assert last is not None
+        assert last.slot == 0
+        never = asyncio.create_task(pool.claim(mode="time-slice"))
+        await one_step()
+        whole.release()
+        await one_step()
+        assert not never.done()
+        never.cancel()
+        last.release()
+
+    run(scene())
+
+
 def test_slots_that_cannot_be_are_refused() -> None:
     pool = pool_of(2)
     assert refusal(pool, [0, 2, -1]) == ("unknown-slot", (2, -1))

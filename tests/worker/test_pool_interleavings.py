@@ -11,11 +11,12 @@ from typing import Final
 import pytest
 
 from moorage.schemas.frames import Device
-from moorage.worker.pool import GpuLease, GpuPool, PoolLease, SlotsRefused
+from moorage.schemas.gpu import Sharing
+from moorage.worker.pool import GpuLease, GpuPool, PoolLease, SlotsRefused, SlotState
 
 INTERLEAVINGS: Final = 10_000
 STEPS: Final = 24
-MODES: Final = ("exclusive", "mps", "time-slice")
+MODES: Final[tuple[Sharing, ...]] = ("exclusive", "mps", "time-slice")
 
 
 @types.coroutine
@@ -40,6 +41,7 @@ class Case:
         self.cancelled: set[int] = set()
         self.granted: list[int] = []  # parked claims in the order in which they ran with a lease
         self.leases: list[GpuLease] = []
+        self.modes: dict[GpuLease, Sharing] = {}
         self.placements: list[PoolLease] = []
         self.steps: list[Callable[[], None]] = [
             self.arrive,
@@ -55,21 +57,30 @@ class Case:
         ]
 
     def arrive(self) -> None:
-        number = len(self.claims)
-        self.claims.append(asyncio.create_task(self.caller(number)))
+        number, slots = len(self.claims), None
+        if self.random.random() < 0.5:  # a borrower's claim: of some slots, whole or shared
+            slots = self.random.sample(range(self.pool.capacity()), self.random.randint(1, self.pool.capacity()))
+        mode = self.random.choice(MODES) if slots else "exclusive"
+        self.claims.append(asyncio.create_task(self.caller(number, slots, mode)))
 
-    async def caller(self, number: int) -> None:
+    def would_fit(self, state: SlotState, mode: str) -> bool:
+        shared = state.mode == mode != "exclusive" and state.sharers < 2
+        return not state.quarantine and (shared or not state.sharers)
+
+    async def caller(self, number: int, slots: list[int] | None, mode: Sharing) -> None:
         parked = self.pool.pending_claimers() > 0 or not any(
-            not state.sharers and not state.quarantine for state in self.pool.slot_states()
+            self.would_fit(state, mode) for state in self.pool.slot_states() if slots is None or state.slot in slots
         )
         if parked:
             self.arrived.append(number)
-        lease = await self.pool.claim()
+        lease = await self.pool.claim(slots, mode)
         assert lease is not None
         assert not lease.released
+        assert slots is None or lease.slot in slots
         if parked:
             self.granted.append(number)
         self.leases.append(lease)
+        self.modes[lease] = mode
 
     def cancel(self) -> None:
         alive = [number for number, task in enumerate(self.claims) if not task.done()]
@@ -89,6 +100,7 @@ class Case:
         if lease is not None:
             assert waiting == 0
             self.leases.append(lease)
+            self.modes[lease] = "exclusive"
 
     def place(self) -> None:
         count = self.random.randint(1, self.pool.capacity())
@@ -151,12 +163,12 @@ class Case:
 
     def check(self) -> None:
         self.pool.validate()
-        held = [lease.slot for lease in self.leases]
-        assert len(set(held)) == len(held)
-        placed = {slot for lease in self.placements for slot in lease.slots}
-        assert not placed & set(held)
-        alone = [slot for lease in self.placements if lease.mode == "exclusive" for slot in lease.slots]
-        assert all(sum(slot in lease.slots for lease in self.placements) == 1 for slot in alone)
+        held = [(lease.slot, self.modes[lease]) for lease in self.leases]
+        held += [(slot, lease.mode) for lease in self.placements for slot in lease.slots]
+        for slot in range(self.pool.capacity()):
+            modes = [mode for of, mode in held if of == slot]
+            assert len(set(modes)) <= 1, "two modes on one device"
+            assert len(modes) <= (1 if "exclusive" in modes else 2), "more holders than the mode allows"
 
 
 @pytest.mark.parametrize("first", range(0, INTERLEAVINGS, INTERLEAVINGS // 4))

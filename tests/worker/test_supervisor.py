@@ -10,16 +10,14 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 import moorage
-from moorage.worker.cgroup import CgroupBase
-from moorage.worker.proctree import Process, boottime_s, children, read_process
+from moorage.worker.proctree import boottime_s, children, read_process
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorRefused, SupervisorUnavailable
 from moorage.worker.supervisor.main import EXIT_HELD
 from moorage.worker.supervisor.output import output_path
@@ -27,133 +25,29 @@ from moorage.worker.supervisor.protocol import (
     SOCKET_NAME,
     Ended,
     EndMember,
-    Event,
     Output,
-    Started,
     StartMember,
 )
+from tests.worker.supervisor_rig import (
+    SHELL_PATH,
+    WAIT_S,
+    Rig,
+    arguments_of,
+    lives,
+    poll,
+    rig_at,
+    run,
+    sh,
+    with_rig,
+)
 
-WAIT_S: Final = 30.0
-SHELL_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path__)
-
-
-def cgroups_work() -> bool:
-    base = CgroupBase.open(f"moorage-test-{os.getpid()}")
-    if base is not None:
-        base.remove()
-    return base is not None
-
-
-CGROUPS_WORK: Final = cgroups_work()
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
-
-class Rig:
-    """One state folder, its supervisor, and a client that gathers events."""
-
-    def __init__(self, state: Path, arguments: tuple[str, ...]) -> None:
-        self.state = state
-        self.arguments = arguments
-        self.events: list[Event] = []
-        self._client: Supervised | None = None
-
-    @property
-    def client(self) -> Supervised:
-        assert self._client is not None
-        return self._client
-
-    async def connect(self, spawn_if_absent: bool = True) -> Supervised:
-        self._client = await Supervised.connect(self.state, spawn_if_absent, arguments=self.arguments)
-        return self._client
-
-    async def until(self, enough: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not enough():
-                self.events += await self.client.next_events()
-
-    def ends(self) -> dict[str, Ended]:
-        return {event.key: event for event in self.events if isinstance(event, Ended)}
-
-    def starts(self) -> dict[str, Started]:
-        return {event.key: event for event in self.events if isinstance(event, Started)}
-
-    async def started(self, key: str) -> Started:
-        await self.until(lambda: key in self.starts() or key in self.ends())
-        return self.starts()[key]
-
-    async def ended(self, key: str) -> Ended:
-        await self.until(lambda: key in self.ends())
-        return self.ends()[key]
-
-    async def run(self, member: StartMember) -> Ended:
-        await self.client.start([member])
-        return await self.ended(member.key)
-
-    def text(self, key: str) -> str:
-        path = output_path(self.state, key, "stdout")
-        return path.read_text() if path.exists() else ""
-
-    async def line(self, key: str, count: int = 1) -> list[str]:
-        """The first whole lines of a member's output."""
-        await poll(lambda: self.text(key).count("\n") >= count)
-        return self.text(key).splitlines()
-
-
-async def poll(condition: Callable[[], bool]) -> None:
-    """Wait for what no event tells."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come true in time"
-        await asyncio.sleep(0.005)
-
-
-def sh(key: str, script: str, **fields: Any) -> StartMember:
-    fields.setdefault("env", {"PATH": SHELL_PATH, "MOORAGE_JOB": key, "MOORAGE_FENCE": "1"})
-    return StartMember(key=key, argv=("/bin/sh", "-c", script), **fields)
-
-
-def lives(pid: int, process: Process | None = None) -> bool:
-    """Whether that process runs; a zombie does not."""
-    now = read_process(pid)
-    return now is not None and not now.dead and (process is None or process.start_ticks == now.start_ticks)
-
-
-@contextlib.asynccontextmanager
-async def rig_at(state: Path, *arguments: str) -> AsyncIterator[Rig]:
-    rig = Rig(state, arguments)
-    await rig.connect()
-    try:
-        yield rig
-    finally:
-        rig.client.close()
-        with contextlib.suppress(SupervisorUnavailable):
-            last = await Supervised.connect(state, spawn_if_absent=False)
-            cgroup, pid = last.cgroup, last.identity.pid
-            await last.shutdown(0)
-            await poll(lambda: not lives(pid))
-            assert cgroup is None or not Path(cgroup).exists()
 
 
 @pytest.fixture(params=["cgroup", "walk"])
 def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    if request.param == "cgroup":
-        if not CGROUPS_WORK:
-            pytest.skip("no writable cgroup v2 here")
-        return ()
-    return ("--no-cgroup",)
-
-
-def with_rig(tmp_path: Path, arguments: tuple[str, ...], scenario: Callable[[Rig], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with rig_at(tmp_path / "state", *arguments) as rig:
-            await scenario(rig)
-
-    run(main())
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main)
+    return arguments_of(request.param)
 
 
 @contextlib.contextmanager
@@ -269,6 +163,8 @@ def test_a_request_larger_than_a_packet_arrives_whole(tmp_path: Path, arguments:
         ({"limits": {"NO_SUCH": (1, 1)}}, "limits", "EINVAL"),
         ({"limits": {"NOFILE": (9, 8)}}, "limits", "EINVAL"),
         ({"timeout_s": -1.0}, "request", "EINVAL"),
+        ({"checkpoint_signal": "SIGKILL", "checkpoint_before_s": 1.0, "timeout_s": 2.0}, "request", "EINVAL"),
+        ({"checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 1.0}, "request", "EINVAL"),
         ({"checkpoint_signal": "SIGNOT", "checkpoint_before_s": 1.0, "timeout_s": 2.0}, "request", "EINVAL"),
     ],
 )
@@ -369,17 +265,6 @@ def test_timeout_asks_first_then_kills(tmp_path: Path, arguments: tuple[str, ...
         assert (deaf.reason, deaf.signal) == ("timeout", signal.SIGKILL)
         assert (polite.reason, polite.exit_code) == ("timeout", 7)
         assert (quick.reason, quick.exit_code) == ("exit", 0)
-
-    with_rig(tmp_path, arguments, scenario)
-
-
-def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; while :; do sleep 0.01; done"
-        member = sh("j", script, timeout_s=1.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=0.5)
-        ended = await rig.run(member)
-        assert (ended.reason, ended.exit_code) == ("timeout", 0)
-        assert rig.text("j").split() == ["saved", "ending"]
 
     with_rig(tmp_path, arguments, scenario)
 

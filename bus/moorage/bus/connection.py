@@ -257,6 +257,12 @@ class Connection(Link):
                     self._report(error)
                 told = True
                 await asyncio.sleep(REFUSED_WAIT_S)
+            except asyncio.CancelledError:
+                # nats-py cancels tasks of its own that it awaits; ended for ever is this one only by our `close`
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                self.counters.link_errors += 1
             except Exception as error:  # whatever nats-py or the event loop makes of a dead socket: dial again
                 self.counters.link_errors += 1
                 self._report(HandlerFailed("a reconnect", error))

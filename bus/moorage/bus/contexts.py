@@ -6,7 +6,6 @@ selected name in `$XDG_CONFIG_HOME/nats/context.txt`. nats-py reads none of it.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import ssl
@@ -267,9 +266,11 @@ def _file_named(name: str, file: Path, key: str, value: str, env: Mapping[str, s
 
 
 def _nearest(name: str, env: Mapping[str, str]) -> str:
+    import difflib  # only for who slipped: a one-shot command must be quick
+
     known = list_contexts(env)
     if near := difflib.get_close_matches(name, known, n=1):
-        return f"did you mean {near[0]!r}?"
+        return f"the nearest is {near[0]}"
     return f"there are: {', '.join(known[:20])}" if known else "`nats context add` makes one"
 
 

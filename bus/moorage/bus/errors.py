@@ -62,7 +62,7 @@ class CannotConnect(BusError):
         super().__init__(
             f"cannot reach NATS at {url}{why}",
             found=type(cause).__name__ if cause is not None else "",
-            next_step="start a server (`moorage up`), or name another with --context, NATS_CONTEXT or NATS_URL",
+            next_step="start a server (`moorage up`), or name another with --nats, NATS_CONTEXT or NATS_URL",
         )
 
 

@@ -31,6 +31,8 @@ Reply = tuple[bytes, dict[str, str] | None]
 Headers = Mapping[str, str] | None
 
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
+#: keep this message alone: of its subject (`sub`), or of the stream (`all`)
+ROLLUP: Final = "Nats-Rollup"
 SUBJECTS_PAGE_MAX: Final = 100_000
 #: what one stored message takes beside subject, headers and payload, and what having headers adds (file store)
 _RECORD_BYTES: Final = 30
@@ -54,6 +56,8 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "discard_new_per_subject": False,
     "deny_delete": False,
     "deny_purge": False,
+    "allow_rollup_hdrs": False,
+    "description": "",
 }
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -143,6 +147,7 @@ class Stream:
         if found.get(EXPECTED_STREAM, self.config["name"]) != self.config["name"]:
             raise ApiRefusal(400, 10060, "expected stream does not match")
         self._check_fences(subject, found)
+        rollup = self._rollup(found)
         message_id = found.get(MESSAGE_ID, "")
         if message_id and (first := self._known(message_id)) is not None:
             return {"stream": self.config["name"], "seq": first, "duplicate": True}
@@ -152,6 +157,10 @@ class Stream:
         self.messages[message.seq] = message
         self.by_subject.setdefault(subject, {})[message.seq] = None
         self.size_bytes += message.stored_bytes
+        if rollup:
+            self._delete(
+                [each.seq for each in self.read(1, subject if rollup == "sub" else "") if each.seq < message.seq]
+            )
         if message_id:
             self._ids[message_id] = (message.seq, message.time_ns)
         return {"stream": self.config["name"], "seq": message.seq}
@@ -168,6 +177,14 @@ class Stream:
         expected = headers.get(EXPECTED_LAST_SEQUENCE)
         if expected is not None and _number(expected) != self.last_seq:
             raise _wrong_last(self.last_seq)
+
+    def _rollup(self, headers: Mapping[str, str]) -> str:
+        rollup = headers.get(ROLLUP, "")
+        if rollup and (not self.config["allow_rollup_hdrs"] or self.config["deny_purge"]):
+            raise ApiRefusal(500, 10111, "rollup not permitted")
+        if rollup not in ("", "sub", "all"):
+            raise ApiRefusal(500, 10111, f'rollup value invalid: "{rollup}"')
+        return rollup
 
     def _known(self, message_id: str) -> int | None:
         oldest_ns = time.time_ns() - self.config["duplicate_window"]

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from moorage.cli.console import EXIT_DRIFT, emit, say, tell
-from moorage.cli.options import DEFAULTS, Options, with_client
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import EXIT_DRIFT, say, tell
+from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import many
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
 
 #: between the two looks: two renewals of one node (2 s each, and what their answer may wait), more than one of a
@@ -24,19 +23,24 @@ KINDS: Final[dict[str, str]] = {
     "ledger-only": "the ledger says it runs there, the worker does not hold it",
     "worker-only": "the worker holds it, the ledger does not know it",
     "silent": "the worker has not renewed in this reign",
+    "nvml-foreign": "a process is on a device that nobody leases",
+    "nvml-memory": "memory is in use on a device that nobody leases, and no process of it is seen",
+    "nvml-missing": "a leased device does not answer its driver",
 }
+SILENT_SHOWN_MAX: Final = 5
 
-_Drift = tuple[str, str, str]
+_Key = tuple[str, str, str]
 
 
 def audit(
     *,
-    quick: Annotated[bool, Parameter(negative="", help="One look: what is on its way counts as drift, too.")] = False,
-    options: Options = DEFAULTS,
+    quick: Annotated[bool, Parameter(help="One look: what is on its way counts as drift, too.")] = False,
+    options: RowOptions = ROWS,
 ) -> int:
-    """The ledger against what each worker's last renewal says it holds.
+    """The ledger against what each worker's last renewal says it holds, and its devices against its leases.
 
-    Asks twice, two renewals apart: only what both show is drift. Exit code 10 when there is any.
+    Each worker looks at its devices when it is asked: processes and memory where nobody has a lease, leased devices
+    that do not answer. Asks twice, two renewals apart: only what both show is drift. Exit code 10 when there is any.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -45,28 +49,36 @@ def audit(
         if standing and not quick:
             await asyncio.sleep(APART_S)
             answer = await client.operate("audit")
-            standing = [row for row in drift_of(answer.data) if row in standing]
-        if options.json:
-            data = {
-                **answer.data,
-                "drift": [dict(zip(("worker", "kind", "member"), row, strict=True)) for row in standing],
-            }
-            emit({"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": data})
-        else:
+            standing = {key: row for key, row in drift_of(answer.data).items() if key in standing}
+        drift = list(standing.values())
+        frame = {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": drift}}
+        if not options.shown(frame, drift):
             for worker, kind, member in standing:
                 tell(f"{worker}\t{kind}\t{member or '-'}\t{KINDS.get(kind, kind)}")
         if not standing:
             say(_summary(answer.data))
+            _tell_silent(answer.data)
             return 0
         say(f"drift: {many(len(standing), 'difference')}; {_summary(answer.data)}")
+        _tell_silent(answer.data)
         say(_fix(standing))
         return EXIT_DRIFT
 
     return with_client(options, work)
 
 
-def drift_of(data: dict[str, Any]) -> list[_Drift]:
-    return [(row["worker"], row["kind"], row.get("member", "")) for row in data["drift"]]
+def drift_of(data: dict[str, Any]) -> dict[_Key, dict[str, Any]]:
+    """Rows by what makes them the same in two looks; memory and the like may change."""
+    return {(row["worker"], row["kind"], row.get("member", "")): row for row in data["drift"]}
+
+
+def _tell_silent(data: dict[str, Any]) -> None:
+    silent = data.get("not_looked", [])
+    if silent:
+        shown = ", ".join(silent[:SILENT_SHOWN_MAX]) + (", …" if len(silent) > SILENT_SHOWN_MAX else "")
+        say(f"warning[audit]: {many(len(silent), 'worker')} did not look at its devices in time: {shown}")
+    if data.get("left_out"):
+        say(f"warning[audit]: {data['left_out']} more findings on devices were left out")
 
 
 def _summary(data: dict[str, Any]) -> str:
@@ -78,6 +90,10 @@ def _summary(data: dict[str, Any]) -> str:
     return ("no drift: " if not data["drift"] else "looked at ") + ", ".join(parts)
 
 
-def _fix(standing: Iterable[_Drift]) -> str:
-    worker = next(iter(standing))[0]
+def _fix(standing: Iterable[_Key]) -> str:
+    worker, kind, member = next(iter(standing))
+    if kind == "nvml-foreign":
+        return f"fix: end it, or let it take its GPU as a lease; moorage cordon {worker} keeps new jobs away until then"
+    if kind in ("nvml-memory", "nvml-missing"):
+        return f"fix: moorage cordon {worker} keeps new jobs away; see what nvidia-smi says there of {member}"
     return f"fix: moorage cordon {worker} keeps new jobs away; look into the worker's log, then restart its agent"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from moorage.cli.options import CONNECT_TIMEOUT_S_MAX, Options
+from moorage.cli.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
 from moorage.cli.render import many
 from moorage.schemas.errors import MoorageError
 
@@ -47,8 +47,10 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
 async def all_checks(options: Options) -> AsyncIterator[Check]:
     """Every check in the order in which one would ask; those that need what is missing are left out."""
+    options = options.settled()
     for check in [_python(), _uvloop(), _cgroup(), await _nvml()]:
         yield check
+    yield _settings()
     context: Context | None = None
     try:
         from moorage.client.target import find_context
@@ -69,6 +71,19 @@ def _failed(name: str, error: MoorageError, verdict: Verdict = "fail", fix: str 
 
 
 # ------------------------------------------------------------------------------------------------------ this host
+
+
+def _settings() -> Check:
+    from moorage.cli.settings import the_file
+    from moorage.schemas.settings import NO_FILE
+
+    try:
+        file = the_file()
+    except MoorageError as error:
+        return _failed("settings", error)
+    if file is NO_FILE:
+        return Check("settings", "ok", "no settings file: defaults, environment and flags")
+    return Check("settings", "ok", f"{file.path}: {', '.join(f'[{name}]' for name in file.tables) or 'empty'}")
 
 
 def _python() -> Check:
@@ -133,7 +148,7 @@ async def _of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
     from moorage.client.values import seconds
 
     try:
-        patience_s = min(seconds(options.timeout), CONNECT_TIMEOUT_S_MAX)
+        patience_s = min(seconds(options.timeout or TIMEOUT_DEFAULT), CONNECT_TIMEOUT_S_MAX)
         connection = await connect(context, "moorage doctor", give_up_after_s=patience_s)
     except CannotConnect as error:
         yield _failed("nats", no_server(error))

@@ -20,12 +20,28 @@ EXIT_UNREACHABLE: Final = 5
 EXIT_TIMED_OUT: Final = 6
 EXIT_DRIFT: Final = 10
 EXIT_INTERRUPTED: Final = 130
+EXIT_PIPE_CLOSED: Final = 141
 
+#: every way in which a verb ends; `moorage help exit-codes` prints it
+EXIT_CODES: Final[Mapping[int, str]] = {
+    0: "done; of run, logs and wait: the job SUCCEEDED",
+    EXIT_FAILED: "failed or refused; of run, logs and wait: the job ended without a code of its own",
+    EXIT_USAGE: "the line or the request is malformed",
+    EXIT_NOT_FOUND: "no such job, worker, code or page",
+    EXIT_DENIED: "NATS refused the credentials, or this user may not do that",
+    EXIT_UNREACHABLE: "no NATS server, or no scheduler that answers",
+    EXIT_TIMED_OUT: "what was waited for did not happen in time; the job goes on",
+    EXIT_DRIFT: "audit found a difference between the ledger and the workers",
+    EXIT_INTERRUPTED: "Ctrl-C; of run, logs and wait: the job goes on",
+    EXIT_PIPE_CLOSED: "who read the output has gone",
+}
 #: error code -> exit code; every other code is EXIT_FAILED
 EXIT_OF_CODE: Final[Mapping[str, int]] = {
     "invalid-argument": EXIT_USAGE,
     "too-large": EXIT_USAGE,
+    "unknown-verb": EXIT_USAGE,
     "bad-context": EXIT_USAGE,
+    "bad-settings": EXIT_USAGE,
     "not-found": EXIT_NOT_FOUND,
     "permission-refused": EXIT_DENIED,
     "not-authorized": EXIT_DENIED,
@@ -55,6 +71,11 @@ def has_colour(stream: TextIO) -> bool:
         return False
     if os.environ.get("CLICOLOR_FORCE", "0") not in ("", "0"):
         return True
+    return is_live(stream) and os.environ.get("CLICOLOR", "1") != "0"
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether a terminal is there on which lines can be written again."""
     return stream.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
@@ -107,6 +128,10 @@ def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
         say("  " + ", ".join(evidence))
     if problem.retry_after_s is not None:
         say(f"  again in {problem.retry_after_s:g} s")
-    lines = list(dict.fromkeys(fixes or ((problem.next,) if problem.next else ())))
-    for fix in lines[:FIXES_MAX]:
+    if not fixes and not problem.next:
+        from moorage.cli.lookup import FIXES
+
+        fixes = (FIXES[problem.code],) if problem.code in FIXES else ()
+    for fix in [*filter(None, dict.fromkeys(fixes or (problem.next,)))][:FIXES_MAX]:
         say(f"{paint('fix:', 'cyan', sys.stderr)} {fix}")
+    say(paint(f"more: moorage errors {problem.code}", "dim", sys.stderr))

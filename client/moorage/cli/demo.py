@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-from cyclopts import Parameter
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from moorage.bus.connection import Connection, connect
@@ -28,6 +27,7 @@ from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Delivery
+from moorage.cli.arguments import Parameter
 from moorage.cli.demo_jobs import Planned, fleet_file, hosts, planned
 from moorage.cli.demo_judge import Verdict, judge
 from moorage.schemas.job import TERMINAL
@@ -289,11 +289,11 @@ TRY_NEXT: Final = """try next
 
 def main(
     *,
-    jobs: Annotated[int, Parameter(help="requests drawn from the trace")] = 400,
-    workers: Annotated[int, Parameter(help="simulated hosts")] = 14,
-    seed: Annotated[int, Parameter(help="which of them")] = 1,
-    json: Annotated[bool, Parameter(help="print the result as one JSON object")] = False,
-    keep: Annotated[bool, Parameter(help="keep the folder with logs and records")] = False,
+    jobs: Annotated[int, Parameter(help="Requests drawn from the trace.")] = 400,
+    workers: Annotated[int, Parameter(help="Simulated hosts.")] = 14,
+    seed: Annotated[int, Parameter(help="Which of them.")] = 1,
+    json: Annotated[bool, Parameter(help="The result, as one JSON object.")] = False,
+    keep: Annotated[bool, Parameter(help="Keep the folder with logs and records.")] = False,
 ) -> int:
     """Run several hundred real requests on simulated GPUs, kill the scheduler in the middle, and judge the records.
 

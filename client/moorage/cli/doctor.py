@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Final
+from typing import Annotated, Final
 
+from moorage.cli.arguments import Parameter
 from moorage.cli.checks import Check, all_checks
 from moorage.cli.console import EXIT_FAILED, emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, Options, guarded
@@ -14,11 +15,23 @@ _STYLE: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 _NAME_CHARS: Final = 10
 
 
-def doctor(*, options: Options = DEFAULTS) -> int:
+def doctor(
+    *,
+    settings: Annotated[bool, Parameter(help="Only show every setting that holds here, and where it is from.")] = False,
+    example: Annotated[bool, Parameter(help="Only print a settings file with every key, each commented out.")] = False,
+    options: Options = DEFAULTS,
+) -> int:
     """Look at this host, the server, the permissions and the scheduler; exit code 1 when something fails.
 
     `warn` is what a worker or an operator would miss here: a submitter's machine may well do without.
     """
+    if example:
+        from moorage.cli.settings import example_file
+
+        tell(example_file().rstrip())
+        return 0
+    if settings:
+        return guarded(options, lambda: _show_settings(options))
 
     async def look() -> int:
         counts = dict.fromkeys(_STYLE, 0)
@@ -33,6 +46,25 @@ def doctor(*, options: Options = DEFAULTS) -> int:
         return EXIT_FAILED if counts["fail"] else 0
 
     return guarded(options, lambda: asyncio.run(look()))
+
+
+def _show_settings(options: Options) -> int:
+    """Every key of every section; a flag of a service is seen by that service alone."""
+    from moorage.cli.render import table
+    from moorage.cli.settings import effective, the_file
+    from moorage.schemas.settings import NO_FILE, shown
+
+    file = the_file()
+    say(f"settings file: {file.path}" if file is not NO_FILE else "settings file: none")
+    every = list(effective(file))
+    if options.json:
+        for found in every:
+            one = found.setting
+            emit({"section": one.section, "key": one.key, "value": shown(one, found.value), "source": found.source})
+        return 0
+    rows = [[f.setting.section, f.setting.key, shown(f.setting, f.value), f.source] for f in every]
+    tell(table(["SECTION", "KEY", "VALUE", "FROM"], rows))
+    return 0
 
 
 def _show(check: Check) -> None:

@@ -1,4 +1,4 @@
-"""Examples, as each verb's help shows them: cyclopts leaves that part of a docstring out."""
+"""Examples, as each verb's help shows them; tests read each one as the command would."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "ls": (
         "moorage ls --state RUNNING --state QUEUED",
         "moorage ls --watch",
+        "moorage ls --format '{job} {state}'",
         "moorage ls --json | jq -r .data.jobs[].job",
     ),
     "cancel": (
@@ -43,6 +44,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "explain": (
         "moorage explain train-42",
+        "moorage explain train-42 --watch",
         "moorage explain no-match",
     ),
     "fleet": (
@@ -56,6 +58,33 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "audit": (
         "moorage audit",
         "moorage audit --quick --json",
+    ),
+    "admin hold": (
+        "moorage admin hold train-42 --why 'bad data'",
+        "moorage admin hold --queue --tenant vision --why 'month end'",
+        "moorage admin hold train-42 && moorage admin requeue train-42",
+    ),
+    "admin release": (
+        "moorage admin release train-42",
+        "moorage admin release --queue --tenant vision",
+        "moorage admin release --worker n07 --why 'nvidia-smi shows it clean'",
+    ),
+    "admin requeue": (
+        "moorage admin requeue train-42 --why 'wrong host'",
+        "moorage admin requeue train-42,train-43",
+    ),
+    "admin priority": (
+        "moorage admin priority train-42 --to 90",
+        "moorage admin priority all --to 10 --tenant sandbox",
+    ),
+    "admin limit": (
+        "moorage admin limit --tenant vision --gpus 16",
+        "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
+        "moorage admin limit --tenant vision --gpus 0 --jobs 0",
+    ),
+    "admin tenants": (
+        "moorage admin tenants",
+        "moorage admin tenants --format '{tenant} {gpus}'",
     ),
     "scheduler": ("MOORAGE_LEDGER_URL_FILE=/etc/moorage/ledger-url moorage scheduler --nats prod",),
     "worker": (
@@ -77,6 +106,14 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "completion": (
         'eval "$(moorage completion bash)"',
         "moorage completion fish > ~/.config/fish/completions/moorage.fish",
+    ),
+    "help": (
+        "moorage help run",
+        "moorage help exit-codes",
+    ),
+    "demo": (
+        "moorage demo",
+        "moorage demo --jobs 100 --seed 7 --json",
     ),
     "up": (
         "moorage up --simulate 4x8xH100",

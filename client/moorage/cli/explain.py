@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from moorage.cli.console import emit, say, tell
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import say, tell
 from moorage.cli.lookup import FIXES, code_of
-from moorage.cli.options import DEFAULTS, Options, guarded, with_client
+from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, ordinal
-from moorage.cli.selectors import ask_each
+from moorage.cli.screen import Screen
+from moorage.cli.selectors import ask_each, one_id
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import FleetFrame
+from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
+    from moorage.bus.transport import Delivery
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
 
+#: changes that come closer together are shown together
+APART_S: Final = 0.5
+_decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
+
 
 def explain(
-    *what: Annotated[str, Parameter(help="Jobs (see moorage show --help), or the code of an error or of a reason.")],
-    options: Options = DEFAULTS,
+    *what: Annotated[str, Parameter(help="Jobs (moorage help jobs), or the code of an error or of a reason.")],
+    watch: Annotated[bool, Parameter(help="Again whenever the answer changes, until the job is over.")] = False,
+    options: RowOptions = ROWS,
 ) -> int:
     """Why a job waits, or what a code means."""
     if len(what) == 1 and (code := code_of(what[0])) is not None:
@@ -31,10 +43,11 @@ def explain(
         async def ask(name: str) -> Answer:
             return await client.answer("explain", {"job": name})
 
+        if watch:
+            await _watch(client, await one_id(client, ",".join(what), "explain --watch"), options)
+            return None
         for at, answer in enumerate(await ask_each(client, what, ask)):
-            if options.json:
-                emit(answer)
-            else:
+            if not options.shown(answer, [answer.data]):
                 if at:
                     tell("")
                 _explain(answer.data)
@@ -43,23 +56,90 @@ def explain(
     return with_client(options, work)
 
 
+async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
+    """Ask again at each event of the tenant and each new frame of the leader; show what is not as it was.
+
+    The frame tells that the fleet has changed, which is what a waiting job waits for.
+    """
+    news = asyncio.Event()
+    news.set()
+    frame_before: tuple[Any, ...] = ()
+
+    def on_frame(delivery: Delivery) -> None:
+        nonlocal frame_before
+        try:
+            frame = _decode_frame(delivery.data)
+        except Refused:
+            return
+        now = (frame.queued, frame.running, [(row["state"], row["cells"]) for row in frame.workers])
+        if now != frame_before:
+            frame_before = now
+            news.set()
+
+    subscriptions = [
+        await client.subscribe(client.subjects.events(client.tenant), lambda _: news.set()),
+        await client.subscribe(client.subjects.fleet_frame, on_frame),
+    ]
+    screen = Screen(sys.stdout)
+    before: dict[str, Any] = {}
+    try:
+        while before.get("state") not in TERMINAL:
+            await news.wait()
+            news.clear()
+            answer = await client.answer("explain", {"job": job})
+            if answer.data == before:
+                continue
+            before = answer.data
+            if options.json or options.format:
+                options.shown(answer, [before])
+            elif screen.live:
+                screen.draw([*explained(before).splitlines(), *fix_lines(before)])
+            else:
+                tell("\t".join((job, before["state"], before.get("reason") or "-", _why(before) or "-")))
+            await asyncio.sleep(APART_S)
+    finally:
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+
+
 def _explain(data: dict[str, Any]) -> None:
-    left = data.get("workers_left", {})
-    tell(
-        facts(
-            [
-                ("job", data["job"]),
-                ("state", data["state"]),
-                ("asks", data.get("asks")),
-                ("place", f"{ordinal(data['position'])} of {data['queued']}" if "position" in data else ""),
-                ("waits", data.get("waiting_replicas")),
-                ("reason", f"{data['reason']}: {data['means']}" if "reason" in data else data.get("why")),
-                ("starts", f"not before {age(data['starts_in_ms'])} from now" if "starts_in_ms" in data else ""),
-                ("workers", " > ".join(f"{name} {number}" for name, number in left.items())),
-                *[("held by", holder) for holder in data.get("held_by", [])],
-            ]
-        )
+    tell(explained(data))
+    for line in fix_lines(data):
+        say(line)
+
+
+def _why(data: dict[str, Any]) -> str:
+    return f"{data['reason']}: {data['means']}" if "reason" in data else str(data.get("why", ""))
+
+
+def explained(data: dict[str, Any]) -> str:
+    """The answer of `explain`, for people."""
+    return facts(
+        [
+            ("job", data["job"]),
+            ("state", data["state"]),
+            ("asks", data.get("asks")),
+            ("place", f"{ordinal(data['position'])} of {data['queued']}" if "position" in data else ""),
+            ("waits", data.get("waiting_replicas")),
+            ("reason", _why(data)),
+            ("because", data.get("because")),
+            ("needs", data.get("needs")),
+            ("starts", f"not before {age(data['starts_in_ms'])} from now" if "starts_in_ms" in data else ""),
+            ("workers", _steps(data.get("workers_left", {}))),
+            *[("held by", holder) for holder in data.get("held_by", [])],
+        ]
     )
+
+
+def _steps(left: dict[str, int]) -> str:
+    """How many workers were left after each filter that took some: `known 4 > with-free-gpus 0`."""
+    steps: list[tuple[str, int]] = []
+    for name, number in left.items():
+        if not steps or number != steps[-1][1]:
+            steps.append((name, number))
+    return " > ".join(f"{name} {number}" for name, number in steps)
+
+
+def fix_lines(data: dict[str, Any]) -> list[str]:
     fix = FIXES.get(data.get("reason", ""))
-    if fix:
-        say("fix: " + fix.format(job=data["job"], asks=data.get("asks", "")))
+    return [f"fix: {fix.format(job=data['job'], asks=data.get('asks', ''))}"] if fix else []

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, paint, say, tell
-from moorage.cli.options import DEFAULTS, Options, with_client
-from moorage.cli.render import age, many, table
+from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, with_client
+from moorage.cli.render import GAP, age, many, table
+from moorage.cli.screen import Screen
+from moorage.schemas.gpu import model_matches
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import FleetFrame
 
 WORKER_HELP: Final = "The worker's id, as moorage fleet shows it."
 LEGEND: Final = "· free  # leased  2-9 sharers  ! sick  x used by others  - not lent  ? lost"
 
-_Worker: TypeAlias = "Annotated[str, Parameter(help=WORKER_HELP)]"
+_Worker: TypeAlias = Annotated[str, Parameter(help=WORKER_HELP)]
 
 
 def fleet(
     *,
-    watch: Annotated[bool, Parameter(negative="", help="Again with each frame of the leader, twice a second.")] = False,
-    options: Options = DEFAULTS,
+    watch: Annotated[bool, Parameter(help="Again with each frame of the leader, twice a second.")] = False,
+    options: RowOptions = ROWS,
 ) -> int:
     """Workers, what is free, what fits now."""
 
@@ -33,9 +37,7 @@ def fleet(
             await _watch(client, options)
             return None
         answer = await client.operate("fleet")
-        if options.json:
-            emit(answer)
-        else:
+        if not options.shown(answer, answer.data["workers"]):
             _fleet(answer.data)
         return None
 
@@ -66,52 +68,91 @@ def _fleet(data: dict[str, Any]) -> None:
                 for worker in workers
             ],
             numbers=("FREE", "GPUS", "JOBS", "HEARD"),
+            optional=("HEARD", "JOBS"),
         )
     )
-    if data["fits_now"]:
+    if not sys.stdout.isatty():
+        return  # one table a pipe: the rest is talk
+    fits = data["fits_now"]
+    if fits:
+        words = model_words([row["model"] for row in fits])
+        rows = []
+        for row in fits:
+            token = f"{row['largest']}x{words[row['model']]}" if row["largest"] else "-"
+            rows.append([token, row["free"], row["gpus"], row["model"]])
         tell("")
-        tell(
-            table(
-                ["FITS NOW", "FREE", "GPUS", "MODEL"],
-                [[f"1x{row['largest']}", row["free"], row["gpus"], row["model"]] for row in data["fits_now"]],
-                numbers=("FREE", "GPUS"),
-            )
-        )
-    if sys.stderr.isatty():
-        line = f"epoch {data['epoch']}  ledger {data['ledger']}  {data['queued']} queued  {data['live_jobs']} live"
-        if any(worker["simulated"] for worker in workers):
-            line = "sim  " + line
-        say(paint(f"{line}\n{LEGEND}", "dim", sys.stderr))
+        tell(table(["FITS NOW", "FREE", "GPUS", "MODEL"], rows, numbers=("FREE", "GPUS")))
+    line = f"epoch {data['epoch']}  ledger {data['ledger']}  {data['queued']} queued  {data['live_jobs']} live"
+    if any(worker["simulated"] for worker in workers):
+        line = "sim  " + line
+    say(paint(f"{line}\n{_kept(data)}\n{LEGEND}", "dim", sys.stderr))
 
 
-async def _watch(client: AsyncClient, options: Options) -> None:
+def _kept(data: dict[str, Any]) -> str:
+    """How long what is over is kept, and how far back that reaches now."""
+    keeps, window_ms = data["keeps"], data["finished_window_ms"]
+    reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
+    finished = f"finished jobs {data['finished_kept']}, kept {age(keeps['finished_keep'] * 1000)}{reaches}"
+    history = f"history {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
+    return f"{finished}  {history}"
+
+
+def model_words(names: Sequence[str]) -> dict[str, str]:
+    """For each device name the shortest word of it that asks for that model and no other of these: `--gpu 2xH100`."""
+    return {name: _model_word(name, [other for other in names if other != name]) for name in names}
+
+
+def _model_word(name: str, others: Sequence[str]) -> str:
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
+    numbered = [word for word in words if any(char.isdigit() for char in word) and not word.upper().endswith("GB")]
+    for word in numbered:
+        for pattern in (word, f"={word}") if word[0].isalpha() else (f"={word}",):
+            if not any(model_matches(pattern, other) for other in others):
+                return pattern
+    return name
+
+
+async def _watch(client: AsyncClient, options: RowOptions) -> None:
     """On a terminal redrawn in place, in a pipe a line for each change."""
     before = ""
-    lines_before = 0
-    tty = sys.stdout.isatty() and not options.json
+    screen = Screen(sys.stdout)
     async for frame in client.fleet_frames():
-        if options.json:
-            emit(frame)
+        if options.shown(frame, frame.workers):
             continue
-        text = _frame_table(frame) if tty else _frame_line(frame)
-        if text == before:
-            continue
+        text = _frame_line(frame)
+        if screen.live:
+            screen.draw(_frame_lines(frame), tail=[paint(LEGEND, "dim", sys.stdout)])
+        elif text != before:
+            tell(text)
         before = text
-        if tty:
-            sys.stdout.write(f"\x1b[{lines_before}F\x1b[J" if lines_before else "")
-            lines_before = text.count("\n") + 1
-        tell(text)
 
 
-def _frame_table(frame: FleetFrame) -> str:
+def _frame_lines(frame: FleetFrame) -> list[str]:
+    """The fleet on a terminal: a table, or where that is too high several workers a line."""
     tag = "sim  " if any(worker["simulated"] for worker in frame.workers) else ""
-    counts = f"{many(len(frame.workers), 'worker')}  {frame.queued} queued  {frame.running} running"
-    head = f"{tag}epoch {frame.epoch}  {counts}"
+    cells = "".join(worker["cells"] for worker in frame.workers)
+    counts = f"{many(len(frame.workers), 'worker')}  {cells.count('·')} of {many(len(cells), 'GPU')} free"
+    head = f"{tag}epoch {frame.epoch}  {counts}  {frame.queued} queued  {frame.running} running"
+    columns, lines = shutil.get_terminal_size()
+    if len(frame.workers) > lines - 4:
+        return [head, *packed(frame.workers, columns)]
     rows = [
         [worker["worker"], "sim" if worker["simulated"] else "real", worker["state"], worker["cells"]]
         for worker in frame.workers
     ]
-    return head + "\n" + table(["WORKER", "KIND", "STATE", "CELLS"], rows)
+    return [head, *table(["WORKER", "KIND", "STATE", "CELLS"], rows).splitlines()]
+
+
+def packed(workers: Sequence[dict[str, Any]], columns: int) -> list[str]:
+    """Name and cells of each worker, in columns read downwards; a state is named where it is not `up`."""
+    entries = [
+        f"{worker['worker']} {worker['cells']}" + ("" if worker["state"] == "up" else f" {worker['state']}")
+        for worker in workers
+    ]
+    width = max(map(len, entries)) + len(GAP)
+    across = max((columns + len(GAP)) // width, 1)
+    down = -(-len(entries) // across)
+    return ["".join(entry.ljust(width) for entry in entries[at::down]).rstrip() for at in range(down)]
 
 
 def _frame_line(frame: FleetFrame) -> str:

@@ -5,35 +5,33 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from moorage.cli.console import emit, paint, say, tell
-from moorage.cli.options import DEFAULTS, Options, with_client
-from moorage.cli.render import age, facts, many, table
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import paint, say, tell
+from moorage.cli.options import ROWS, RowOptions, with_client
+from moorage.cli.render import age, facts, many, table, utc
 from moorage.cli.selectors import HELP, ask_each, ids_to_cancel, one_id
 from moorage.client.values import who
 from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
 
+LIMIT_MAX: Final = 1000
 _SIMULATED_UUID: Final = "SIM-"
 
 
 def show(
     *jobs: Annotated[str, Parameter(help=HELP)],
-    watch: Annotated[bool, Parameter(negative="", help="Follow it: a line a transition, until it is over.")] = False,
-    options: Options = DEFAULTS,
+    watch: Annotated[bool, Parameter(help="Follow it: a line a transition, until it is over.")] = False,
+    options: RowOptions = ROWS,
 ) -> int:
     """Jobs, whole: request, state, transitions."""
 
     async def work(client: AsyncClient) -> int | None:
         if watch:
             async for event in client.job(await one_id(client, ",".join(jobs), "show --watch")).events():
-                if options.json:
-                    emit(event)
-                else:
+                if not options.shown(event, [event]):
                     for change in event.changes:
                         tell("\t".join(map(str, _change_row(_as_dict(change), None))))
             return None
@@ -42,15 +40,26 @@ def show(
             return await client.answer("show", {"job": name})
 
         for at, answer in enumerate(await ask_each(client, jobs, ask)):
-            if options.json:
-                emit(answer)
-            else:
+            if not options.shown(answer, [answer.data]):
                 if at:
                     tell("")
                 _show(answer.data)
         return None
 
     return with_client(options, work)
+
+
+def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """Until when what is left of a job that is over stays."""
+    kept = data.get("kept")
+    if not kept:
+        return []
+    story_ms = data.get("kept_until_ms") if data.get("compacted") else kept["history_ms"]
+    return [
+        ("id until", utc(kept["job_ms"])),
+        *([("story until", utc(story_ms))] if story_ms is not None else []),
+        *(("output until", f"{utc(until)} on {worker}") for worker, until in kept["output_ms"].items()),
+    ]
 
 
 def _show(data: dict[str, Any]) -> None:
@@ -72,7 +81,8 @@ def _show(data: dict[str, Any]) -> None:
                 ("worker", data.get("worker")),
                 ("code", data.get("code")),
                 ("why", data.get("why")),
-                ("kept", "as a row: id, state and end; its story left memory" if data.get("compacted") else ""),
+                ("kept", _kept(data)),
+                *_kept_rows(data),
             ]
         )
     )
@@ -87,6 +97,13 @@ def _show(data: dict[str, Any]) -> None:
         )
 
 
+def _kept(data: dict[str, Any]) -> str:
+    """What of a job that left memory can be shown."""
+    if not data.get("compacted"):
+        return ""
+    return "in the history" if "kept_until_ms" in data else "as a row: id, state and end; its history is kept no longer"
+
+
 def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
     return [
         change["rev"],
@@ -97,8 +114,16 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
         change.get("worker") or "-",
         change.get("code") if change.get("code") is not None else "-",
         len(change.get("gpus", [])) or "-",
-        change.get("why") or "-",
+        why_of(change["state"], change.get("why", ""), change.get("by", ""), change.get("said", "")),
     ]
+
+
+def why_of(state: str, why: str, by: str, said: str) -> str:
+    """The reason, and whose act it was where it was a tenant's or an operator's."""
+    if by in ("", "worker") or state == "ACCEPTED":
+        return why or "-"
+    actor = f"{by}, said {said}" if said else by
+    return f"{why} ({actor})" if why else f"({actor})"
 
 
 def _as_dict(change: Any) -> dict[str, Any]:
@@ -114,12 +139,10 @@ def _simulated(changes: list[dict[str, Any]]) -> bool:
 
 def ls(
     *,
-    state: Annotated[list[str] | None, Parameter(negative="", help="Only these, as RUNNING; may be repeated.")] = None,
+    state: Annotated[list[str] | None, Parameter(help="Only these, as RUNNING or queued.", value="STATE")] = None,
     limit: Annotated[int, Parameter(help="At most so many, 1..1000.")] = 100,
-    watch: Annotated[
-        bool, Parameter(negative="", help="Again whenever something changes; in a pipe a row a change.")
-    ] = False,
-    options: Options = DEFAULTS,
+    watch: Annotated[bool, Parameter(help="Again whenever something changes; in a pipe a row a change.")] = False,
+    options: RowOptions = ROWS,
 ) -> int:
     """Your jobs, newest first."""
 
@@ -132,16 +155,19 @@ def ls(
             await watch_jobs(client, states, limit, options)
             return None
         answer = await client.answer("ls", {"states": states, "limit": limit})
-        if options.json:
-            emit(answer)
-            return None
         rows = answer.data["jobs"]
+        if options.shown(answer, rows):
+            return None
         if not rows:
             say(no_jobs(client.tenant, states))
             return None
         tell(jobs_table(rows))
-        if sys.stderr.isatty():
-            say(paint(counts_line(answer.data["counts"]), "dim", sys.stderr))
+        counts = answer.data["counts"]
+        there = matching(counts, states)
+        if len(rows) < there:
+            say(f"the newest {len(rows)} of {there:,}; more: --limit {min(there, LIMIT_MAX)}")
+        if sys.stdout.isatty():
+            say(paint(counts_line(counts), "dim", sys.stderr))
         return None
 
     return with_client(options, work)
@@ -151,7 +177,12 @@ COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "CODE", "WORKER", 
 
 
 def jobs_table(rows: list[dict[str, Any]]) -> str:
-    return table(COLUMNS, [job_row(row) for row in rows], numbers=("PRI", "TRY", "AGE", "CODE"))
+    return table(
+        COLUMNS,
+        [job_row(row) for row in rows],
+        numbers=("PRI", "TRY", "AGE", "CODE"),
+        optional=("TRY", "PRI", "CODE", "AGE"),
+    )
 
 
 def job_row(row: dict[str, Any]) -> list[Any]:
@@ -174,6 +205,11 @@ def no_jobs(tenant: str, states: list[str]) -> str:
     return f"no jobs of tenant {tenant}{asked} in memory"
 
 
+def matching(counts: dict[str, int], states: list[str]) -> int:
+    """How many jobs there are in these states; in all where none is named."""
+    return sum(number for name, number in counts.items() if name in (states or counts))
+
+
 def counts_line(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
@@ -181,7 +217,7 @@ def counts_line(counts: dict[str, int]) -> str:
 def cancel(
     *jobs: Annotated[str, Parameter(help=HELP)],
     reason: Annotated[str, Parameter(help="For the job's story.")] = "",
-    options: Options = DEFAULTS,
+    options: RowOptions = ROWS,
 ) -> int:
     """Cancel jobs, at any stage; answered once it is in the ledger.
 
@@ -193,8 +229,7 @@ def cancel(
         names = await ids_to_cancel(client, jobs)
         for name in names:
             answer = await client.answer("cancel", {"job": name, "reason": reason, "by": who()})
-            if options.json:
-                emit(answer)
+            if options.shown(answer, [answer.data]):
                 continue
             was = answer.data["was"]
             if was == "UNKNOWN":
@@ -203,7 +238,7 @@ def cancel(
                 tell(f"{name}\twas over already: {was}")
             else:
                 tell(f"{name}\t{'cancelling' if answer.data['cancelled'] else 'unchanged'}, was {was}")
-        if len(names) != 1 and not options.json:
+        if len(names) != 1 and not (options.json or options.format):
             say(many(len(names), "job"))
         return None
 

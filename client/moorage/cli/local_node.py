@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say
 from moorage.cli.local_tools import end_jobs, is_free_port, until_gone, write_private
 from moorage.cli.options import Options
-from moorage.cli.processes import LEDGER_URL_FILE, WORKERS_FOLDER
+from moorage.cli.processes import LEDGER_URL_FILE
 from moorage.cli.render import many
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Node:
 
     def _make_children(self) -> None:
         from moorage.cli.children import Child
-        from moorage.scheduler.main import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE
+        from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE
 
         assert self._server is not None
         url, folder = self._server.url, self._folder
@@ -101,6 +101,8 @@ class Node:
 
     @property
     def _worker_state(self) -> Path:
+        from moorage.client.target import WORKERS_FOLDER
+
         return self._folder / WORKERS_FOLDER / ("up-simulated" if self._simulate else "up")
 
     async def _keep_server(self) -> None:

@@ -1,17 +1,15 @@
-"""What moorage means by a word, without a server: `errors`, `schema`, `completion`, and codes in `explain`."""
+"""What moorage means by a word, without a server: `errors`, `schema`, and codes in `explain`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
+from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
-from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded
 from moorage.cli.render import facts, table
 
-if TYPE_CHECKING:
-    from cyclopts import Parameter
-
-#: what helps against a reason, where a line can say it; {job} and {asks} are filled in
+#: what helps against a reason or an error, where a line can say it; {job} and {asks} are filled in
 FIXES: Final[dict[str, str]] = {
     "no-worker": "start one: moorage worker",
     "driver": "ask for a driver that moorage fleet --json shows, or start a worker that offers it",
@@ -24,7 +22,40 @@ FIXES: Final[dict[str, str]] = {
     "sick": "moorage fleet shows the sick GPUs",
     "busy": "wait, or cancel what you need no longer: moorage ls --state RUNNING",
     "reserved": "a smaller request may fit beside the reservation",
+    "held": "an operator lets it go on: moorage admin release {job}, or --queue where its tenant is held",
+    "limit": "cancel what you need no longer, or ask an operator: moorage admin tenants shows the limits",
     "contended": "moorage fleet shows what local claims hold",
+    # of errors
+    "invalid-argument": "correct what the error names; moorage schema request has every field of a request",
+    "unknown-verb": "moorage help",
+    "too-large": "put large data into a store and hand its address to the job",
+    "not-found": "moorage ls, or moorage fleet",
+    "conflict": "choose another job id; or send the same content, which is the same job",
+    "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
+    "queue-full": "send the same job again after the time that the answer names",
+    "no-scheduler": "moorage scheduler starts one; moorage doctor looks for what is wrong",
+    "cannot-connect": "moorage up starts a server; --nats, NATS_CONTEXT or NATS_URL name another",
+    "not-authorized": "moorage doctor shows which context is used, and from which file",
+    "permission-refused": "ask who runs the server for the permissions of your role; moorage doctor tries each",
+    "bad-context": "nats context ls; nats context edit",
+    "timed-out": "moorage explain JOB; wait longer with --at-most",
+    "job-expired": "moorage explain JOB while it waits; give it longer, or ask for what moorage fleet shows as free",
+    "job-rejected": "moorage fleet shows what there is",
+    "job-failed": "moorage show JOB",
+}
+
+#: what a person may take for granted and is otherwise
+NOTES: Final[dict[str, str]] = {
+    "job-expired": "start_within_s bounds the wait and is no prediction: a job that cannot make it is accepted, waits, "
+    "and is EXPIRED by event when the time is over. Nothing is refused at once: no estimate of a start stands yet",
+    "queue-full": "nothing of the request was recorded; the durable queue takes it and waits: "
+    "nats req moorage.request.TENANT.submit",
+    "no-scheduler": "a request without an answer may still be recorded: send it again with the same job id",
+    "disconnected": "it may have been recorded: send it again with the same job id",
+    "too-large": "a request has at most 64 KiB, a frame 900 KiB; the SDK and the command split what is many",
+    "conflict": "the first request stands and is not touched",
+    "permission-refused": "NATS says no, not moorage: over plain NATS it is a -ERR line and no answer",
+    "no-match": "only when on_no_match says reject: else it is a warning, and the job waits",
 }
 
 
@@ -71,7 +102,7 @@ def errors(
     code: Annotated[str | None, Parameter(help="One code; without it all of them.")] = None,
     /,
     *,
-    options: Options = DEFAULTS,
+    options: RowOptions = ROWS,
 ) -> int:
     """What the codes of errors and of waiting mean, whose fault they are, and the exit codes."""
 
@@ -104,6 +135,7 @@ def page(code: Code) -> str:
             ("fault", where.get(code.fault)),
             ("kind", "" if code.fault else "a reason for waiting: the job is queued and goes on by itself"),
             ("exit code", code.exit_code),
+            ("note", NOTES.get(code.code, "")),
             ("fix", fix),
         ]
     )
@@ -153,22 +185,6 @@ def _structs() -> dict[str, type]:
             if isinstance(tag, str):
                 found[tag] = struct
     return found
-
-
-def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell reads it.")],
-    /,
-    *,
-    options: Options = DEFAULTS,
-) -> int:
-    """A script that completes verbs and options in your shell; static, so that no Python starts at a Tab."""
-
-    def act() -> None:
-        from moorage.cli.main import application
-
-        tell(application().generate_completion(prog_name="moorage", shell=shell).rstrip())
-
-    return guarded(options, act)
 
 
 def _nothing(kind: str, word: str, known: dict[str, type] | list[str], verb: str) -> Exception:

@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.console import emit, say, tell
-from moorage.cli.jobs import counts_line, job_row, jobs_table, no_jobs
-from moorage.cli.options import Options
+from moorage.cli.jobs import counts_line, job_row, jobs_table, matching, no_jobs
+from moorage.cli.options import RowOptions
+from moorage.cli.screen import Screen
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -19,11 +20,11 @@ APART_S: Final = 0.5
 REDRAW_S: Final = 5.0
 
 
-async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options: Options) -> None:
+async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options: RowOptions) -> None:
     """Without end. On a terminal redrawn in place; in a pipe a row for each job that changed; with --json answers."""
-    tty = sys.stdout.isatty() and not options.json
+    screen = Screen(sys.stdout)
+    tty = screen.live and not options.json and options.format is None
     shown: dict[str, tuple[Any, ...]] = {}
-    lines_before = 0
     changed = asyncio.Event()
     changed.set()
     listening = await client.subscribe(client.subjects.events(client.tenant), lambda _: changed.set())
@@ -41,18 +42,17 @@ async def watch_jobs(client: AsyncClient, states: list[str], limit: int, options
                 emit(answer)
             elif tty:
                 text = jobs_table(rows) if rows else no_jobs(client.tenant, states)
-                text += "\n" + (counts_line(answer.data["counts"]) or "nothing yet")
-                sys.stdout.write(f"\x1b[{lines_before}F\x1b[J" if lines_before else "")
-                lines_before = text.count("\n") + 1
-                tell(text)
+                counts = answer.data["counts"]
+                unseen = matching(counts, states) - len(rows)
+                screen.draw(text.splitlines(), unseen=unseen, tail=[counts_line(counts) or "nothing yet"])
             else:
-                _tell_changed(rows, shown)
+                _tell_changed(rows, shown, options)
             await asyncio.sleep(APART_S)
     finally:
         await listening.unsubscribe()
 
 
-def _tell_changed(rows: list[dict[str, Any]], shown: dict[str, tuple[Any, ...]]) -> None:
+def _tell_changed(rows: list[dict[str, Any]], shown: dict[str, tuple[Any, ...]], options: RowOptions) -> None:
     """The rows that are not as they were, oldest first; ages do not count."""
     if not rows and not shown:
         say("nothing yet; a row for each change follows")
@@ -60,7 +60,8 @@ def _tell_changed(rows: list[dict[str, Any]], shown: dict[str, tuple[Any, ...]])
         seen = (row["state"], row["rev"])
         if shown.get(row["job"]) != seen:
             shown[row["job"]] = seen
-            tell("\t".join("-" if cell in (None, "") else str(cell).replace("\n", " ") for cell in job_row(row)))
+            if not options.shown(None, [row]):
+                tell("\t".join("-" if cell in (None, "") else str(cell).replace("\n", " ") for cell in job_row(row)))
     listed = {row["job"] for row in rows}
     for name in [name for name in shown if name not in listed]:
         del shown[name]

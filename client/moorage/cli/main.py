@@ -1,37 +1,42 @@
-"""The `moorage` command: which verbs there are, and what becomes of their errors.
+"""The `moorage` command: which verbs there are, and from the words of a line to a verb's function.
 
-Verbs are imported when they are run: `moorage --version` and a one-shot command must be quick.
+A verb's module is imported when the verb is run: `moorage --version` and a one-shot command must be quick.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
-if TYPE_CHECKING:
-    from cyclopts import App
-
-EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
 
 
 class Verb(NamedTuple):
-    """A verb, where it is, and the line of the first help."""
+    """A verb, where it is, and its line of the first help. A name of two words is a verb of the first: `admin hold`."""
 
     name: str
     where: str
     help: str
 
+    def load(self) -> Callable[..., int | None]:
+        """Its function; its module is imported now."""
+        module, _, function = self.where.partition(":")
+        act: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        return act
+
 
 JOBS: Final = "Your jobs"
 FLEET: Final = "The fleet"
 RUNNING: Final = "Running moorage"
+#: not in the first help, which has at most FIRST_HELP_MAX lines of verbs; `moorage help` shows it
 LOOKUP: Final = "Looking things up"
+FIRST_HELP_MAX: Final = 20
 
 VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     JOBS: (
@@ -51,18 +56,27 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("cordon", "moorage.cli.fleet:cordon", "Place nothing new on a worker."),
         Verb("uncordon", "moorage.cli.fleet:uncordon", "Undo drain or cordon."),
         Verb("audit", "moorage.cli.audit:audit", "The ledger against the workers; exit code 10 on drift."),
+        Verb("admin hold", "moorage.cli.admin:hold", "Keep what waits of jobs, or a tenant's queue, from starting."),
+        Verb("admin release", "moorage.cli.admin:release", "Undo hold; or a worker's quarantined GPUs are well."),
+        Verb("admin requeue", "moorage.cli.admin:requeue", "End what runs of jobs, and have them wait again."),
+        Verb("admin priority", "moorage.cli.admin:priority", "Give jobs another priority."),
+        Verb("admin limit", "moorage.cli.admin:limit", "Bound a tenant's GPUs and jobs."),
+        Verb("admin tenants", "moorage.cli.admin:tenants", "Tenants with what they have, limits and holds."),
     ),
     RUNNING: (
         Verb("up", "moorage.cli.up:up", "Server, scheduler and worker on this machine, in one command."),
         Verb("scheduler", "moorage.cli.processes:scheduler", "Run a scheduler in the foreground."),
         Verb("worker", "moorage.cli.processes:worker", "Run a worker in the foreground."),
-        Verb("demo", "moorage.cli.demo:main", "A guided tour on a simulated fleet."),
+        Verb("demo", "moorage.cli.demo:main", "The main job on simulated GPUs, judged by its records."),
         Verb("doctor", "moorage.cli.doctor:doctor", "Is everything there: server, permissions, leader, this host."),
     ),
     LOOKUP: (
+        Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),
         Verb("schema", "moorage.cli.lookup:schema", "The JSON Schema of the request, or of a frame."),
-        Verb("completion", "moorage.cli.lookup:completion", "A script that completes verbs and options in your shell."),
+        Verb(
+            "completion", "moorage.cli.completion:completion", "A script that completes verbs and options in a shell."
+        ),
     ),
 }
 
@@ -72,12 +86,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.disable()  # a one-shot command ends before garbage matters; services turn it on again
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(words)
+        code = run(words)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_PIPE_CLOSED
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the terminal has written ^C: the prompt begins a line of its own
         code = EXIT_INTERRUPTED
     if argv is not None:
         sys.exit(code)
@@ -87,113 +103,82 @@ def main(argv: Sequence[str] | None = None) -> None:
     os._exit(code)
 
 
-def _run(words: list[str]) -> int:
-    if words in (["--version"], ["-V"]):
+def run(words: Sequence[str]) -> int:
+    """Read the line and do what it says. Returns the exit code."""
+    if words and words[0] in ("--version", "-V"):
         print(version())
         return 0
-    if words and not words[0].startswith("-") and words[0] not in _names():
-        return _unknown(words[0])
-    from moorage.cli import quick
+    verb, rest = find(words)
+    if verb is None:
+        from moorage.cli.help import first_help, help_below
 
-    if (plain := quick.command(bare_gpu(words))) is not None:
-        return plain()
-    from cyclopts import CycloptsError
+        if not words or words[0] in ("--help", "-h"):
+            print(first_help())
+            return 0
+        if below(words[0]) and rest[1:2] in ([], ["--help"], ["-h"]):
+            print(help_below(words[0]))
+            return 0
+        return _unknown(words)
+    options = rest[: rest.index("--")] if "--" in rest else rest
+    if "--help" in options or "-h" in options:
+        from moorage.cli.help import verb_help
+
+        print(verb_help(verb))
+        return 0
+    from moorage.cli.arguments import CannotRead, read
 
     try:
-        verb = words[0] if words and words[0] in _names() else ""
-        result = application(verb)(
-            bare_gpu(words or ["--help"]), exit_on_error=False, print_error=False, result_action="return_value"
-        )
-    except CycloptsError as error:
-        return _usage(error, words)
-    return result if isinstance(result, int) else 0
-
-
-def application(only: str = "") -> App:
-    """The tree of commands, or with `only` that one, which is quicker; nothing of them is imported yet."""
-    from cyclopts import App, Group
-
-    app = App(
-        name="moorage",
-        help="GPUs for services that talk NATS.",
-        help_epilogue="A verb's own help has examples: `moorage run --help`.",
-        help_format="plaintext",
-        help_formatter="plain",
-        version=version,
-    )
-    for position, (title, verbs) in enumerate(VERBS.items()):
-        group = Group(title, sort_key=position)
-        for order, verb in enumerate(verbs):
-            if only not in ("", verb.name):
-                continue
-            app.command(
-                f"moorage.cli.verbs:{verb.name}",
-                name=verb.name,
-                **({} if only else {"help": verb.help}),
-                group=group,
-                sort_key=order,
-                help_format="plaintext",
-                help_formatter="plain",
-                help_epilogue=_examples(verb.name),
-            )
-    return app
-
-
-def _examples(verb: str) -> str:
-    from moorage.cli.examples import EXAMPLES
-
-    lines = EXAMPLES.get(verb, ())
-    return "Examples:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
-
-
-def bare_gpu(words: list[str]) -> list[str]:
-    """`--gpu` without a value is one GPU: written out, since an option either has a value or has none."""
-    out: list[str] = []
-    for at, word in enumerate(words):
-        out.append(word)
-        if word == "--":
-            return out + words[at + 1 :]
-        if word == "--gpu" and (at + 1 == len(words) or words[at + 1].startswith("-")):
-            out.append("1")
-    return out
+        act = read(verb.name, verb.load(), rest)
+    except CannotRead as error:
+        return _refuse("invalid-argument", str(error), words, error.fixes or (f"moorage {verb.name} --help",))
+    return act() or 0
 
 
 def version() -> str:
-    """The installed distribution's version, or `0` where the source tree runs uninstalled."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    from moorage.schemas.release import RELEASE
 
-    try:
-        return installed("moorage")
-    except PackageNotFoundError:
-        return "0"
+    return RELEASE
 
 
-def _names() -> list[str]:
-    return [verb.name for verbs in VERBS.values() for verb in verbs]
-
-
-def _unknown(word: str) -> int:
-    """Told here: cyclopts would import every verb to find the nearest."""
+def _unknown(words: Sequence[str]) -> int:
     import difflib
 
-    from moorage.cli.console import paint
+    word = " ".join(words[:2]) if below(words[0]) else words[0]
+    near = difflib.get_close_matches(word, all_verbs(), n=1)
+    return _refuse(
+        "unknown-verb", f"no verb {word!r}", words, (f"moorage {near[0]} --help" if near else "moorage --help",)
+    )
 
-    near = difflib.get_close_matches(word, _names(), n=1)
-    print(f"{paint('error[usage]:', 'red', sys.stderr)} no command {word!r}", file=sys.stderr)
-    fix = f"moorage {near[0]} --help" if near else "moorage --help lists them"
-    print(f"{paint('fix:', 'cyan', sys.stderr)} {fix}", file=sys.stderr)
+
+def _refuse(code: str, why: str, words: Sequence[str], fixes: tuple[str, ...]) -> int:
+    from moorage.cli.console import EXIT_USAGE, emit, tell_error
+    from moorage.schemas.errors import problem
+
+    told = problem(code, why, next=fixes[0])
+    if "--json" in (words[: words.index("--")] if "--" in words else words):
+        emit(told)
+    tell_error(told, fixes)
     return EXIT_USAGE
 
 
-def _usage(error: Exception, words: Sequence[str]) -> int:
-    from moorage.cli.console import paint
+# ---------------------------------------------------------------------------------------------------- the table
 
-    verb = words[0] if words and words[0] in _names() else ""
-    first, *rest = str(error).strip().splitlines() or ["the command line cannot be read"]
-    print(f"{paint('error[usage]:', 'red', sys.stderr)} {first}", file=sys.stderr)
-    for line in rest:
-        if line.strip():
-            print(f"  {line}", file=sys.stderr)
-    print(f"{paint('fix:', 'cyan', sys.stderr)} moorage {verb + ' ' if verb else ''}--help", file=sys.stderr)
-    return EXIT_USAGE
+
+def all_verbs() -> dict[str, Verb]:
+    """Every verb by its name."""
+    return {verb.name: verb for verbs in VERBS.values() for verb in verbs}
+
+
+def find(words: Sequence[str]) -> tuple[Verb | None, list[str]]:
+    """The verb that the line begins with, of one word or of two, and the rest of the line."""
+    known = all_verbs()
+    for count in (2, 1):
+        verb = known.get(" ".join(words[:count])) if len(words) >= count else None
+        if verb is not None:
+            return verb, list(words[count:])
+    return None, list(words)
+
+
+def below(word: str) -> list[Verb]:
+    """The verbs of two words that begin with this one."""
+    return [verb for name, verb in all_verbs().items() if name.startswith(word + " ")]

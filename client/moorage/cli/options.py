@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from moorage.cli import console
-from moorage.cli.console import Colour, fail
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import EXIT_INTERRUPTED, Colour, emit, fail, tell
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.settings_file import find_file
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
 
+CLIENT_VARIABLES: Final = "MOORAGE_CLIENT_"
 #: a one-shot command waits so long for a server and for a scheduler that may be changing hands (4 s on one node)
 TIMEOUT_DEFAULT: Final = "10s"
 CONNECT_TIMEOUT_S_MAX: Final = 3.0
@@ -23,16 +26,55 @@ CONNECT_TIMEOUT_S_MAX: Final = 3.0
 
 @dataclass(frozen=True)
 class Options:
-    """What every command understands. `verbs` makes it a group of options on the command line."""
+    """What every verb understands that talks to a server."""
 
-    nats: Annotated[str | None, Parameter(help="URL or nats context of the server.")] = None
-    tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else `default`.")] = None
-    timeout: Annotated[str, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m.")] = TIMEOUT_DEFAULT
-    json: Annotated[bool, Parameter(negative="", help="The frames of the wire, one JSON object a line.")] = False
-    color: Annotated[Colour, Parameter(help="auto, always or never; NO_COLOR is honoured.")] = "auto"
+    __group__: ClassVar[str] = "Common"
+
+    nats: Annotated[str | None, Parameter(help="URL of the server, or a nats context.", value="WHERE")] = None
+    tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else default.", value="NAME")] = (
+        None
+    )
+    timeout: Annotated[
+        str | None, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m. Else 10s.", value="DURATION")
+    ] = None
+    json: Annotated[bool, Parameter(help="The frames of the wire, one JSON object a line.")] = False
+    color: Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. Else auto.")] = None
+
+    def settled(self) -> Self:
+        """With what the settings say where no flag does. Raises Refused with bad-settings."""
+        if find_file() is None and not any(name.startswith(CLIENT_VARIABLES) for name in os.environ):
+            return self
+        from moorage.cli.settings import client_settings
+
+        said = client_settings()
+        if "timeout" in said:
+            said["timeout"] = f"{said['timeout']}s"
+        return replace(self, **{key: value for key, value in said.items() if getattr(self, key) is None})
+
+
+@dataclass(frozen=True)
+class RowOptions(Options):
+    """Those of verbs that answer in rows."""
+
+    format: Annotated[
+        str | None,
+        Parameter(help="A line a row, with fields of --json in braces: '{job} {state}'.", value="TEXT"),
+    ] = None
+
+    def shown(self, frame: object, rows: Iterable[Any]) -> bool:
+        """With --json the frame, with --format a line a row; False where neither was asked for."""
+        if self.json:
+            emit(frame)
+        elif self.format is not None:
+            from moorage.cli.fields import filled
+
+            for row in rows:
+                tell(filled(self.format, row))
+        return self.json or self.format is not None
 
 
 DEFAULTS: Final = Options()
+ROWS: Final = RowOptions()
 Work = Callable[["AsyncClient"], Awaitable[int | None]]
 
 
@@ -43,8 +85,9 @@ def with_client(options: Options, work: Work) -> int:
 
 def guarded(options: Options, act: Callable[[], int | None]) -> int:
     """Run, and tell what went wrong. Returns the exit code."""
-    console.choose_colour(options.color)
+    console.choose_colour(options.color or "auto")
     try:
+        console.choose_colour(options.settled().color or "auto")
         return act() or 0
     except MoorageError as error:
         return fail(error, json=options.json)
@@ -55,24 +98,50 @@ async def _connected(options: Options, work: Work) -> int | None:
         return await work(client)
 
 
+async def detachable(following: Coroutine[Any, Any, int | None], detach: Callable[[], None]) -> int | None:
+    """Follow until the end, or until Ctrl-C: then say how to go on. A second Ctrl-C is Python's own."""
+    loop = asyncio.get_running_loop()
+    task: asyncio.Task[int | None] = loop.create_task(following)
+    interrupted = False
+
+    def on_interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        loop.remove_signal_handler(signal.SIGINT)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+        detach()
+        return EXIT_INTERRUPTED
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
 def client_of(options: Options) -> AsyncClient:
     """The client that these options describe, not yet open. Raises `Rejected`."""
     from moorage.client.client import AsyncClient
     from moorage.client.values import seconds
 
+    options = options.settled()
+    timeout = options.timeout or TIMEOUT_DEFAULT
     told = False
 
     def on_wait() -> None:
         nonlocal told
         if not told:
             told = True
-            console.say(f"no scheduler answers yet, asking again (for up to {options.timeout})")
+            console.say(f"no scheduler answers yet, asking again (for up to {timeout})")
 
     return AsyncClient(
         options.nats,
         tenant=options.tenant,
-        timeout=options.timeout,
-        connect_timeout=min(seconds(options.timeout), CONNECT_TIMEOUT_S_MAX),
+        timeout=timeout,
+        connect_timeout=min(seconds(timeout), CONNECT_TIMEOUT_S_MAX),
         name="moorage command",
         on_wait=on_wait,
     )

@@ -3,52 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
-from cyclopts import Parameter
-
+from moorage.cli.arguments import Parameter
 from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.settings import FILE_HELP, flags_of, the_file
+from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, SchedulerSettings
+from moorage.schemas.settings import unknown_variables
+from moorage.worker.settings import WorkerSettings
 
 LEDGER_URL_FILE: Final = "ledger-url"
-WORKERS_FOLDER: Final = "workers"
 LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
-_LogLevel = Annotated[
-    Literal["DEBUG", "INFO", "WARNING", "ERROR"], Parameter(help="Least severity that is logged, to stderr.")
-]
+if TYPE_CHECKING:
+    SchedulerFlags: TypeAlias = Any
+    WorkerFlags: TypeAlias = Any
+    _NO_SCHEDULER_FLAGS: Any = None
+    _NO_WORKER_FLAGS: Any = None
+else:
+    SchedulerFlags = flags_of("scheduler", SchedulerSettings)
+    WorkerFlags = flags_of("worker", WorkerSettings)
+    _NO_SCHEDULER_FLAGS, _NO_WORKER_FLAGS = SchedulerFlags(), WorkerFlags()
 
 
 def scheduler(
     *,
-    replicas: Annotated[Literal[1, 3, 5], Parameter(help="Copies of the ledger: servers of the cluster.")] = 1,
-    name: Annotated[str, Parameter(help="Shown as the leader's name; host and pid by default.")] = "",
-    log_level: _LogLevel = "INFO",
+    settings: Annotated[Path | None, Parameter(help=FILE_HELP)] = None,
+    flags: SchedulerFlags = _NO_SCHEDULER_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:
     """Run a scheduler in the foreground. Run several: one leads, the others stand by.
 
-    The ledger's URL holds a password, so it comes by MOORAGE_LEDGER_URL or by the file that MOORAGE_LEDGER_URL_FILE
-    names, never as an argument. Beside a `moorage up` of this folder its file is found.
+    The ledger's URL holds a password, so it comes by MOORAGE_LEDGER_URL or by a file, never as an argument. Beside a
+    `moorage up` of this folder its file is found.
     """
 
     def act() -> int:
         from moorage.client.target import find_context, home
-        from moorage.scheduler.main import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, run
+        from moorage.scheduler.main import log_settings, run
+        from moorage.scheduler.settings import scheduler_settings
 
-        context = find_context(options.nats)
+        file = the_file(settings)
+        held, found = scheduler_settings({**dataclasses.asdict(flags), "nats": options.nats}, file=file)
+        context = find_context(held.nats)
         ledger = home() / LEDGER_URL_FILE
-        said = LEDGER_URL_VARIABLE in os.environ or LEDGER_URL_FILE_VARIABLE in os.environ
-        if not said and context.source.startswith(str(home())) and ledger.exists():
+        is_beside_up = context.source.startswith(str(home()))
+        said = held.ledger_url_file or {LEDGER_URL_VARIABLE, LEDGER_URL_FILE_VARIABLE} & os.environ.keys()
+        if not said and is_beside_up and ledger.exists():
             os.environ[LEDGER_URL_FILE_VARIABLE] = str(ledger)
-        _log(log_level)
-        target = options.nats or (context.url if context.source.startswith(str(home())) else None)
-        return run(target, replicas=replicas, name=name)
+        _log(held.log_level)
+        log_settings(found)
+        return run(held, None if held.nats or not is_beside_up else context.url)
 
     gc.enable()
     return guarded(options, act)
@@ -56,16 +68,8 @@ def scheduler(
 
 def worker(
     *,
-    id: Annotated[str | None, Parameter(help="The worker's id; the host's name by default.")] = None,
-    simulate: Annotated[
-        str | None, Parameter(help="Simulated hosts: 4x8xH100, 2x4xL40S+8xH100, or a .toml or .json file.")
-    ] = None,
-    state: Annotated[Path | None, Parameter(help="Folder of its journals and its supervisor.")] = None,
-    label: Annotated[list[str] | None, Parameter(negative="", help="A label, as zone=a.")] = None,
-    drivers: Annotated[list[str] | None, Parameter(negative="", help="process, and on simulated ones noop.")] = None,
-    secrets: Annotated[Path | None, Parameter(help="Folder of secrets that only the agent reads.")] = None,
-    address: Annotated[str | None, Parameter(help="Where gang members reach this host.")] = None,
-    log_level: _LogLevel = "INFO",
+    settings: Annotated[Path | None, Parameter(help=FILE_HELP)] = None,
+    flags: WorkerFlags = _NO_WORKER_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:
     """Run a worker in the foreground: this machine's GPUs, or simulated ones.
@@ -74,35 +78,26 @@ def worker(
     """
 
     def act() -> int:
-        from moorage.cli.submit import pairs
-        from moorage.client.errors import rejected
-        from moorage.client.target import find_context, home
+        from moorage.client.target import WORKERS_FOLDER, find_context, home
+        from moorage.schemas.settings import told
         from moorage.worker.run import run
-        from moorage.worker.settings import MODES_DEFAULT, WorkerSettings
+        from moorage.worker.settings import SECTION, worker_settings
 
-        state_dir = state or home() / WORKERS_FOLDER / (id or ("simulated" if simulate else "here"))
-        try:
-            settings = WorkerSettings(
-                state_dir,
-                id,
-                labels=dict(pairs("label", label or ())),
-                modes=("exclusive", "mps", "time-slice") if simulate else MODES_DEFAULT,
-                simulate=simulate,
-                drivers=tuple(drivers or (("process", "noop") if simulate else ("process",))),
-                secrets_dir=secrets,
-                address=address,
-            )
-        except ValueError as error:
-            raise rejected("invalid-argument", str(error), next="moorage worker --help") from None
-        context = find_context(options.nats)
+        given = {**dataclasses.asdict(flags), "nats": options.nats}
+        held, found = worker_settings(given, home() / WORKERS_FOLDER, file=the_file(settings))
+        context = find_context(held.nats)
 
         async def serve() -> None:
             stop, loop = asyncio.Event(), asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop.set)
-            await run(settings, context, stop)
+            await run(held, context, stop)
 
-        _log(log_level)
+        _log(held.log_level)
+        log = logging.getLogger("moorage.worker")
+        log.info("settings: %s", told(found) or "defaults")
+        for name in unknown_variables(SECTION, found):
+            log.warning("%s is no setting: it does nothing", name)
         asyncio.run(serve())
         return 0
 

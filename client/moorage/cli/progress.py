@@ -10,8 +10,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from moorage.cli.console import say
+from moorage.cli.console import is_live, say
 from moorage.cli.render import age, ordinal, state
+from moorage.cli.screen import cut
 
 if TYPE_CHECKING:
     from moorage.client.watch import Piece
@@ -24,7 +25,7 @@ class Progress:
     def __init__(self, job: str, *, quiet: bool = False) -> None:
         self._job = job
         self._quiet = quiet
-        self._rewrites = sys.stderr.isatty()
+        self._rewrites = is_live(sys.stderr)
         self._line = ""
         self._drawn = False
         self._began_s = time.monotonic()
@@ -59,9 +60,9 @@ class Progress:
         if self._quiet or "reason" not in explained:
             return
         place = f"{ordinal(explained['position'])} of {explained['queued']}" if "position" in explained else ""
-        self._show(
-            "  ".join(filter(None, (self._tag("QUEUED"), place, f"{explained['reason']}: {explained['means']}")))
-        )
+        needs = f"needs {explained['needs']}" if "needs" in explained else ""
+        why = needs or f"{explained['reason']}: {explained['means']}"
+        self._show("  ".join(filter(None, (self._tag("QUEUED"), place, why))))
 
     def note(self, text: str) -> None:
         if not self._quiet:
@@ -74,18 +75,24 @@ class Progress:
         expected = self._offsets.get(key, piece.offset)
         if piece.offset > expected:
             self.note(f"warning[output]: {piece.offset - expected} bytes of {piece.stream} were lost on the way")
-        self._offsets[key] = max(expected, piece.offset + len(piece.text.encode()))
+        self._offsets[key] = max(expected, piece.behind)
         if not piece.text:
             return
         self._erase()
         stream: TextIO = sys.stdout if piece.stream == "out" else sys.stderr
-        stream.write(piece.text)
+        if piece.data is not None and not stream.isatty():
+            stream.flush()
+            stream.buffer.write(piece.data)
+        else:
+            stream.write(piece.text)
         stream.flush()
         if stream.isatty():
             self._at_line_start = piece.text.endswith("\n")
 
     def close(self) -> None:
-        """Leave the last line where it is."""
+        """Leave the last line where it is; output that came behind it had its place."""
+        if self._rewrites and self._line and not self._drawn:
+            self._draw()
         if self._drawn:
             sys.stderr.write("\n")
             sys.stderr.flush()
@@ -98,16 +105,19 @@ class Progress:
         if text == self._line:
             return
         self._line = text
-        if not self._rewrites:
+        if self._rewrites:
+            self._draw()
+        else:
             say(text)
-            return
+
+    def _draw(self) -> None:
+        text = self._line
         if not self._at_line_start:
             sys.stderr.write("\n")
             self._at_line_start = True
         waited = age((time.monotonic() - self._began_s) * 1000)
         room = shutil.get_terminal_size().columns - len(waited) - 3
-        plain_chars = len(text) - (len(state("RUNNING", sys.stderr)) - len("RUNNING") if "\x1b" in text else 0)
-        shown = text if plain_chars <= room else text[: room - 1] + "…\x1b[0m"
+        shown = cut(text, room)
         sys.stderr.write(f"\r\x1b[K{shown}  {waited}")
         sys.stderr.flush()
         self._drawn = True
@@ -117,4 +127,3 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
             self._drawn = False
-            self._line = ""

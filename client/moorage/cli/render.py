@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, TypeVar
 
 from moorage.cli.console import paint
 from moorage.client.values import age
 
-__all__ = ["age", "facts", "many", "ordinal", "state", "table"]
+__all__ = ["age", "facts", "many", "ordinal", "state", "table", "utc"]
+
+T = TypeVar("T")
 
 GAP: Final = "  "
 LAST_COLUMN_MIN: Final = 12
@@ -35,21 +38,42 @@ _STATE_STYLE: Final = {
 
 
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: Sequence[str] = (), stream: TextIO | None = None
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    numbers: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    stream: TextIO | None = None,
 ) -> str:
     """Rows under an upper-case header. On a terminal aligned, numbers to the right, the last column cut to fit; in a
-    pipe separated by tabs, uncut and without colour. `numbers` names the columns to align to the right."""
+    pipe separated by tabs, uncut and without colour. `numbers` names the columns to align to the right, `optional`
+    those that a narrow terminal does without, the first one first."""
     stream = sys.stdout if stream is None else stream
     texts = [[_text(cell) for cell in row] for row in rows]
     if not stream.isatty():
         return "\n".join("\t".join(cell.replace("\t", " ") for cell in row) for row in [list(header), *texts])
     widths = [max(len(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
-    room = shutil.get_terminal_size().columns - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
-    last = max(room, LAST_COLUMN_MIN)
+    columns = shutil.get_terminal_size().columns
+    for name in optional:
+        if _room(columns, widths) >= min(widths[-1], LAST_COLUMN_MIN):
+            break
+        at = list(header).index(name)
+        header, widths = _without(header, at), _without(widths, at)
+        texts = [_without(row, at) for row in texts]
+    last = max(_room(columns, widths), LAST_COLUMN_MIN)
     lines = [paint(_line(header, widths, header, numbers, last), "dim", stream)]
     for row in texts:
         lines.append(_line(row, widths, header, numbers, last, stream))
     return "\n".join(lines)
+
+
+def _room(columns: int, widths: Sequence[int]) -> int:
+    """What the columns before leave for the last one."""
+    return columns - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
+
+
+def _without(cells: Sequence[T], at: int) -> list[T]:
+    return [*cells[:at], *cells[at + 1 :]]
 
 
 def _line(
@@ -90,16 +114,33 @@ def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str
     if not stream.isatty():
         return "\n".join(f"{name}\t{value}" for name, value in shown)
     width = max((len(name) for name, _ in shown), default=0)
-    return "\n".join(
-        f"{paint(name.ljust(width), 'dim', stream)}{GAP}{state(value, stream) if name == 'state' else value}"
-        for name, value in shown
-    )
+    room = max(shutil.get_terminal_size().columns - width - len(GAP), LAST_COLUMN_MIN)
+    lines = []
+    for name, value in shown:
+        first, *rest = _wrapped(value, room)
+        first = state(first, stream) if name == "state" else first
+        lines.append(f"{paint(name.ljust(width), 'dim', stream)}{GAP}{first}")
+        lines += [" " * width + GAP + line for line in rest]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    if len(text) <= room:
+        return [text]
+    import textwrap
+
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
 
 
 def ordinal(number: int) -> str:
     if number % 100 in (11, 12, 13):
         return f"{number}th"
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def utc(milliseconds: float) -> str:
+    """Wall milliseconds as `2026-11-20T11:36:02Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(milliseconds / 1000))
 
 
 def many(number: int, word: str) -> str:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say, tell_error
-from moorage.cli.options import DEFAULTS, Options, guarded, with_client
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import emit, paint, say, tell_error
+from moorage.cli.options import DEFAULTS, Options, detachable, guarded, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.selectors import HELP_ONE, one_id
 from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warnings
 from moorage.cli.wait import exit_code_of_result
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
     from moorage.client.watch import Watch
     from moorage.schemas.job import Request
@@ -29,7 +27,7 @@ WHY_AGAIN_S: Final = 5.0
 
 
 def run(
-    *command: Annotated[str, Parameter(help="What to run, behind --.")],
+    *command: Annotated[str, Parameter(help="What to run, behind --.", command=True)],
     flags: JobFlags = NO_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:
@@ -56,7 +54,7 @@ def run(
                 say(f"interrupted before the answer: {job_id} may have been accepted")
             _say_detached(job_id)
 
-        return await _detachable(_follow(client, job_id, options, submit), detach)
+        return await detachable(_follow(client, job_id, options, submit), detach)
 
     def act() -> int:
         request = request_of(flags, command)
@@ -70,19 +68,39 @@ def logs(
     job: Annotated[str, Parameter(help=HELP_ONE)],
     /,
     *,
+    tail: Annotated[int | None, Parameter(help="Of what was said before, only so many last lines a stream.")] = None,
+    replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
+    attempt: Annotated[int | None, Parameter(help="Only this attempt, as far as it is kept now.")] = None,
+    no_follow: Annotated[bool, Parameter(help="End with what is kept now, and with code 0.")] = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Follow a job's output from now on, until it is over; ends with the job's exit code.
+    """A job's output: what its workers keep, then what comes, until it is over; ends with the job's exit code.
 
-    Output is said while the job runs and not kept: of a job that is over there is none here.
+    Kept is what the newest attempt of each replica wrote, up to a bound a stream, for a time after the end: the
+    settings of the worker say how much and how long, and `moorage show` until when.
     """
 
     async def work(client: AsyncClient) -> int | None:
         name = await one_id(client, job, "logs")
-        return await _detachable(_follow(client, name, options), lambda: _say_detached(name))
+        if no_follow or attempt is not None:
+            return await _kept(client, name, options, tail, replica, attempt)
+        following = _follow(client, name, options, tail=tail, replica=replica)
+        return await detachable(following, lambda: _say_detached(name))
 
     gc.enable()
     return with_client(options, work)
+
+
+async def _kept(
+    client: AsyncClient, job: str, options: Options, tail: int | None, replica: int | None, attempt: int | None
+) -> int:
+    progress = Progress(job, quiet=options.json)
+    async for piece in client.job(job).logs(follow=False, tail=tail, replica=replica, attempt=attempt):
+        if options.json:
+            emit(piece)
+        else:
+            progress.output(piece)
+    return 0
 
 
 def _say_detached(job: str) -> None:
@@ -91,42 +109,24 @@ def _say_detached(job: str) -> None:
     say(f"  cancel: moorage cancel {job}")
 
 
-async def _detachable(following: Any, detach: Callable[[], None]) -> int:
-    """Follow until the end, or until Ctrl-C: then say how to go on. A second Ctrl-C is Python's own."""
-    loop = asyncio.get_running_loop()
-    task: asyncio.Task[int] = loop.create_task(following)
-    interrupted = False
-
-    def on_interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        loop.remove_signal_handler(signal.SIGINT)
-        task.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, on_interrupt)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
-        detach()
-        return EXIT_INTERRUPTED
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-
-
 async def _follow(
-    client: AsyncClient, job: str, options: Options, submit: Callable[[], Awaitable[None]] | None = None
+    client: AsyncClient,
+    job: str,
+    options: Options,
+    submit: Callable[[], Awaitable[None]] | None = None,
+    *,
+    tail: int | None = None,
+    replica: int | None = None,
 ) -> int:
     """Watch first, then submit, so that nothing of the output is missed; then show all of it. Returns the exit code."""
     from moorage.client.errors import JobFailed
     from moorage.client.job import Outcome
+    from moorage.client.watch import Watch
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, SUCCEEDED
 
     outcome, progress = Outcome(job), Progress(job, quiet=options.json)
-    first = submit is None
-    async with client.watch(job, output=True) as watch:
+    async with Watch(client, client.job(job).id, past=True, tail=tail, replica=replica) as watch:
         if submit is not None:
             await submit()
         asking: asyncio.Task[None] | None = None
@@ -137,22 +137,17 @@ async def _follow(
                     emit(item)
                 elif isinstance(item, Event):
                     progress.event(item)
-                else:
-                    progress.output(item)
-                if isinstance(item, Event) and not options.json:
-                    if first and watch.rev and item.state not in ("QUEUED", "PLACED", "CLAIMED"):
-                        progress.note("output from now on; what was said before is not kept")
-                    first = False
                     if item.state == QUEUED and asking is None:
                         asking = asyncio.create_task(_say_why(client, job, watch, progress))
+                else:
+                    progress.output(item)
         finally:
             progress.close()
             if asking is not None:
                 asking.cancel()
                 await asyncio.wait({asking})
         result = outcome.result(watch.shown)
-        if watch.lost:
-            say(f"warning[output]: {watch.lost} pieces of output were lost here")
+        _tell_missing(watch)
     if result.state == SUCCEEDED:
         return 0
     if options.json:
@@ -163,6 +158,20 @@ async def _follow(
     else:
         say(paint(failed.why, "red", sys.stderr))
     return exit_code_of_result(result)
+
+
+def _tell_missing(watch: Watch) -> None:
+    """What of the output is not there, and why."""
+    if watch.lost:
+        say(f"warning[output]: {watch.lost} pieces of output were lost here")
+    joiner = watch.joiner
+    if joiner is None:
+        return
+    for replica, attempt, stream in sorted(joiner.truncated, key=str):
+        name = f"std{stream} of replica {replica}, attempt {attempt}"
+        say(f"warning[output]: {name} passed the worker's output_cap_bytes; what came behind that is not kept")
+    if joiner.trouble is not None:
+        tell_error(joiner.trouble.problem, joiner.trouble.fixes)
 
 
 async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:

@@ -4,6 +4,7 @@ train-42      that job, or the only one whose id begins so
 =last         the job of exactly this id, whatever it looks like
 last          the newest
 all           every one that is not over
+train-*       every one whose id begins so (in quotes: a shell has its own *); cancel leaves out those that are over
 a,b,last      each of them
 """
 
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 LAST: Final = "last"
 ALL: Final = "all"
 EXACTLY: Final = "="
+EACH: Final = "*"
 #: the newest jobs, among which a beginning is looked up
 LOOKED_AT_MAX: Final = 1000
 CANDIDATES_SHOWN_MAX: Final = 5
 LIVE: Final = tuple(state for state in STATES if state not in TERMINAL)
 
-HELP: Final = "Ids, their beginnings, last, all, or several with commas; =ID is that id and no beginning."
+HELP: Final = "Ids, their beginnings, last, all, 'train-*', or several with commas (moorage help jobs)."
 HELP_ONE: Final = "The job's id, its beginning, or last; =ID is that id and no beginning."
 
 T = TypeVar("T")
@@ -46,7 +48,7 @@ async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str
     """What `ask` answers for each job that is meant; it raises `NotFound` for an id that is none. Raises `Rejected`."""
     answers: list[T] = []
     for word in words_of(texts):
-        if word in (LAST, ALL):
+        if word in (LAST, ALL) or word.endswith(EACH):
             answers += [await ask(name) for name in await _listed(client, word)]
         else:
             answers.append(await _ask_one(client, word, ask))
@@ -62,7 +64,10 @@ async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
 
     names: list[str] = []
     for word in words_of(texts):
-        names += await _listed(client, word) if word in (LAST, ALL) else [await _ask_one(client, word, known)]
+        if word in (LAST, ALL) or word.endswith(EACH):
+            names += await _listed(client, word)
+        else:
+            names.append(await _ask_one(client, word, known))
     return list(dict.fromkeys(names))
 
 
@@ -87,6 +92,8 @@ async def ids_to_cancel(client: AsyncClient, texts: Sequence[str]) -> list[str]:
     for word in words_of(texts):
         if word in (LAST, ALL):
             names += await _listed(client, word)
+        elif word.endswith(EACH):
+            names += await _begun(client, word, LIVE)
         elif _begins_made_up(word):
             found = [name for name in await _newest(client) if name.startswith(word) and _is_made_up(name)]
             names.append(_only(word, found) if found else word)
@@ -136,6 +143,8 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
 
             raise NotFound(problem("not-found", f"tenant {client.tenant} has no job", next="moorage submit makes one"))
         return [rows[0]["job"]]
+    if word.endswith(EACH):
+        return await _begun(client, word)
     data = await client.ls(LIVE, LOOKED_AT_MAX)
     live = sum(number for state, number in data["counts"].items() if state not in TERMINAL)
     if live > len(data["jobs"]):
@@ -143,8 +152,19 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
     return [row["job"] for row in data["jobs"]]
 
 
-async def _newest(client: AsyncClient) -> list[str]:
-    rows: list[dict[str, Any]] = (await client.ls(limit=LOOKED_AT_MAX))["jobs"]
+async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> list[str]:
+    """The jobs whose ids begin as the word says. Raises `NotFound` where there is none."""
+    found = [name for name in await _newest(client, states) if name.startswith(word.removesuffix(EACH))]
+    if not found:
+        from moorage.client.errors import NotFound
+        from moorage.schemas.errors import problem
+
+        raise NotFound(problem("not-found", f"no job of tenant {client.tenant} is meant by {word}", next="moorage ls"))
+    return found
+
+
+async def _newest(client: AsyncClient, states: Sequence[str] = ()) -> list[str]:
+    rows: list[dict[str, Any]] = (await client.ls(states, LOOKED_AT_MAX))["jobs"]
     return [row["job"] for row in rows]
 
 

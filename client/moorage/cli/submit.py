@@ -6,16 +6,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
+from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, emit, exit_code_of, say, tell, tell_error
-from moorage.cli.options import DEFAULTS, Options, guarded, with_client
+from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
     from moorage.client.job import Job
     from moorage.schemas.job import Request
@@ -27,27 +26,38 @@ _SIZE_UNITS: Final = {"K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "Ki":
 
 @dataclass(frozen=True)
 class JobFlags:
-    """A request, in flags. Durations as 90s, 10m, 1h30m. `verbs` makes it a group of options on the command line."""
+    """A request, in flags. Durations as 90s, 10m, 1h30m."""
 
-    gpu: Annotated[str | None, Parameter(help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; alone: 1.")] = None
-    job: Annotated[str | None, Parameter(help="The job's id; the same id and content is the same job.")] = None
+    __group__: ClassVar[str] = "Job"
+
+    gpu: Annotated[
+        str | None,
+        Parameter(help="2xH100:80G, 1xL40S|A100, 3x2xA100, 1xL40S@mps=50%; alone: one.", value="GPUS", alone="1"),
+    ] = None
+    job: Annotated[str | None, Parameter(help="The job's id; the same id and content is the same job.", value="ID")] = (
+        None
+    )
     replicas: Annotated[int | None, Parameter(help="Copies of the command, each with its own GPUs.")] = None
-    gang: Annotated[bool, Parameter(negative="", help="All replicas start together or not at all.")] = False
-    spread: Annotated[bool, Parameter(negative="", help="Each replica on a host of its own.")] = False
+    gang: Annotated[bool, Parameter(help="All replicas start together or not at all.")] = False
+    spread: Annotated[bool, Parameter(help="Each replica on a host of its own.")] = False
     priority: Annotated[int | None, Parameter(help="0..100, higher first.")] = None
-    cpu: Annotated[float | None, Parameter(help="Cores a replica, as 4 or 0.5.")] = None
-    memory: Annotated[str | None, Parameter(help="Host memory a replica, as 16G or 512M.")] = None
-    requires: Annotated[list[str] | None, Parameter(negative="", help="A worker's label: zone=a or zone=a,b.")] = None
-    label: Annotated[list[str] | None, Parameter(negative="", help="A label of the job: team=vision.")] = None
-    env: Annotated[list[str] | None, Parameter(negative="", help="NAME=value for the command.")] = None
-    secret: Annotated[list[str] | None, Parameter(negative="", help="NAME=secret: resolved at the worker.")] = None
-    cwd: Annotated[str | None, Parameter(help="Working folder at the worker.")] = None
-    user: Annotated[str | None, Parameter(help="User at the worker.")] = None
-    driver: Annotated[str | None, Parameter(help="How a worker runs it: process, or noop on simulated ones.")] = None
-    time_limit: Annotated[str | None, Parameter(help="Longest run of one attempt.")] = None
-    deadline: Annotated[str | None, Parameter(help="Longest time from acceptance to the end.")] = None
-    start_within: Annotated[str | None, Parameter(help="Expire unless started within.")] = None
-    grace: Annotated[str | None, Parameter(help="Between SIGTERM and SIGKILL.")] = None
+    cpu: Annotated[float | None, Parameter(help="Cores a replica, as 4 or 0.5.", value="CORES")] = None
+    memory: Annotated[str | None, Parameter(help="Host memory a replica, as 16G or 512M.", value="SIZE")] = None
+    requires: Annotated[list[str] | None, Parameter(help="A worker's label: zone=a or zone=a,b.", value="LABEL")] = None
+    label: Annotated[list[str] | None, Parameter(help="A label of the job: team=vision.", value="LABEL")] = None
+    env: Annotated[list[str] | None, Parameter(help="A variable for the command.", value="NAME=VALUE")] = None
+    secret: Annotated[
+        list[str] | None, Parameter(help="A variable that is resolved at the worker.", value="NAME=SECRET")
+    ] = None
+    cwd: Annotated[str | None, Parameter(help="Working folder at the worker.", value="PATH")] = None
+    user: Annotated[str | None, Parameter(help="User at the worker.", value="NAME")] = None
+    driver: Annotated[
+        str | None, Parameter(help="How a worker runs it: process, or noop on simulated ones.", value="NAME")
+    ] = None
+    time_limit: Annotated[str | None, Parameter(help="Longest run of one attempt.", value="DURATION")] = None
+    deadline: Annotated[str | None, Parameter(help="Longest time from acceptance to the end.", value="DURATION")] = None
+    start_within: Annotated[str | None, Parameter(help="Expire unless started within.", value="DURATION")] = None
+    grace: Annotated[str | None, Parameter(help="Between SIGTERM and SIGKILL.", value="DURATION")] = None
     retries: Annotated[int | None, Parameter(help="Further attempts after a failure.")] = None
     on_no_match: Annotated[
         Literal["wait", "reject"] | None, Parameter(help="When no known worker could ever run it.")
@@ -141,15 +151,13 @@ def pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def submit(
-    *command: Annotated[str, Parameter(help="What to run, behind --.")],
+    *command: Annotated[str, Parameter(help="What to run, behind --.", command=True)],
     file: Annotated[
         str | None,
-        Parameter(
-            name=["--file", "-f"], allow_leading_hyphen=True, help="Requests as JSON, one or an array; - is stdin."
-        ),
+        Parameter(help="Requests as JSON, one or an array; - is stdin.", names=("--file", "-f"), value="FILE"),
     ] = None,
     flags: JobFlags = NO_FLAGS,
-    options: Options = DEFAULTS,
+    options: RowOptions = ROWS,
 ) -> int:
     """Hand in a job and go on; answered once it is in the ledger.
 
@@ -177,12 +185,10 @@ def submit(
     return guarded(options, act)
 
 
-async def _one(client: AsyncClient, request: Request, options: Options) -> int | None:
+async def _one(client: AsyncClient, request: Request, options: RowOptions) -> int | None:
     job = await client.submit(request)
     assert job.accepted is not None
-    if options.json:
-        emit(job.accepted)
-    else:
+    if not options.shown(job.accepted, [job.accepted]):
         tell(job.id)
         _talk(job, request)
     return None
@@ -202,7 +208,7 @@ def tell_warnings(accepted: Accepted) -> None:
         say(f"warning[{warning.partition(':')[0]}]:{warning.partition(':')[2] or ' see moorage explain'}")
 
 
-async def _many(client: AsyncClient, requests: list[Request], options: Options) -> int | None:
+async def _many(client: AsyncClient, requests: list[Request], options: RowOptions) -> int | None:
     """An array: each request is accepted or refused by itself, told in their order."""
     from moorage.client.errors import BatchRejected, error_of
 
@@ -215,9 +221,7 @@ async def _many(client: AsyncClient, requests: list[Request], options: Options) 
     code = 0
     for at, job in enumerate(jobs):
         if job is not None:
-            if options.json:
-                emit(job.accepted)
-            else:
+            if not options.shown(job.accepted, [job.accepted]):
                 tell(job.id)
             continue
         if options.json:

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
-from cyclopts import Parameter
-
+from moorage.cli.arguments import Parameter
 from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.settings import FILE_HELP, UP, UpSettings, flags_of, the_file
+from moorage.schemas.settings import made, settle
+from moorage.schemas.settings_file import FILE_VARIABLE
+from moorage.worker.settings import WorkerSettings
 
 LOCK_FILE: Final = "up.lock"
 
 
+if TYPE_CHECKING:
+    UpFlags: TypeAlias = Any
+    _NO_FLAGS: Any = None
+else:
+    UpFlags = flags_of(UP, UpSettings)
+    _NO_FLAGS = UpFlags()
+
+
 def up(
     *,
-    simulate: Annotated[
-        str | None, Parameter(help="Simulated hosts instead of this machine: 4x8xH100, 2x4xL40S+8xH100, or a file.")
-    ] = None,
-    data: Annotated[Path | None, Parameter(help="Folder of its state; else $MOORAGE_HOME, else ./.moorage.")] = None,
-    port: Annotated[
-        int | None, Parameter(help="Port of the server on 127.0.0.1; 4222 or a free one by default.")
-    ] = None,
+    settings: Annotated[Path | None, Parameter(help=FILE_HELP)] = None,
+    flags: UpFlags = _NO_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:
     """Server, scheduler and worker on this machine, in one command.
@@ -35,21 +42,22 @@ def up(
     next `up` on the same folder goes on from there.
     """
     gc.enable()
-    return guarded(options, lambda: asyncio.run(_up(simulate, data, port, options)))
+    return guarded(options, lambda: asyncio.run(_up(settings, flags, options)))
 
 
-async def _up(simulate: str | None, data: Path | None, port: int | None, options: Options) -> int:
+async def _up(given: Path | None, flags: Any, options: Options) -> int:
     from moorage.client.target import home
 
-    if port is not None and not 0 <= port <= 65535:
-        from moorage.client.errors import rejected
-
-        raise rejected("invalid-argument", f"no port: {port}", allowed="0..65535", next="leave out --port")
+    file = the_file(given)
+    held = made(UpSettings, settle(UP, UpSettings, flags=dataclasses.asdict(flags), file=file))
+    simulate = held.simulate or settle("worker", WorkerSettings, file=file)["simulate"].value
     _check_fleet(simulate)
-    folder = home(data)
+    folder = home(held.data)
+    if given is not None:
+        os.environ[FILE_VARIABLE] = str(given.absolute())  # its scheduler and worker read their own sections
     from moorage.cli.local_node import Node
 
-    node = Node(folder, simulate or "", port, options)
+    node = Node(folder, simulate or "", held.port, options)
     with _only_one(folder):
         return await node.run()
 
@@ -61,7 +69,6 @@ def _check_fleet(simulate: str | None) -> None:
     from moorage.client.errors import rejected
     from moorage.schemas.errors import Refused
     from moorage.worker.run import simulated_of
-    from moorage.worker.settings import WorkerSettings
 
     try:
         simulated_of(WorkerSettings(Path("unused"), simulate=simulate))

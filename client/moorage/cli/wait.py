@@ -7,14 +7,14 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from moorage.cli.console import EXIT_FAILED, emit, say, tell
-from moorage.cli.options import DEFAULTS, Options, with_client
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import EXIT_FAILED, say, tell
+from moorage.cli.jobs import why_of
+from moorage.cli.options import ROWS, RowOptions, detachable, with_client
 from moorage.cli.render import many, state
 from moorage.cli.selectors import HELP, HELP_ONE, ids_of, one_id
 
 if TYPE_CHECKING:
-    from cyclopts import Parameter
-
     from moorage.client.client import AsyncClient
     from moorage.client.job import Result
     from moorage.schemas.frames import Event
@@ -34,12 +34,14 @@ def exit_code_of_result(result: Result) -> int:
 
 def wait(
     *jobs: Annotated[str, Parameter(help=HELP)],
-    at_most: Annotated[str, Parameter(help="Give up after so long, with exit code 6; the jobs go on.")] = FOR_DEFAULT,
-    options: Options = DEFAULTS,
+    at_most: Annotated[
+        str, Parameter(help="Give up after so long, with exit code 6; the jobs go on.", value="DURATION")
+    ] = FOR_DEFAULT,
+    options: RowOptions = ROWS,
 ) -> int:
     """Wait until jobs are over (without a word: the last one); ends with the code of the first that did not succeed.
 
-    Prints a line a job as they end, or with --json what `show` answers then.
+    Prints a line a job as they end, or with --json what `show` answers then. Ctrl-C ends the waiting, and no job.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -50,21 +52,27 @@ def wait(
         results: dict[str, Result] = {}
         async for job in client.as_completed(handles, at_most):
             result = results[job.id] = _known(job.known_result)
-            if options.json:
-                emit(await client.answer("show", {"job": job.id}))
+            if options.json or options.format:
+                answer = await client.answer("show", {"job": job.id})
+                options.shown(answer, [answer.data])
             else:
                 tell(
                     "\t".join(
                         (job.id, result.state, "-" if result.code is None else str(result.code), result.why or "-")
                     )
                 )
-        if len(names) > 1 and not options.json:
+        if len(names) > 1 and not (options.json or options.format):
             failed = sum(result.state != "SUCCEEDED" for result in results.values())
             say(f"{many(len(names), 'job')} over, {failed} not SUCCEEDED")
         return next((code for name in names if (code := exit_code_of_result(results[name]))), 0)
 
+    def detach() -> None:
+        if sys.stderr.isatty():
+            say("")  # below the terminal's ^C
+        say("no longer waiting; the jobs go on")
+
     gc.enable()
-    return with_client(options, work)
+    return with_client(options, lambda client: detachable(work(client), detach))
 
 
 def _known(result: Result | None) -> Result:
@@ -76,9 +84,11 @@ def events(
     job: Annotated[str | None, Parameter(help=HELP_ONE + " Without one: all jobs of the tenant.")] = None,
     /,
     *,
-    options: Options = DEFAULTS,
+    options: RowOptions = ROWS,
 ) -> int:
     """Transitions as they happen: of one job from its first to its last, or of the whole tenant from now on.
+
+    Those of a job that is over come from its history, as long as that is kept (a week by default).
 
     A line a transition, or with --json a frame a line. Those of a tenant go on until Ctrl-C.
     """
@@ -96,9 +106,8 @@ def events(
     return with_client(options, work)
 
 
-def _tell(event: Event, options: Options) -> None:
-    if options.json:
-        emit(event)
+def _tell(event: Event, options: RowOptions) -> None:
+    if options.shown(event, [event]):
         return
     for row in rows_of(event):
         tell("\t".join(map(str, row)))
@@ -120,7 +129,7 @@ def rows_of(event: Event) -> list[list[Any]]:
                 worker or "-",
                 "-" if change.code is None else change.code,
                 len(change.gpus) or "-",
-                change.why or "-",
+                why_of(change.state, change.why, change.by, change.said),
             ]
         )
     return rows

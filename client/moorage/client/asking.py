@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import tenacity
 
-from moorage.bus.errors import BusError, Disconnected, NoResponders, RequestTimeout
+from moorage.bus.errors import BusError, Disconnected, NoResponders, RequestTimeout, StreamGap
 from moorage.bus.transport import Delivery
 from moorage.client.errors import error_of, unanswered
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer
 
+if TYPE_CHECKING:
+    from moorage.schemas.operate import Done
+
 #: of one try; an answer takes milliseconds, and a takeover some seconds in which the request is lost
 TRY_S: Final = 3.0
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 1.0
-_AGAIN: Final = (RequestTimeout, NoResponders, Disconnected)
+_NOT_NOW: Final = frozenset({"not-leading", "overloaded"})
 
 T = TypeVar("T")
 
@@ -29,15 +32,25 @@ decode_answer: Final[Decoder[Answer | Problem]] = Decoder(Answer | Problem)
 decode_done: Final[Decoder[dict[str, Any]]] = Decoder(dict[str, Any])
 
 
+def decode_act(answer: bytes) -> Done | Problem:
+    """The answer to an operator's act; the frames of `schemas.operate` are read by who acts alone."""
+    from moorage.schemas.operate import decode_done
+
+    return decode_done(answer)
+
+
 class Asker(Protocol):
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> Delivery: ...
 
 
-class _NotLeading(Exception):
-    """A scheduler answered that it does not lead: another one does, or will."""
+class _NotNow(Exception):
+    """A scheduler answered that it does not lead (another one does, or will), or that it has too much to read now."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+
+
+_RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, _NotNow)
 
 
 async def ask(
@@ -55,28 +68,61 @@ async def ask(
     kind that the answer says, `NoScheduler`, `Unreachable`, `NotPermitted`, and the bus's errors for what the caller
     did wrong.
     """
-    loop = asyncio.get_running_loop()
-    ends_s = loop.time() + deadline_s
+    began_s = time.monotonic()
+    try:  # nearly every answer comes at once, and tenacity's machine costs ten times what asking does
+        delivery = await asker.request(subject, payload, min(TRY_S, deadline_s))
+        return _answered(decode(delivery.data))
+    except _RETRIED as error:
+        failed = error
+    except BusError as error:
+        raise unanswered(error, where, deadline_s) from None
 
     async def once() -> T:
-        timeout_s = min(TRY_S, max(ends_s - loop.time(), 0.01))
-        answer = decode((await asker.request(subject, payload, timeout_s)).data)
-        if isinstance(answer, Problem):
-            if answer.code == "not-leading":
-                raise _NotLeading(answer)
-            raise error_of(answer)
-        return answer
+        left_s = began_s + deadline_s - time.monotonic()
+        return _answered(decode((await asker.request(subject, payload, min(TRY_S, max(left_s, 0.01)))).data))
 
+    return await again(once, deadline_s, where, on_wait, failed, began_s)
+
+
+def _answered(answer: T | Problem) -> T:
+    if isinstance(answer, Problem):
+        if answer.code in _NOT_NOW:
+            raise _NotNow(answer)
+        raise error_of(answer)
+    return answer
+
+
+async def again(
+    once: Callable[[], Coroutine[Any, Any, T]],
+    deadline_s: float,
+    where: str,
+    on_wait: Callable[[], None] | None = None,
+    failed: Exception | None = None,
+    began_s: float | None = None,
+) -> T:
+    """`once` until it is answered, for `deadline_s` seconds from `began_s`; it must be harmless twice.
+
+    `failed` is how a first try has ended already. Other arguments, and errors, as `ask`.
+    """
+
+    async def further() -> T:
+        nonlocal failed
+        if failed is not None:
+            first, failed = failed, None
+            raise first
+        return await once()
+
+    left_s = deadline_s if began_s is None else began_s + deadline_s - time.monotonic()
     tries = tenacity.AsyncRetrying(
-        stop=tenacity.stop_before_delay(deadline_s),
+        stop=tenacity.stop_before_delay(max(left_s, 0.0)),
         wait=tenacity.wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
-        retry=tenacity.retry_if_exception_type((*_AGAIN, _NotLeading)),
+        retry=tenacity.retry_if_exception_type(_RETRIED),
         before_sleep=None if on_wait is None else lambda _: on_wait(),
         reraise=True,
     )
     try:
-        result: T = await tries(once)
-    except _NotLeading as error:
+        result: T = await tries(further)
+    except _NotNow as error:
         raise error_of(error.problem) from None
     except BusError as error:
         raise unanswered(error, where, deadline_s) from None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack
 
 from moorage.bus.contexts import Context
@@ -10,22 +13,25 @@ from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Handler, Subscribed
-from moorage.client.asking import ask, decode_accepted, decode_answer, decode_batch, done
+from moorage.client.asking import again, ask, decode_accepted, decode_act, decode_answer, decode_batch, done
 from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
-from moorage.client.values import Duration, Fields, build_request, seconds, who
+from moorage.client.values import Duration, Fields, Requests, seconds, who
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
-from moorage.schemas.gpu import GpuSpec, format_token
+from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.names import is_job, is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
+    from moorage.client.admin import Admin
     from moorage.client.job import Job, Result
+    from moorage.client.lease import Lease, OnAskedBack
     from moorage.client.transport import ClientTransport, Link
     from moorage.client.watch import Watch
+    from moorage.schemas.operate import Act, Done
 
 # What follows jobs is imported by the methods that do: a one-shot command must not pay for it.
 
@@ -34,6 +40,8 @@ CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
 WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
 #: requests in one frame, as the scheduler takes them; `submit_many` sends more as several
 BATCH_MAX: Final = 10_000
+#: of those, so many under way at a time
+FRAMES_AT_ONCE: Final = 4
 
 What = Request | Sequence[str] | Mapping[str, Any]
 
@@ -75,12 +83,13 @@ class AsyncClient:
                 f"{self.tenant!r} is no tenant",
                 found=self.tenant,
                 allowed="[a-z0-9-]{1,32}",
-                next="name it with --tenant or MOORAGE_TENANT",
+                next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
             )
         self.subjects = Subjects(prefix)
         self.timeout_s = seconds(timeout)
         self.wait_timeout_s = seconds(wait_timeout)
         self.watches: set[_Follower] = set()
+        self._requests = Requests()
         self.context: Context | None = None
         self._target = target
         self._transport = transport
@@ -150,11 +159,31 @@ class AsyncClient:
         same content is the same job (without one a time-ordered id is made, and a retry in here keeps it).
         Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
+        return await self._submit(self.request(what, gpu, key, fields))
+
+    async def submit_handler(
+        self,
+        name: str,
+        input: Any = None,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> Job:
+        """Submit a call of the function that services offer under `name` (see `moorage.worker.embed`).
+
+        `input` is what JSON can hold, and the function finds it as `context.input`; larger data belongs in a store.
+        The job is placed where a worker offers the handler, and `Job.result` has what it returned as `value`; what
+        it raised is the `why` of `JobFailed`. Raises as `submit`.
+        """
+        from moorage.client.handlers import handler_request
+
+        return await self._submit(handler_request(name, input, gpu, key, fields))
+
+    async def _submit(self, request: Request) -> Job:
         from moorage.client.job import Job
 
-        request = self.request(what, gpu, key, fields)
         accepted = await self._ask("submit", encode(request), decode_accepted)
-        return Job(self, accepted.job, accepted, _token(request))
+        return Job(self, accepted.job, accepted, request)
 
     async def run(
         self,
@@ -164,10 +193,10 @@ class AsyncClient:
         timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Result:
-        """Submit, follow to the end, and return the result with `stdout` and `stderr` as they were heard.
+        """Submit, follow to the end, and return the result with its `stdout` and `stderr`.
 
-        Output is said while the job runs and not kept, so it is best effort: `lost_bytes` tells what is known to be
-        missing, and of each stream the last 16 Mi characters are kept. `timeout` defaults to `wait_timeout`; when it
+        What is lost on the way is asked for again where its worker keeps it; `lost_bytes` tells what is missing still.
+        Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when it
         is over, and when this call is cancelled, the job goes on.
         Raises `JobFailed` (its `result` has the output, too) unless it SUCCEEDED, `TimedOut`, and as `submit`.
         """
@@ -185,14 +214,17 @@ class AsyncClient:
         """
         from moorage.client.job import Job
 
-        requests = [self.request(what, gpu, None, fields) for what in many]
+        requests = [self._requests.build(what, gpu, None, fields) for what in many]
         bodies = [encode(request) for request in requests]
         answers: list[Accepted | Problem] = []
-        for frame in _frames(bodies):
-            answers += await self._ask("submit", frame, decode_batch)
+        frames = _frames(bodies)
+        for at in range(0, len(frames), FRAMES_AT_ONCE):
+            asked = (self._ask("submit", frame, decode_batch) for frame in frames[at : at + FRAMES_AT_ONCE])
+            for part in await asyncio.gather(*asked):
+                answers += part
         problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
         jobs = [
-            None if isinstance(answer, Problem) else Job(self, answer.job, answer, _token(request))
+            None if isinstance(answer, Problem) else Job(self, answer.job, answer, request)
             for request, answer in zip(requests, answers, strict=True)
         ]
         if problems:
@@ -203,7 +235,7 @@ class AsyncClient:
         self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, fields: Any = None
     ) -> Request:
         """The checked request that `submit` would send, with its job id. Raises `Rejected`."""
-        return build_request(what, gpu, key, fields)
+        return self._requests.build(what, gpu, key, fields)
 
     def job(self, id: str) -> Job:
         """A handle on a job by its id; asks nothing. Raises `Rejected` for what is no job id."""
@@ -216,15 +248,16 @@ class AsyncClient:
                 field="$.job",
                 found=id,
                 allowed="[A-Za-z0-9_-]{1,64}",
-                next="moorage ls shows the ids there are",
+                next="moorage ls",
             )
         return Job(self, id)
 
-    def watch(self, id: str, *, output: bool = False) -> Watch:
-        """Events, and with `output` the output, of a job that may not be submitted yet; see `Watch`."""
+    def watch(self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None) -> Watch:
+        """Events, and with `output` the output from now on, or with `past` from its beginning (its last `tail` lines),
+        of a job that may not be submitted yet; see `Watch`."""
         from moorage.client.watch import Watch
 
-        return Watch(self, self.job(id).id, output=output)
+        return Watch(self, self.job(id).id, output=output, past=past, tail=tail)
 
     async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
         """Each of these jobs of this tenant once, as they end; `job.result()` then answers at once.
@@ -239,10 +272,22 @@ class AsyncClient:
             async for job in gathering.over(timeout_s):
                 yield job
 
+    async def gather(self, *jobs: Job, timeout: Duration | None = None) -> list[Result]:
+        """Until all of these jobs of this tenant have succeeded: their results in the order given.
+
+        Raises `JobFailed` as soon as one has not (the others go on; `wait` takes failures as results), and as
+        `as_completed`.
+        """
+        results: dict[str, Result] = {}
+        async for job in self.as_completed(jobs, timeout):
+            results[job.id] = await job.result()
+        return [results[job.id] for job in jobs]
+
     async def wait(self, jobs: Iterable[Job], timeout: Duration | None = None) -> list[Result]:
         """Until all of these jobs of this tenant are over: their results in the order given, failed ones among them.
 
-        `timeout` defaults to `wait_timeout`. Raises as `as_completed`.
+        A handler's value is not among it: `Job.result` reads it. `timeout` defaults to `wait_timeout`. Raises as
+        `as_completed`.
         """
         wanted = list(jobs)
         results: dict[str, Result] = {}
@@ -266,15 +311,57 @@ class AsyncClient:
         """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
         return await self.read("ls", {"states": list(states), "limit": limit})
 
+    def lease(
+        self,
+        gpu: GpuSpec | str | int = 1,
+        *,
+        purpose: str = "",
+        timeout: Duration | None = None,
+        socket: Path | str | None = None,
+        on_asked_back: OnAskedBack | None = None,
+    ) -> AbstractAsyncContextManager[Lease]:
+        """GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`.
+
+        Asked of the host's worker over its UNIX socket, so this client need not be open: `socket`, else
+        $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. Waits in one line with
+        what the fleet places there, for `timeout` (default `wait_timeout`). Ends with the block or this process; the
+        worker may ask it back: `lease.asked_back`, and `on_asked_back` is called in the event loop.
+        Raises, on entering, `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has no such GPU), `TimedOut`.
+        """
+        from moorage.client.lease import lend
+
+        if self._transport is not None:
+            raise rejected(
+                "failed-precondition",
+                "a simulated fleet lends nothing to this process: it has no socket",
+                next="for a test, start `moorage worker --simulate 1xL40S` and name its socket",
+            )
+        timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
+        return lend(gpu, purpose, timeout_s, socket, on_asked_back)
+
     # ------------------------------------------------------------------------------------------------- operators
+
+    @property
+    def admin(self) -> Admin:
+        """Hold, release, requeue, limit and change the priority of jobs."""
+        from moorage.client.admin import Admin
+
+        return Admin(self)
+
+    async def act(self, verb: str, act: Act) -> Done:
+        """Send an operator's act (see `schemas.operate`); `admin` has a method for each. Raises as those do."""
+        return await self._request(self.subjects.admin(verb), encode(act), decode_act)
 
     async def fleet(self) -> dict[str, Any]:
         """Every worker, what is free, and the largest request that starts now by model."""
         return _data(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:
-        """The ledger against each worker's last renewal, once: only what two audits some renewals apart both show
-        is drift."""
+        """The ledger against each worker's last renewal, and each worker's devices against its leases, once.
+
+        Only what two audits some renewals apart both show is drift. `not_looked` names the workers that did not look at
+        their devices within 2.5 s.
+        """
         return _data(await self.operate("audit"))
 
     async def drain(self, worker: str) -> dict[str, Any]:
@@ -314,20 +401,33 @@ class AsyncClient:
         """Ask a reading verb of the operators; the whole answer frame."""
         return await self._request(self.subjects.admin(verb), b"{}", decode_answer)
 
-    async def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> T:
-        return await self._request(self.subjects.api(self.tenant, verb), payload, decode)
+    def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
+        return self._request(self.subjects.api(self.tenant, verb), payload, decode)
 
-    async def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> T:
+    def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
         if self._mux is None:
             raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
-        return await ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
+        return ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
+
+    async def again(self, once: Callable[[], Awaitable[T]]) -> T:
+        """`once` until it is answered, for `timeout`; errors of the bus as the SDK's."""
+
+        async def call() -> T:  # tenacity awaits what a coroutine function gives, and no other
+            return await once()
+
+        return await again(call, self.timeout_s, self._where, self._on_wait)
+
+    @property
+    def link(self) -> Link:
+        """The connection, for what has no method here. Raises RuntimeError where the client is not open."""
+        if self._connection is None:
+            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
+        return self._connection
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
         """Hear a subject; the handler may only enqueue. Raises `NotPermitted`."""
-        if self._connection is None:
-            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
         try:
-            return await self._connection.subscribe(subject, handler)
+            return await self.link.subscribe(subject, handler)
         except PermissionRefused as error:
             raise NotPermitted(error.problem) from None
 
@@ -348,10 +448,12 @@ def _frames(bodies: list[bytes]) -> list[bytes]:
     return frames
 
 
+def _as_tenant(name: str) -> str:
+    """What the name would be as a tenant's."""
+    slug = "-".join("".join(char if char.isascii() and char.isalnum() else " " for char in name.lower()).split())
+    return f": {slug}" if is_tenant(slug) else ""
+
+
 def _data(answer: Answer) -> dict[str, Any]:
     data: dict[str, Any] = answer.data
     return data
-
-
-def _token(request: Request) -> str:
-    return format_token(request.effective_gpu, request.replicas)

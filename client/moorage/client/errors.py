@@ -17,9 +17,11 @@ from moorage.bus.errors import (
     Disconnected,
     NoResponders,
     NotAuthorized,
+    PayloadTooLarge,
     PermissionRefused,
     RequestTimeout,
 )
+from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import Fault, MoorageError, Problem, problem
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 #: code -> (whose fault, what it means in one sentence)
 CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "no-scheduler": ("fleet", "the NATS server is there, but no scheduler answered in the time given"),
+    "no-agent": ("fleet", "no worker of this host lends GPUs to processes that run here"),
     "timed-out": ("caller", "what was waited for did not happen in the time given; the job itself goes on"),
     "job-failed": ("caller", "the job ended by itself, not with code 0, and has no retries left"),
     "job-timed-out": ("caller", "the job ran longer than its timeout or deadline"),
@@ -88,7 +91,7 @@ class NotFound(ClientError):
 
 
 class NotPermitted(ClientError):
-    """NATS refused the credentials, or this user may not use that subject."""
+    """NATS refused the credentials, or this user may not use that subject, or borrow from this host's worker."""
 
 
 class Unreachable(ClientError):
@@ -97,6 +100,19 @@ class Unreachable(ClientError):
 
 class NoScheduler(Unreachable):
     """A NATS server, but no scheduler that answers."""
+
+
+class NoAgent(Unreachable):
+    """No worker of this host lends GPUs here."""
+
+
+class NoOutput(ClientError):
+    """The output of the past cannot be had: it is kept no longer (`not-kept`), or the worker that has it does not
+    answer (`worker-lost`)."""
+
+
+class Overloaded(ClientError):
+    """Too many questions of this kind are under way; ask again after `retry_after_s` seconds."""
 
 
 class TimedOut(ClientError):
@@ -113,9 +129,7 @@ class JobFailed(ClientError):
             text += f" with code {result.code}" if result.code >= 0 else f" by signal {-result.code}"
         if result.why:
             text += f": {result.why}"
-        super().__init__(
-            Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {result.job} has its story")
-        )
+        super().__init__(Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {result.job}"))
         self.result = result
         self.log_tail = log_tail
 
@@ -142,6 +156,9 @@ _BY_CODE: Final[dict[str, type[ClientError]]] = {
     "queue-full": QueueFull,
     "not-found": NotFound,
     "not-leading": NoScheduler,
+    "not-kept": NoOutput,
+    "worker-lost": NoOutput,
+    "overloaded": Overloaded,
 }
 
 
@@ -182,6 +199,15 @@ def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
         return Unreachable(error.problem)
     if isinstance(error, NotAuthorized | PermissionRefused):
         return NotPermitted(error.problem)
+    if isinstance(error, PayloadTooLarge):  # as the scheduler would say, had the server let it pass
+        return Rejected(
+            problem(
+                "too-large",
+                "the frame is too large",
+                found=error.size_bytes,
+                allowed=f"{REQUEST_BYTES_MAX} bytes a request, {FRAME_BYTES_MAX} bytes a frame",
+            )
+        )
     if isinstance(error, NoResponders | RequestTimeout):
         what = "no scheduler listens" if isinstance(error, NoResponders) else "no scheduler answered"
         return NoScheduler(

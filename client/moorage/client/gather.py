@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import TimedOut, Unreachable, client_problem
-from moorage.client.job import Job, Outcome, Result
+from moorage.client.job import Job, Result, decided, result_of
 from moorage.client.watch import REPAIR_S, REPAIR_S_FIRST, RETRY_S
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -28,13 +29,28 @@ if TYPE_CHECKING:
 #: frames that wait to be looked at; beyond it the jobs are asked for
 FRAMES_MAX: Final = 10_000
 SHOWS_AT_ONCE: Final = 64
-#: jobs asked for one by one after a silence: each of a large crowd has its turn
-REPAIR_JOBS_MAX: Final = 256
-#: from so many on, one `ls` is asked before the jobs are asked for one by one
-LS_FROM_JOBS: Final = 16
-LS_MAX: Final = 1000
+#: from so many on they are asked for in lists, and not before their own events had a moment to come
+CROWD: Final = 16
+#: names in one list: some 2 ms of the leader's time
+LISTED_MAX: Final = 250
+#: of a crowd's first silence, and when it is asked for at the latest
+QUIET_S: Final = 0.05
+FIRST_ASK_S: Final = 1.0
+#: jobs asked for after a later silence: each of a large crowd has its turn
+REPAIR_JOBS_MAX: Final = 250
 
 _decode_events: Final[Decoder[Events]] = Decoder(Events)
+
+
+class _Seen:
+    """What was heard of a job that is not over."""
+
+    __slots__ = ("changes", "rev", "why")
+
+    def __init__(self) -> None:
+        self.rev = 0
+        self.why = ""
+        self.changes: list[Change] = []
 
 
 class Gathering:
@@ -44,13 +60,13 @@ class Gathering:
         self._client = client
         self._jobs = list({job.id: job for job in jobs}.values())
         self._waiting: dict[str, Job] = {}
-        self._seen: dict[str, Outcome] = {}
-        self._revs: dict[str, int] = {}
+        self._seen: dict[str, _Seen] = {}
         self._over: deque[Job] = deque()
         self._frames: deque[bytes] = deque()
         self._unclear: set[str] = set()
         self._some = asyncio.Event()
         self._stale = False
+        self._ask_by_s = inf
         self._subscription: Subscribed | None = None
 
     async def __aenter__(self) -> Gathering:
@@ -78,18 +94,16 @@ class Gathering:
 
     async def over(self, timeout_s: float) -> AsyncIterator[Job]:
         """Raises `TimedOut` (the jobs go on), `NotFound`, `NoScheduler`, `NotPermitted`."""
-        ends_s = asyncio.get_running_loop().time() + timeout_s
+        began_s = asyncio.get_running_loop().time()
+        ends_s = began_s + timeout_s
         for job in self._jobs:
             if job.known_result is not None:
                 self._over.append(job)
             else:
                 self._waiting[job.id] = job
-        try:
-            async with asyncio.timeout_at(ends_s):
-                await self._ask(len(self._waiting))
-        except TimeoutError:
-            raise self._too_late(timeout_s) from None
-        silence_s = REPAIR_S_FIRST
+        crowd = len(self._waiting) >= CROWD
+        self._ask_by_s = began_s + (FIRST_ASK_S if crowd else 0.0)
+        silence_s = QUIET_S if crowd else REPAIR_S_FIRST
         while True:
             while self._over:
                 yield self._over.popleft()
@@ -102,8 +116,14 @@ class Gathering:
                 raise self._too_late(timeout_s) from None
 
     async def _step(self, silence_s: float) -> float:
-        """Take what came, or wait for it; returns how long the next silence may be."""
+        """Take what came, or wait for it; returns how long the next silence may be. The first asking may fail."""
+        loop = asyncio.get_running_loop()
+        first = self._ask_by_s < inf
         try:
+            if loop.time() >= self._ask_by_s:
+                await self._ask(len(self._waiting))
+                self._ask_by_s = inf
+                return REPAIR_S_FIRST
             if self._frames:
                 self._take_frames()
                 await self._show(list(self._unclear))
@@ -116,9 +136,14 @@ class Gathering:
                     async with asyncio.timeout(silence_s):
                         await self._some.wait()
                 except TimeoutError:
+                    if first:
+                        self._ask_by_s = loop.time()
+                        return silence_s
                     await self._ask(REPAIR_JOBS_MAX)
                     return REPAIR_S
         except Unreachable:  # a takeover, or a server that comes back: the jobs go on meanwhile
+            if first:
+                raise
             self._stale = True
             await asyncio.sleep(RETRY_S)
         return silence_s
@@ -137,28 +162,30 @@ class Gathering:
                     self._take(event)
 
     def _take(self, event: Event) -> None:
-        rev = self._revs.get(event.job, 0)
-        if event.rev <= rev:
+        name, rev = event.job, event.rev
+        seen = self._seen.get(name)
+        if seen is None:
+            seen = self._seen[name] = _Seen()
+        if rev <= seen.rev:
             return
-        fresh = [change for change in event.changes if change.rev > rev]
-        self._revs[event.job] = event.rev
-        outcome = self._seen.get(event.job)
-        if outcome is None:
-            outcome = self._seen[event.job] = Outcome(event.job)
-        outcome.take(msgspec.structs.replace(event, changes=fresh))
-        job = self._waiting[event.job]
+        changes = event.changes
+        if changes and changes[0].rev <= seen.rev:
+            changes = [change for change in changes if change.rev > seen.rev]
+        whole = len(changes) == rev - seen.rev
+        seen.rev, seen.why = rev, event.why or seen.why
+        seen.changes += changes
+        job = self._waiting[name]
         job.saw(event)
         if event.state not in TERMINAL:
             return
-        if outcome.decided is None and len(fresh) != event.rev - rev:
-            self._unclear.add(event.job)  # the replica that decided it ended in a frame that was not heard
+        if not whole and decided(seen.changes, event.state) is None:
+            self._unclear.add(name)  # the replica that decided it ended in a frame that was not heard
         else:
-            self._end(job, outcome.result())
+            self._end(job, result_of(name, event.state, seen.changes, seen.why, {}))
 
     def _end(self, job: Job, result: Result) -> None:
         del self._waiting[job.id]
         self._seen.pop(job.id, None)
-        self._revs.pop(job.id, None)
         self._unclear.discard(job.id)
         job.ended(result)
         self._over.append(job)
@@ -166,16 +193,20 @@ class Gathering:
     # -- what is asked
 
     async def _ask(self, jobs_max: int) -> None:
-        """Where the jobs stand, `jobs_max` of those that one `ls` does not hold."""
-        rest = list(self._waiting)
-        if len(rest) >= LS_FROM_JOBS:
-            listed = {row["job"]: row for row in (await self._client.ls(limit=LS_MAX))["jobs"]}
-            for name in rest:
-                if name in listed and name in self._waiting:
-                    self._take_row(listed[name])
-            rest = [name for name in rest if name not in listed]
-        rest = rest[:jobs_max]
-        await self._show(rest)
+        """Where `jobs_max` of the jobs stand: a crowd in lists, and one by one what those do not hold."""
+        rest = list(self._waiting)[:jobs_max]
+        if len(rest) >= CROWD:
+            listed: set[str] = set()
+            for at in range(0, len(rest), LISTED_MAX):
+                self._take_frames()
+                part = [name for name in rest[at : at + LISTED_MAX] if name in self._waiting]
+                for row in (await self._client.read("ls", {"jobs": part}))["jobs"]:
+                    listed.add(row["job"])
+                    if row["job"] in self._waiting:
+                        self._take_row(row)
+            await self._show([name for name in rest if name not in listed])
+        else:
+            await self._show(rest)
         for name in rest:  # to the end of the line: the others come first next time
             if (job := self._waiting.pop(name, None)) is not None:
                 self._waiting[name] = job
@@ -187,26 +218,22 @@ class Gathering:
             answers = await asyncio.gather(*(self._client.answer("show", {"job": name}) for name in part))
             for name, answer in zip(part, answers, strict=True):
                 if name in self._waiting:
-                    self._take_shown(answer.ledger, answer.data)
+                    self._take_shown(answer.data)
 
     def _take_row(self, row: dict[str, Any]) -> None:
         job = self._waiting[row["job"]]
         job.learn(row)
         if row["state"] in TERMINAL:
-            seen = self._seen.get(job.id)
-            changes = seen.result().changes if seen is not None else []
-            self._end(job, Result(job.id, row["state"], row["code"], row["why"], changes))
+            seen = self._seen.get(job.id) or _Seen()
+            self._end(job, result_of(job.id, row["state"], seen.changes, "", row))
 
-    def _take_shown(self, ledger: int, data: dict[str, Any]) -> None:
+    def _take_shown(self, data: dict[str, Any]) -> None:
         job = self._waiting[data["job"]]
         job.learn(data)
-        outcome = self._seen[job.id] = Outcome(job.id)
-        changes = msgspec.convert(data.get("changes", []), list[Change])
-        self._revs[job.id] = data.get("rev", 0)
-        event = Event(data["tenant"], job.id, data.get("rev", 0), data["state"], ledger, changes, data.get("why", ""))
-        outcome.take(event)
+        seen = self._seen[job.id] = _Seen()
+        seen.rev, seen.changes = data.get("rev", 0), msgspec.convert(data.get("changes", []), list[Change])
         if data["state"] in TERMINAL:
-            self._end(job, outcome.result(data))
+            self._end(job, result_of(job.id, data["state"], seen.changes, "", data))
 
     def _too_late(self, timeout_s: float) -> TimedOut:
         left = len(self._waiting)

@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.client.errors import JobFailed
+from moorage.client.kept import Joiner, Piece, newest_attempts, read_page, tail_of
+from moorage.client.steps import Step, step_of
 from moorage.client.values import Duration, age, seconds
-from moorage.client.watch import Piece, Watch
+from moorage.client.watch import HANDLER, Watch, driver_of
 from moorage.schemas.frames import Accepted, Change, Event
-from moorage.schemas.job import SUCCEEDED, TERMINAL
+from moorage.schemas.gpu import format_token
+from moorage.schemas.job import EXITED, FAILED, SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.handlers import Heard, OnProgress
+    from moorage.schemas.job import Request
 
 #: the end of the output that a failure carries
 TAIL_LINES: Final = 20
@@ -27,8 +32,8 @@ class Result(msgspec.Struct, frozen=True):
     """How a job ended. `code` is the exit status of the member that decided it: negative is minus the signal, None
     where nothing ran. `changes` are the transitions that were seen, in order.
 
-    `stdout`, `stderr` and `lost_bytes` (how much of them is known to be missing) are filled by `run` alone: output is
-    said, not kept, so they are best effort.
+    `value` is what a handler returned, of several replicas a list; None for other jobs, and where nothing was kept.
+    `stdout`, `stderr` and `lost_bytes` (how much of them is known to be missing) are filled by `run` alone.
     """
 
     job: str
@@ -39,6 +44,7 @@ class Result(msgspec.Struct, frozen=True):
     stdout: str = ""
     stderr: str = ""
     lost_bytes: int = 0
+    value: Any = None
 
 
 class Job:
@@ -48,12 +54,29 @@ class Job:
     asks for) and `worker` are what was last seen here.
     """
 
-    def __init__(self, client: AsyncClient, id: str, accepted: Accepted | None = None, gpu: str = "") -> None:
+    __slots__ = (
+        "_began_s",
+        "_client",
+        "_gpu",
+        "_request",
+        "_result",
+        "_valued",
+        "accepted",
+        "id",
+        "state",
+        "worker",
+    )
+
+    def __init__(
+        self, client: AsyncClient, id: str, accepted: Accepted | None = None, request: Request | None = None
+    ) -> None:
         self.id = id
         self.accepted = accepted
         self.state = accepted.state if accepted is not None else ""
-        self.gpu = gpu
         self.worker = ""
+        self._gpu = ""
+        self._request = request
+        self._valued = False
         self._client = client
         self._result: Result | None = None
         self._began_s = time.monotonic() if accepted is not None and not accepted.duplicate else None
@@ -66,11 +89,17 @@ class Job:
             words.append(f"accepted {age((time.monotonic() - self._began_s) * 1000)} ago")
         return f"<Job {' '.join(filter(None, words))}>"
 
+    @property
+    def gpu(self) -> str:
+        if not self._gpu and self._request is not None:
+            self._gpu = format_token(self._request.effective_gpu, self._request.replicas)
+        return self._gpu
+
     async def events(self, timeout: Duration | None = None) -> AsyncIterator[Event]:
         """Every transition from acceptance on, each once and in order; ends by itself when the job is over.
 
-        The first event holds all transitions so far (the scheduler keeps the last 64). `timeout` bounds it in all.
-        Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
+        The first event holds all transitions so far, of a job that was over long ago too while its history is kept
+        (a week by default). `timeout` bounds it in all. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(self._client, self.id) as watch:
             async for item in watch.follow(None if timeout is None else seconds(timeout)):
@@ -78,33 +107,97 @@ class Job:
                     self.saw(item)
                     yield item
 
-    async def logs(self, timeout: Duration | None = None) -> AsyncIterator[Piece]:
-        """The output from now on, until the job is over; what was said before is not kept. Raises as `events`."""
-        async with Watch(self._client, self.id, output=True) as watch:
-            async for item in watch.follow(None if timeout is None else seconds(timeout)):
-                if isinstance(item, Piece):
-                    yield item
-                else:
-                    self.saw(item)
+    async def steps(self, timeout: Duration | None = None) -> AsyncIterator[Step]:
+        """The transitions of `events` one by one, each as its own type: `match step: case Placed(worker=w): …`."""
+        async for event in self.events(timeout):
+            for change in event.changes:
+                yield step_of(change)
 
-    async def result(self, timeout: Duration | None = None) -> Result:
+    async def logs(
+        self,
+        timeout: Duration | None = None,
+        *,
+        follow: bool = True,
+        tail: int | None = None,
+        replica: int | None = None,
+        attempt: int | None = None,
+    ) -> AsyncIterator[Piece]:
+        """The output from its beginning, or with `tail` from the last lines of each stream: what the workers keep of
+        each replica's newest attempt, then what comes, without gap or double, until the job is over.
+
+        `follow=False` ends with what is kept now, as does one `attempt`; `replica` chooses one.
+        Raises `NoOutput` where nothing of it can be had any more, and as `events`.
+        """
+        given = 0
+        if follow and attempt is None:
+            async with Watch(self._client, self.id, past=True, tail=tail, replica=replica) as watch:
+                async for item in watch.follow(None if timeout is None else seconds(timeout)):
+                    if isinstance(item, Piece):
+                        given += 1
+                        yield item
+                    else:
+                        self.saw(item)
+            joiner = watch.joiner
+        else:
+            joiner = Joiner(self._client, self.id, tail)
+            newest = newest_attempts(await self.show())
+            if replica is not None and replica not in newest:
+                await read_page(self._client, self.id, replica, attempt, "out", 0, 1)  # the leader says what is wrong
+            for of, last in newest.items():
+                if replica in (None, of) and (attempt or last) != 0:
+                    async for piece in joiner.kept(of, attempt or last):
+                        given += 1
+                        yield piece
+        if joiner is not None and joiner.trouble is not None and not given:
+            raise joiner.trouble
+
+    async def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """Wait until the job is over. `timeout` defaults to the client's `wait_timeout`.
 
+        Of a handler's job the result has the `value` that the function returned, read from the tenant's bucket where
+        it is large or was not heard, and `on_progress` is called with each `Progress` that is heard meanwhile.
         Raises `JobFailed` unless it SUCCEEDED, `TimedOut` (the job goes on), `NotFound`, `NoScheduler`.
         """
         timeout_s = self._client.wait_timeout_s if timeout is None else seconds(timeout)
-        if self._result is not None:
-            return _succeeded(self._result)
+        if self._result is None:
+            return await self._watched_to_its_end(timeout_s, on_progress)
+        if self._result.state != SUCCEEDED:
+            raise JobFailed(self._result)
+        if not self._valued:
+            known = self._request is not None and self._request.workload.driver != HANDLER
+            await self._add_value({} if known else await self.show(), None)
+        return self._result
+
+    async def _watched_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
         watching = Outcome(self.id)
+        heard: Heard | None = None
         async with Watch(self._client, self.id, output=True) as watch:
             async for item in watch.follow(timeout_s):
                 watching.take(item)
                 if isinstance(item, Event):
                     self.saw(item)
+                elif watch.driver == HANDLER:
+                    if heard is None:
+                        from moorage.client.handlers import Heard
+
+                        heard = Heard(on_progress)
+                    heard.take(item)
                 if watch.state == SUCCEEDED:
                     break  # the end of its output is for those that failed
         self._result = watching.result(watch.shown)
-        return _succeeded(self._result, watching.tail)
+        if self._result.state != SUCCEEDED:
+            raise JobFailed(self._result, await watching.tail_or_kept(self._client))
+        await self._add_value(watch.shown, heard)
+        return self._result
+
+    async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
+        assert self._result is not None
+        if driver_of(shown) == HANDLER:
+            from moorage.client.handlers import Heard, value_of
+
+            value = await value_of(self._client, self.id, self._result.changes, heard or Heard(None), shown)
+            self._result = msgspec.structs.replace(self._result, value=value)
+        self._valued = True
 
     async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent.
@@ -114,7 +207,8 @@ class Job:
         return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
 
     async def show(self) -> dict[str, Any]:
-        """The whole job: request, replicas, transitions. Raises `NotFound`."""
+        """The whole job: request, replicas, the last transitions; of one long over from its history, as long as that
+        is kept (`kept_until_ms`, at the latest). Raises `NotFound`."""
         data = await self._client.read("show", {"job": self.id})
         self.learn(data)
         return data
@@ -136,25 +230,19 @@ class Job:
     def learn(self, row: dict[str, Any]) -> None:
         """Keep what `show` or `ls` says of the job as it is now."""
         self.state = row["state"]
-        self.gpu = row.get("gpu", self.gpu)
+        self._gpu = row.get("gpu", self._gpu)
         self.worker = row.get("worker", self.worker)
         if "age_ms" in row:
             self._began_s = time.monotonic() - row["age_ms"] / 1000
 
     def ended(self, result: Result) -> None:
-        """It is over, and how; `result` answers at once from now on."""
+        """It is over, and how; `result` answers at once from now on, but for a handler's value."""
         self.state, self._result = result.state, result
 
     @property
     def known_result(self) -> Result | None:
         """How it ended where that was seen here; asks nothing and raises nothing."""
         return self._result
-
-
-def _succeeded(result: Result, tail: str = "") -> Result:
-    if result.state != SUCCEEDED:
-        raise JobFailed(result, tail)
-    return result
 
 
 class Outcome:
@@ -183,16 +271,36 @@ class Outcome:
         """The last lines of the output that came while it was watched."""
         return "\n".join("".join(self._tail)[-TAIL_CHARS_MAX:].splitlines()[-TAIL_LINES:])
 
-    @property
-    def decided(self) -> Change | None:
-        """The transition that made the job's state what it is; None where it was not seen."""
-        ended = [change for change in self._changes if change.state in TERMINAL]
-        return next((change for change in ended if change.state == self._state and change.code), None) or next(
-            (change for change in reversed(ended) if change.state == self._state), None
-        )
+    async def tail_or_kept(self, client: AsyncClient) -> str:
+        """`tail`, or where nothing was heard, the end of what is kept of the member that decided."""
+        last = decided(self._changes, self._state)
+        if self._tail or last is None or last.code is None:
+            return self.tail
+        text = await tail_of(client, self.job, last.replica, last.attempt, TAIL_CHARS_MAX)
+        return "\n".join(text.splitlines()[-TAIL_LINES:])
 
-    def result(self, shown: dict[str, Any] | None = None) -> Result:
-        decided = self.decided
-        code = decided.code if decided is not None else (shown or {}).get("code")
-        why = decided.why if decided is not None else self._why
-        return Result(self.job, self._state, code, why, self._changes)
+    def result(self, shown: dict[str, Any]) -> Result:
+        return result_of(self.job, self._state, self._changes, self._why, shown)
+
+
+def decided(changes: list[Change], state: str) -> Change | None:
+    """The transition that made the job's `state` what it is; None where it was not seen.
+
+    Of a gang that failed it is that of the rank that failed first: the gang as a whole ends without a code.
+    """
+    ended = [change for change in changes if change.state == state] if state in TERMINAL else []
+    if not ended:
+        return None
+    coded = next((change for change in ended if change.code), None)
+    if coded is not None or state != FAILED:
+        return coded or ended[-1]
+    exits = (each for each in changes if each.state == EXITED and each.attempt == ended[-1].attempt)
+    return next((change for change in exits if change.code), ended[-1])
+
+
+def result_of(job: str, state: str, changes: list[Change], why: str, shown: dict[str, Any]) -> Result:
+    """From what was seen of a job that is over; `shown` has what was not, as `show` or `ls` says it."""
+    last = decided(changes, state)
+    if last is None:
+        return Result(job, state, shown.get("code"), shown.get("why", why), changes)
+    return Result(job, state, last.code, last.why, changes)

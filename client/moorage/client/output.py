@@ -1,4 +1,4 @@
-"""The output of one job, put together from what its workers said: best effort, as it is said and not kept."""
+"""The output of one job, put together from the pieces of its streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Stream:
 
     def add(self, piece: Piece) -> None:
         self.lost += max(piece.offset - self.expected, 0)
-        self.expected = piece.offset + len(piece.text.encode())
+        self.expected = piece.behind
         self.texts.append(piece.text)
         self.chars += len(piece.text)
         while self.chars > STREAM_CHARS_MAX and len(self.texts) > 1:

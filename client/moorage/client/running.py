@@ -9,7 +9,7 @@ import msgspec
 from moorage.client.errors import JobFailed
 from moorage.client.job import Outcome, Result
 from moorage.client.output import Captured
-from moorage.client.watch import Piece
+from moorage.client.watch import Piece, Watch
 from moorage.schemas.job import SUCCEEDED, Request
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ async def run(client: AsyncClient, request: Request, timeout_s: float) -> Result
     """Watch first, then submit, so that nothing of the output is missed. Raises as `AsyncClient.run`."""
     assert request.job is not None
     outcome, captured = Outcome(request.job), Captured()
-    async with client.watch(request.job, output=True) as watch:
+    async with Watch(client, request.job, past=True, request=request) as watch:
         await client.submit(request)
         async for item in watch.follow(timeout_s):
             outcome.take(item)
@@ -33,5 +33,5 @@ async def run(client: AsyncClient, request: Request, timeout_s: float) -> Result
         lost_bytes=captured.lost_bytes,
     )
     if result.state != SUCCEEDED:
-        raise JobFailed(result, outcome.tail)
+        raise JobFailed(result, await outcome.tail_or_kept(client))
     return result

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Literal
 
@@ -19,9 +20,12 @@ from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Traits
+from moorage.worker.output_pages import page_of
 
 #: characters in one frame of output
 OUTPUT_FRAME_CHARS_MAX: Final = 64 * 1024
+#: members whose output is kept for those who ask later
+KEPT_MAX: Final = 10_000
 #: minus SIGTERM, as a process ends that is told to
 CODE_ENDED: Final = -15
 
@@ -83,6 +87,7 @@ class ScriptedDriver(Driver):
         self._worker = worker
         self._script = script
         self._running: dict[MemberName, asyncio.Task[None]] = {}
+        self._kept: OrderedDict[MemberName, Ran] = OrderedDict()
 
     async def close(self) -> None:
         running, self._running = list(self._running.values()), {}
@@ -113,6 +118,12 @@ class ScriptedDriver(Driver):
             running.cancel()
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else "end")]))
 
+    async def read_log(self, ask: frames.ReadLog) -> frames.LogPage:
+        """Of the newest members that ended; nothing is said before the end."""
+        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        ran = self._kept.get(name, Ran())
+        return page_of((ran.out if ask.stream == "out" else ran.err).encode(), ask, name not in self._running)
+
     def _task(self, assignment: Assignment) -> Task:
         requested, ours = assignment.run.env, assignment.environment(simulated=True)
         plain = {key: value for key, value in requested.items() if isinstance(value, str)}
@@ -129,6 +140,9 @@ class ScriptedDriver(Driver):
             return
         for piece in (*_pieces(name, "out", ran.out), *_pieces(name, "err", ran.err)):
             self.publish(name, encode(piece))
+        self._kept[name] = ran
+        while len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
         self.report(Ended([(name, ran.code, reason)]))
 
     async def _ran(self, task: Task) -> Ran:
@@ -147,6 +161,7 @@ def _pieces(name: MemberName, stream: str, text: str) -> Iterator[frames.Output]
     offset = 0
     for at in range(0, len(text), OUTPUT_FRAME_CHARS_MAX):
         part = text[at : at + OUTPUT_FRAME_CHARS_MAX]
-        yield frames.Output(name[3], which, offset, part)
-        offset += len(part.encode())
-    yield frames.Output(name[3], which, offset, "", end=True)
+        behind = offset + len(part.encode())
+        yield frames.Output(name[3], which, offset, part, next=behind)
+        offset = behind
+    yield frames.Output(name[3], which, offset, "", end=True, next=offset)

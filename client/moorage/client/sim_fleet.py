@@ -10,8 +10,9 @@
 What is real: the scheduler, its ledger code and its placement, the agents, their pools, leases and fences, the SDK, and
 every frame between them, byte by byte. What is not: NATS (`bus.simulated` takes its place, JetStream included, so the
 ledger is a list in this process's memory and gone with it), the GPUs, and what runs on them: nothing is executed, a
-function of yours says how each job ends. Frames that name a worker or a GPU say `simulated`, and uuids begin with
-`SIM-`. Permissions, clusters and the speed of a network are not simulated.
+function of yours says how each job ends; but handlers of yours (`moorage.worker.embed`) are called, and their results
+kept. Frames that name a worker or a GPU say `simulated`, and uuids begin with `SIM-`. Leases for running processes,
+permissions, clusters and the speed of a network are not simulated.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from moorage.bus.errors import BusError
 from moorage.bus.health import State
+from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus
 from moorage.client.errors import ClientError, client_problem, rejected
 from moorage.client.sim_driver import Ran, Script, ScriptedDriver, Task, succeed
@@ -36,8 +38,12 @@ from moorage.scheduler.core.views import worker_state
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.worker.agent import Agent
+from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.handler import LABEL_PREFIX, Handler, HandlerDriver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.fleet_host import FleetHost
+from moorage.worker.handler_context import HANDLER_NAME
+from moorage.worker.handler_results import ResultStore
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, simulated_hosts
 from moorage.worker.journal import MemoryJournal
@@ -65,7 +71,9 @@ class SimFleet:
     `fleet` is a word as `moorage up --simulate` takes it: `8xH100` is one host, `4x8xH100+2x4xL40S` are six, and
     `8xH100,2xL40S` is one host with two models; workers are named `sim-0000` and so on. `script` says how each member
     ends (default: at once, with code 0); it may be a coroutine function, which is cancelled when its member is ended.
-    The driver `noop` is offered, too. `config` holds the scheduler's numbers, `network` the faults between all parties.
+    The driver `noop` is offered, too. `handlers` are functions by name, as `EmbeddedWorker.handler` takes them, offered
+    by every worker: in this event loop, so a plain one cannot be asked to stop while it runs. `config` holds the
+    scheduler's numbers, `network` the faults between all parties.
 
     Opened by its first client and closed with the last, or by `async with`. It lives in one event loop.
     """
@@ -75,11 +83,12 @@ class SimFleet:
         fleet: str = "8xH100",
         *,
         script: Script = succeed,
+        handlers: Mapping[str, Handler] | None = None,
         config: Config | None = None,
         network: FaultyNetwork | None = None,
         prefix: str = PREFIX_DEFAULT,
     ) -> None:
-        """Raises `Rejected` for a word that is no fleet."""
+        """Raises `Rejected` for a word that is no fleet, and for a name that is none of a handler."""
         try:
             self._hosts = {host.name: host for host in simulated_hosts(fleet)}
         except ValueError as error:
@@ -92,10 +101,14 @@ class SimFleet:
                 allowed=f"1..{HOSTS_MAX} hosts",
                 next="moorage up --simulate takes more",
             )
+        for name in handlers or ():
+            if not HANDLER_NAME.fullmatch(name):
+                raise rejected("invalid-argument", "no name of a handler", found=name, allowed="[a-z0-9_.-]{1,48}")
         self.word = fleet
         self.network = network or FaultyNetwork()
         self.scheduler: Scheduler | None = None
         self._script = script
+        self._handlers = dict(handlers or {})
         self._config = config
         self._subjects = Subjects(prefix)
         self._bus = SimulatedBus(self.network)
@@ -253,9 +266,12 @@ class SimFleet:
         self._boots += 1
         link = self._bus.connect(host.name)
         fleet_host = FleetHost(link, self._subjects.prefix)
-        settings = WorkerSettings(
-            Path("unused"), host.name, self._subjects.prefix, modes=MODES, drivers=("process", "noop")
-        )
+        labels = {f"{LABEL_PREFIX}{name}": "1" for name in self._handlers}
+        settings = WorkerSettings(Path("unused"), host.name, self._subjects.prefix, labels=labels, modes=MODES)
+        drivers: list[Driver] = [ScriptedDriver(host.name, self._script), NoopDriver()]
+        if self._handlers:
+            store = ResultStore(JetStream(link), self._subjects.prefix)
+            drivers.append(HandlerDriver(self._handlers, store, simulated=True, threads=False))
         facts = HostFacts(
             host.name, host.name, f"simulated-{host.name}", f"boot-{self._boots}", host.cpu_milli, host.memory_mib
         )
@@ -265,7 +281,7 @@ class SimFleet:
             settings,
             facts,
             SimulatedInventory(host),
-            [ScriptedDriver(host.name, self._script), NoopDriver()],
+            drivers,
             MemoryJournal(join_n=int(time.time()) + self._boots),
         )
         await fleet_host.open()

@@ -11,7 +11,9 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar, Unpack, cast
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from moorage.bus.contexts import Context
 from moorage.client import job as asynchronous
@@ -24,6 +26,8 @@ from moorage.client.client import (
 )
 from moorage.client.errors import BatchRejected
 from moorage.client.job import Result
+from moorage.client.steps import Step
+from moorage.client.sync_admin import SyncAdmin
 from moorage.client.transport import ClientTransport
 from moorage.client.values import Duration, Fields
 from moorage.client.watch import Piece
@@ -31,7 +35,14 @@ from moorage.client.watch import Watch as AsyncWatch
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
+from moorage.schemas.operate import Act, Done
 from moorage.schemas.subjects import PREFIX_DEFAULT
+
+if TYPE_CHECKING:
+    from moorage.client.handlers import OnProgress
+    from moorage.client.lease import Lease as AsyncLease
+    from moorage.client.lease import OnAskedBack
+    from moorage.worker.leases.client import AskedBack
 
 #: how long an interrupted call may take to let go of what it has begun
 CANCEL_S_MAX: Final = 5.0
@@ -213,13 +224,25 @@ class SyncJob:
         """As `Job.events`."""
         return self._thread.iterate(self.twin.events(timeout))
 
-    def logs(self, timeout: Duration | None = None) -> Iterator[Piece]:
-        """As `Job.logs`."""
-        return self._thread.iterate(self.twin.logs(timeout))
+    def steps(self, timeout: Duration | None = None) -> Iterator[Step]:
+        """As `Job.steps`."""
+        return self._thread.iterate(self.twin.steps(timeout))
 
-    def result(self, timeout: Duration | None = None) -> Result:
-        """As `Job.result`."""
-        return self._thread.call(self.twin.result(timeout))
+    def logs(
+        self,
+        timeout: Duration | None = None,
+        *,
+        follow: bool = True,
+        tail: int | None = None,
+        replica: int | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[Piece]:
+        """As `Job.logs`."""
+        return self._thread.iterate(self.twin.logs(timeout, follow=follow, tail=tail, replica=replica, attempt=attempt))
+
+    def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
+        """As `Job.result`; `on_progress` is called in the private thread."""
+        return self._thread.call(self.twin.result(timeout, on_progress))
 
     def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """As `Job.cancel`."""
@@ -278,6 +301,51 @@ class SyncWatch:
     def follow(self, timeout_s: float | None = None) -> Iterator[Event | Piece]:
         """As `Watch.follow`."""
         return self._thread.iterate(self._watch.follow(timeout_s))
+
+
+class SyncLease:
+    """The twin of `Lease`."""
+
+    def __init__(self, thread: LoopThread, lease: AsyncLease) -> None:
+        self._thread = thread
+        self._lease = lease
+        self.worker: Final = lease.worker
+        self.devices: Final = lease.devices
+        self.uuids: Final = lease.uuids
+        self.mode: Final = lease.mode
+        self.simulated: Final = lease.simulated
+        self.environment: Final = lease.environment
+
+    def __repr__(self) -> str:
+        return repr(self._lease).replace("<Lease", "<SyncLease", 1)
+
+    @property
+    def device(self) -> str:
+        return self._lease.device
+
+    @property
+    def asked_back(self) -> AskedBack | None:
+        return self._lease.asked_back
+
+    @property
+    def lost(self) -> bool:
+        return self._lease.lost
+
+    def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
+        """As `Lease.wait_asked_back`."""
+        return self._thread.call(self._lease.wait_asked_back(timeout))
+
+    def give_back(self) -> None:
+        """As `Lease.give_back`."""
+        self._thread.call(self._lease.give_back())
+
+
+async def _entered(context: AbstractAsyncContextManager[T]) -> T:
+    return await context.__aenter__()
+
+
+async def _left(context: AbstractAsyncContextManager[Any]) -> None:
+    await context.__aexit__(None, None, None)
 
 
 async def _called(function: Callable[[], T]) -> T:
@@ -360,6 +428,17 @@ class Client:
         """As `AsyncClient.submit`."""
         return self._job(self._thread.call(self._twin.submit(what, gpu, key, **fields)))
 
+    def submit_handler(
+        self,
+        name: str,
+        input: Any = None,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> SyncJob:
+        """As `AsyncClient.submit_handler`."""
+        return self._job(self._thread.call(self._twin.submit_handler(name, input, gpu, key, **fields)))
+
     def run(
         self,
         what: What,
@@ -390,15 +469,19 @@ class Client:
         """As `AsyncClient.job`."""
         return self._job(self._twin.job(id))
 
-    def watch(self, id: str, *, output: bool = False) -> SyncWatch:
+    def watch(self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None) -> SyncWatch:
         """As `AsyncClient.watch`."""
-        return SyncWatch(self._thread, self._twin.watch(id, output=output))
+        return SyncWatch(self._thread, self._twin.watch(id, output=output, past=past, tail=tail))
 
     def as_completed(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> Iterator[SyncJob]:
         """As `AsyncClient.as_completed`; yields the handles that were given."""
         handles = {job.id: job for job in jobs}
         for over in self._thread.iterate(self._twin.as_completed([job.twin for job in handles.values()], timeout)):
             yield handles[over.id]
+
+    def gather(self, *jobs: SyncJob, timeout: Duration | None = None) -> list[Result]:
+        """As `AsyncClient.gather`."""
+        return self._thread.call(self._twin.gather(*(job.twin for job in jobs), timeout=timeout))
 
     def wait(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> list[Result]:
         """As `AsyncClient.wait`."""
@@ -412,7 +495,37 @@ class Client:
         """As `AsyncClient.ls`."""
         return self._thread.call(self._twin.ls(states, limit))
 
+    def lease(
+        self,
+        gpu: GpuSpec | str | int = 1,
+        *,
+        purpose: str = "",
+        timeout: Duration | None = None,
+        socket: Path | str | None = None,
+        on_asked_back: OnAskedBack | None = None,
+    ) -> AbstractContextManager[SyncLease]:
+        """As `AsyncClient.lease`, of an open client; `on_asked_back` is called in the private thread."""
+        lending = self._twin.lease(gpu, purpose=purpose, timeout=timeout, socket=socket, on_asked_back=on_asked_back)
+        return self._lend(lending)
+
+    @contextmanager
+    def _lend(self, lending: AbstractAsyncContextManager[AsyncLease]) -> Iterator[SyncLease]:
+        lease = self._thread.call(_entered(lending))
+        try:
+            yield SyncLease(self._thread, lease)
+        finally:
+            self._thread.call(_left(lending))
+
     # ------------------------------------------------------------------------------------------------- operators
+
+    @property
+    def admin(self) -> SyncAdmin:
+        """As `AsyncClient.admin`."""
+        return SyncAdmin(self._thread, self._twin.admin)
+
+    def act(self, verb: str, act: Act) -> Done:
+        """As `AsyncClient.act`."""
+        return self._thread.call(self._twin.act(verb, act))
 
     def fleet(self) -> dict[str, Any]:
         """As `AsyncClient.fleet`."""

@@ -16,6 +16,8 @@ TENANT_VARIABLE: Final = "MOORAGE_TENANT"
 TENANT_DEFAULT: Final = "default"
 HOME_DEFAULT: Final = ".moorage"
 UP_FILE: Final = "up.json"
+#: in the home: a state folder for each worker that was started there
+WORKERS_FOLDER: Final = "workers"
 _UP_BYTES_MAX: Final = 64 * 1024
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import os
+import random
 import re
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
@@ -12,8 +15,9 @@ import msgspec
 
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.codec import explain_decode_error
-from moorage.schemas.gpu import GpuSpec, parse_token
+from moorage.schemas.gpu import GpuSpec, Scheduling, parse_token
 from moorage.schemas.job import DURATION_S_MAX, Request, Resources, Secret
+from moorage.schemas.units import duration_s
 
 Duration = float | str
 
@@ -21,9 +25,7 @@ Duration = float | str
 JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _DIGITS: Final = 14
 _CHANCE_BITS: Final = 25
-_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
-_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+_MODELS: Final = re.compile(r"\s*[=A-Za-z][^:@]*")
 
 
 class Fields(TypedDict, total=False):
@@ -67,14 +69,10 @@ _OF_RUN: Final = (
 def seconds(duration: Duration) -> float:
     """`90`, `"90"`, `"1h30m"`, `"500ms"` → seconds, 0..366 days. Raises `Rejected` for anything else."""
     if isinstance(duration, str):
-        text = duration.strip()
-        if _DURATION.fullmatch(text):
-            value = sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION_PART.findall(text))
-        else:
-            try:
-                value = float(text)
-            except ValueError:
-                value = -1.0
+        try:
+            value = duration_s(duration)
+        except ValueError:
+            value = -1.0
     else:
         value = float(duration)
     if not 0 <= value <= DURATION_S_MAX:
@@ -118,16 +116,20 @@ def fresh_job_id() -> str:
     Those of one process sort in the order in which they were made: within a millisecond the chance counts up.
     """
     global _last
-    drawn = int(time.time() * 1000) << _CHANCE_BITS | secrets.randbits(_CHANCE_BITS)
+    drawn = int(time.time() * 1000) << _CHANCE_BITS | _chance.getrandbits(_CHANCE_BITS)
     _last = number = drawn if drawn >> _CHANCE_BITS > _last >> _CHANCE_BITS else _last + 1
-    digits = ""
-    for _ in range(_DIGITS):
-        number, digit = divmod(number, 32)
-        digits = JOB_ID_DIGITS[digit] + digits
-    return "j" + digits
+    pairs = [_PAIRS[number >> shift & 1023] for shift in _SHIFTS]
+    return "j" + "".join(pairs)
 
 
 _last = 0
+#: a service asks for the same again and again
+_parsed: Final = functools.lru_cache(256)(parse_token)
+_PAIRS: Final = [one + two for one in JOB_ID_DIGITS for two in JOB_ID_DIGITS]
+_SHIFTS: Final = range(5 * (_DIGITS - 2), -1, -10)
+#: of our own, so that nobody's seed makes two processes draw the same; a fork's child draws anew
+_chance: Final = random.Random()
+os.register_at_fork(after_in_child=_chance.seed)
 
 
 def build_request(
@@ -161,7 +163,7 @@ def build_request(
         body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run)}
     body.update(msgspec.to_builtins(named))
     if gpu is not None:
-        replicas, spec = _spec(gpu)
+        replicas, spec = gpu_spec(gpu)
         body["gpu"] = msgspec.to_builtins(spec)
         if replicas != 1:
             if body.get("replicas", 1) not in (1, replicas):
@@ -182,11 +184,68 @@ def build_request(
         raise Rejected(explain_decode_error(error)) from None
 
 
-def _spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
+class Requests:
+    """`build_request` for a caller that asks for the same again and again: what its commands share is checked once."""
+
+    def __init__(self) -> None:
+        self._gpu: GpuSpec | str | int | None = None
+        self._fields: Mapping[str, Any] = {}
+        self._template: Request | None = None
+
+    def build(
+        self,
+        what: Request | Sequence[str] | Mapping[str, Any],
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """As `build_request`."""
+        if not isinstance(what, (tuple, list)) or not isinstance(key, str | None):
+            return build_request(what, gpu, key, fields)
+        fields = fields or {}
+        if self._template is None or gpu != self._gpu or fields != self._fields:
+            template = build_request(("a command",), gpu, None, fields)
+            self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template
+        try:
+            run = msgspec.structs.replace(self._template.workload, argv=[str(word) for word in what])
+            return msgspec.structs.replace(self._template, job=fresh_job_id() if key is None else key, run=run)
+        except ValueError:  # the whole way tells it with its path
+            return build_request(what, gpu, key, fields)
+
+
+def Gpu(
+    model: str = "any",
+    *,
+    count: int = 1,
+    memory: str | int = "",
+    share: str = "",
+    scheduling: Scheduling | None = None,
+    vendor: str | None = None,
+) -> GpuSpec:
+    """The GPUs of one replica, in parts: `Gpu("H100 | A100", count=2, memory="80G")` is `2xH100|A100:80G`.
+
+    `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB); `share` is what stands behind the token's `@`:
+    `time-slice`, `mps`, `mps=50%,4G`. `vendor` None is any where a model is named, else nvidia. Raises `Rejected`.
+    """
+    if not _MODELS.fullmatch(model):
+        raise rejected(
+            "invalid-argument",
+            f"not a model: {model!r}",
+            field="$.gpu.model",
+            found=model,
+            next="count, memory and share are named beside it; alternatives are split by |",
+        )
+    asked = f"{memory}M" if isinstance(memory, int) else memory
+    _, spec = gpu_spec(f"{count}x{model}{asked and ':'}{asked}{share and '@'}{share}")
+    return msgspec.structs.replace(spec, scheduling=scheduling, vendor=vendor)
+
+
+def gpu_spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
+    """(replicas, spec) of a token, a count or a spec. Raises `Rejected`."""
     if isinstance(gpu, GpuSpec):
         return 1, gpu
     try:
-        return parse_token(str(gpu))
+        return _parsed(str(gpu))
     except ValueError as error:
         raise rejected(
             "invalid-argument",

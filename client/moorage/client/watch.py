@@ -1,7 +1,8 @@
 """One job followed: its events without gap or double, and where asked its output, until it is over.
 
-Subscribe first, then ask `show` for what was before, then merge by the job's own revision number. Events are said and
-may be lost, so a gap, a reconnection, an overflow or a long silence asks `show` again.
+Subscribe first, then ask `show` for what was before, and `history` where that does not reach back far enough, then
+merge by the job's own revision number. Events are said and may be lost, so a gap, a reconnection, an overflow or a long
+silence asks again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import TimedOut, Unreachable, client_problem
+from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
+from moorage.client.kept import Joiner, newest_attempts, read_page
+from moorage.client.kept import Piece as Piece
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Events, Output
@@ -23,6 +26,7 @@ from moorage.schemas.job import RUNNING, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.job import Request
 
 #: what came and was not taken yet; beyond it events are asked for again and output is lost (and counted)
 PENDING_MAX: Final = 10_000
@@ -33,42 +37,48 @@ REPAIR_S_FIRST: Final = 2.0
 RETRY_S: Final = 0.5
 #: how long the end of the output may come after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
+#: the same where what does not come can be asked for
+KEPT_GRACE_S: Final = 0.2
+HANDLER: Final = "handler"
+#: drivers that mark the end of each stream
+_ENDS_ITS_STREAMS: Final = ("process", HANDLER)
 
 _decode_event: Final[Decoder[Event]] = Decoder(Event)
 _decode_events: Final[Decoder[Events]] = Decoder(Events)
 _decode_output: Final[Decoder[Output]] = Decoder(Output)
 
 
-class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
-    """A piece of output: the wire's `Output` and the replica that its subject names.
-
-    `offset` counts bytes of this stream in this attempt; `end` marks the last piece of a stream.
-    """
-
-    replica: int
-    attempt: int
-    stream: str
-    offset: int
-    text: str
-    end: bool = False
-
-
 class Watch:
     """An async context manager and iterator over `Event` and `Piece`; ends by itself once the job is over.
 
-    Open it before the job is submitted to miss nothing of its output. `state` is the last one seen; `lost` counts
-    pieces of output that were thrown away here.
+    `output` gives what is said from now on. With `past` it is joined to what the workers keep: everything from the
+    beginning (of that the last `tail` lines of each stream, where it is not None), without gap and without double;
+    `replica` chooses one. `state` is the last one seen; `lost` counts pieces of output that were thrown away here.
+    With `request`, what will be submitted once this is open, its story is heard from the beginning, and nothing needs
+    to be asked.
     """
 
-    def __init__(self, client: AsyncClient, job: str, *, events: bool = True, output: bool = False) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        job: str,
+        *,
+        output: bool = False,
+        past: bool = False,
+        tail: int | None = None,
+        replica: int | None = None,
+        request: Request | None = None,
+    ) -> None:
         self.job = job
         self.state = ""
         self.rev = 0
         self.lost = 0
         self.shown: dict[str, Any] = {}
         self._client = client
-        self._events = events
-        self._output = output
+        self._request = request
+        self._output = output or past
+        self._replica = replica
+        self.joiner = Joiner(client, job, tail) if past else None
         self._pending: deque[Event | Piece] = deque()
         self._some = asyncio.Event()
         self._stale = False
@@ -88,10 +98,16 @@ class Watch:
         """Subscribe. Raises `NotPermitted`."""
         client, subjects = self._client, self._client.subjects
         client.watches.add(self)
-        self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
+        if self._request is not None and self._request.events == "tenant":
+            await self._hear_tenant()
+        else:
+            self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
         if self._output:
             self._subscriptions.append(
-                await client.subscribe(subjects.log(client.tenant, self.job, "*"), self._on_output)
+                await client.subscribe(
+                    subjects.log(client.tenant, self.job, "*" if self._replica is None else self._replica),
+                    self._on_output,
+                )
             )
 
     async def close(self) -> None:
@@ -104,6 +120,11 @@ class Watch:
         """Ask for the job again: something may have been missed."""
         self._stale = True
         self._some.set()
+
+    @property
+    def driver(self) -> str:
+        """What runs the job; "" before it was asked for, and where nobody knows any more."""
+        return driver_of(self.shown) if self._request is None else self._request.workload.driver
 
     # -- what comes in: only enqueued
 
@@ -142,7 +163,17 @@ class Watch:
         if len(self._pending) >= PENDING_MAX:
             self.lost += 1
         else:
-            self._pending.append(Piece(replica, output.attempt, output.stream, output.offset, output.text, output.end))
+            piece = Piece(
+                replica,
+                output.attempt,
+                output.stream,
+                output.offset,
+                output.text,
+                output.end,
+                output.next,
+                output.data,
+            )
+            self._pending.append(piece)
         self._some.set()
 
     # -- what goes out
@@ -156,14 +187,20 @@ class Watch:
         ends_s = None if timeout_s is None else loop.time() + timeout_s
         repair_s = REPAIR_S_FIRST
         grace_s = OUTPUT_GRACE_S
-        for event in await self._show(first=True):
+        for event in await self._show(first=True) if self._request is None else ():
             yield event
             if self.state in TERMINAL and event.changes:  # the end of its output is under way, or was said before
                 grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
+        async for piece in self._past():
+            yield piece
         while True:
             while self._pending:
                 item = self._pending.popleft()
-                for news in [item] if isinstance(item, Piece) else await self._merge(item):
+                if isinstance(item, Piece):
+                    async for piece in self._joined(item):
+                        yield piece
+                    continue
+                for news in await self._merge(item):
                     yield news
             if self.state in TERMINAL:
                 break
@@ -180,21 +217,51 @@ class Watch:
         async for piece in self._rest(grace_s):
             yield piece
 
+    async def _past(self) -> AsyncIterator[Piece]:
+        """What the workers keep of each replica's newest attempt; nothing yet where it was not submitted before."""
+        if self.joiner is None or self._request is not None:
+            return
+        newest = newest_attempts(self.shown)
+        if self._replica is not None and self._replica not in newest:
+            await read_page(self._client, self.job, self._replica, None, "out", 0, 1)  # the leader says what is wrong
+        for replica, attempt in newest.items():
+            if attempt != 0 and self._replica in (None, replica):
+                async for piece in self.joiner.kept(replica, attempt):
+                    yield piece
+        self._open_streams = {
+            key for key in self._open_streams if key[1] >= (newest.get(key[0]) or 0) and not self.joiner.is_over(*key)
+        }
+
+    async def _joined(self, piece: Piece) -> AsyncIterator[Piece]:
+        if self.joiner is None:
+            yield piece
+            return
+        async for each in self.joiner.joined(piece):
+            yield each
+
     async def _rest(self, grace_s: float) -> AsyncIterator[Piece]:
-        """The output that comes behind the job's last event."""
+        """The output that comes behind the job's last event; what does not come is asked for, where it is kept."""
         if not self._output:
             return
+        if self.joiner is not None:
+            grace_s = min(grace_s, KEPT_GRACE_S)
         ends_s = asyncio.get_running_loop().time() + grace_s
         while True:
             while self._pending:
                 item = self._pending.popleft()
                 if isinstance(item, Piece):
-                    yield item
+                    async for piece in self._joined(item):
+                        yield piece
             if not self._open_streams:
                 return
             self._some.clear()
             if not await self._wait(OUTPUT_GRACE_S, ends_s):
-                return
+                break
+        if self.joiner is not None:
+            for replica, attempt in sorted({key[:2] for key in self._open_streams}):
+                if self._replica in (None, replica):
+                    async for piece in self.joiner.kept(replica, attempt):
+                        yield piece
 
     async def _wait(self, at_most_s: float, ends_s: float | None) -> bool:
         """Until something came; False when it did not."""
@@ -230,12 +297,17 @@ class Watch:
         data = self.shown = answer.data
         if not self._hears_tenant and data.get("request", {}).get("events") == "tenant":
             # its events go out in the tenant's frames alone; listen there, then look again
-            self._hears_tenant = self._stale = True
-            self._subscriptions.append(
-                await self._client.subscribe(self._client.subjects.events(self._client.tenant), self._on_tenant_events)
-            )
-        changes = [change for change in msgspec.convert(data.get("changes", []), list[Change]) if change.rev > self.rev]
+            self._stale = True
+            await self._hear_tenant()
+        changes = _behind(self.rev, data.get("changes", []))
         rev = data.get("rev", self.rev)
+        if len(changes) != rev - self.rev or "rev" not in data:
+            try:
+                changes, rev = await self._history(changes, rev)
+            except Unreachable:
+                self._stale = True
+                await asyncio.sleep(RETRY_S)
+                return []
         if rev <= self.rev and data["state"] == self.state:
             return []
         simulated = any(gpu.startswith("SIM-") for change in changes for gpu in change.gpus)
@@ -244,9 +316,29 @@ class Watch:
         )
         return [self._take(event)]
 
+    async def _hear_tenant(self) -> None:
+        self._hears_tenant = True
+        subject = self._client.subjects.events(self._client.tenant)
+        self._subscriptions.append(await self._client.subscribe(subject, self._on_tenant_events))
+
+    async def _history(self, changes: list[Change], rev: int) -> tuple[list[Change], int]:
+        """Every transition that is kept behind the last one seen, of `changes` those that nothing else tells."""
+        found = {change.rev: change for change in changes}
+        after, more = self.rev, True
+        while more:
+            try:
+                page = await self._client.read("history", {"job": self.job, "after_rev": after})
+            except (Rejected, NotFound):  # gone, or a scheduler that keeps none: what `show` said is all there is
+                break
+            told = _behind(after, page["changes"])
+            found |= {change.rev: change for change in told}
+            rev, more = max(rev, page["rev"]), page["more"] and bool(told)
+            after = told[-1].rev if told else after
+        return [found[each] for each in sorted(found) if each <= rev], rev
+
     def _take(self, event: Event) -> Event:
         self.rev, self.state = event.rev, event.state
-        if self._output and self.shown.get("request", {}).get("run", {}).get("driver", "process") == "process":
+        if self._output and self.driver in _ENDS_ITS_STREAMS:
             for change in event.changes:
                 if change.state == RUNNING:
                     both = {(change.replica, change.attempt, name) for name in ("out", "err")}
@@ -258,5 +350,15 @@ class Watch:
             "timed-out",
             f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
             job=self.job,
-            next_step=f"moorage explain {self.job} says why, moorage cancel {self.job} ends it",
+            next_step=f"moorage explain {self.job}",
         )
+
+
+def driver_of(shown: dict[str, Any]) -> str:
+    """The driver in what `show` said of a job; "" where its request is not known."""
+    run = shown.get("request", {}).get("run")
+    return "" if run is None else run.get("driver", "process")
+
+
+def _behind(rev: int, changes: list[Any]) -> list[Change]:
+    return [change for change in msgspec.convert(changes, list[Change]) if change.rev > rev]

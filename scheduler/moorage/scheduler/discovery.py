@@ -7,15 +7,14 @@ answers, and every api subject is a plain one. Source: NATS ADR-32 (revision 6).
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from moorage.bus.errors import PermissionRefused
 from moorage.bus.transport import Delivery, Subscribed, Transport
 from moorage.schemas.codec import encode
+from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import API_VERBS, Subjects
 
 log = logging.getLogger("moorage.discovery")
@@ -23,7 +22,6 @@ log = logging.getLogger("moorage.discovery")
 SERVICE: Final = "moorage"
 VERBS: Final = ("PING", "INFO", "STATS")
 DESCRIPTION: Final = "NATS-native GPU scheduler: a job gets its GPU, once, whatever restarts"
-_SEMVER: Final = re.compile(r"\d+\.\d+\.\d+")
 
 Answer = Callable[[str, bytes], None]
 Facts = Callable[[], dict[str, Any]]
@@ -45,7 +43,7 @@ class Discovery:
         self._identity = {
             "name": SERVICE,
             "id": id,
-            "version": release(),
+            "version": RELEASE,
             "metadata": {"leader": leader, "prefix": subjects.prefix},
         }
 
@@ -91,12 +89,3 @@ class Discovery:
     @staticmethod
     def _endpoint(name: str, subject: str, **more: Any) -> dict[str, Any]:
         return {"name": name, "subject": subject, "queue_group": "", **more}
-
-
-def release() -> str:
-    """The installed version as ADR-32 wants it, three numbers; 0.0.0 from a source tree."""
-    try:
-        found = _SEMVER.match(version("moorage"))
-    except PackageNotFoundError:
-        found = None
-    return found[0] if found else "0.0.0"

@@ -117,7 +117,7 @@ class Ledger:
         message = await self._js.get_message(self._subjects.ledger_stream, state.seq)
         if message is None:
             return 0.0
-        return time.time() - datetime.fromisoformat(_microseconds(message.stored_at)).timestamp()
+        return time.time() - datetime.fromisoformat(microseconds(message.stored_at)).timestamp()
 
     async def named_snapshots(self) -> list[tuple[str, int, str]]:
         """The last two snapshots that count, newest first: name, sequence, digest.
@@ -246,6 +246,6 @@ class Ledger:
             self._skip(state, message)
 
 
-def _microseconds(rfc3339: str) -> str:
+def microseconds(rfc3339: str) -> str:
     """A server time stamp cut to the six digits that `datetime` reads."""
     return re.sub(r"(\.\d{6})\d+", r"\1", rfc3339).replace("Z", "+00:00")

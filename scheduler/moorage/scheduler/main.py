@@ -1,4 +1,4 @@
-"""A scheduler as a process: settings from arguments and environment, clean end on a signal.
+"""A scheduler as a process: settings from flags, environment and file, clean end on a signal.
 
 The ledger's URL holds a password, so it comes by environment or file, never in argv.
 """
@@ -12,56 +12,53 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from moorage.bus.connection import connect
 from moorage.bus.errors import BusError
-from moorage.scheduler.core.config import CLUSTER, Config
 from moorage.scheduler.ledger import LedgerBroken
 from moorage.scheduler.service import Scheduler
-from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+from moorage.scheduler.settings import (
+    LEDGER_URL_FILE_VARIABLE,
+    SECTION,
+    SchedulerSettings,
+    ledger_url,
+    scheduler_settings,
+)
+from moorage.schemas.errors import Refused
+from moorage.schemas.settings import Found, declared, read_file, told, unknown_variables
+from moorage.schemas.settings_file import find_file
+from moorage.schemas.subjects import Subjects
 
-LEDGER_URL_VARIABLE: Final = "MOORAGE_LEDGER_URL"
-LEDGER_URL_FILE_VARIABLE: Final = "MOORAGE_LEDGER_URL_FILE"
 EXIT_UNREACHABLE: Final = 5
 EXIT_BROKEN: Final = 1
+EXIT_USAGE: Final = 2
+LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
 log = logging.getLogger("moorage.scheduler")
 
 
-def ledger_url() -> str | None:
-    """The ledger account's URL, from MOORAGE_LEDGER_URL or the file that MOORAGE_LEDGER_URL_FILE names."""
-    file = os.environ.get(LEDGER_URL_FILE_VARIABLE)
-    return Path(file).read_text().strip() if file else os.environ.get(LEDGER_URL_VARIABLE)
-
-
-async def serve(
-    target: str | None,
-    *,
-    ledger_target: str | None = None,
-    replicas: int = 1,
-    prefix: str = PREFIX_DEFAULT,
-    name: str = "",
-) -> None:
+async def serve(settings: SchedulerSettings, target: str | None) -> None:
     """Run a scheduler until SIGTERM or SIGINT. Without a ledger target the ledger lives where the users are."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    ledger_target, prefix, replicas = ledger_url(settings.ledger_url_file), settings.prefix, settings.replicas
     world = await connect(target, "moorage-scheduler")
     ledger_world = await connect(ledger_target, "moorage-ledger") if ledger_target else world
-    config = CLUSTER if replicas > 1 else Config()
     follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", prefix, "--replicas", str(replicas)]
     if target and not ledger_target:
         follower += ["--nats", target]
+    if settings.ledger_url_file is not None:
+        os.environ[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)  # for the follower
     scheduler = Scheduler(
         world,
         ledger_world,
-        config=config,
+        config=settings,
         subjects=Subjects(prefix),
         replicas=replicas,
-        name=name,
+        name=settings.name,
         snapshot_command=follower,
     )
     running = asyncio.create_task(scheduler.run())
@@ -91,27 +88,41 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def run(target: str | None, **settings: object) -> int:
+def run(settings: SchedulerSettings, target: str | None = None) -> int:
     """`serve` on uvloop where it is there; one clear line and an exit code for what an operator can mend."""
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(target, ledger_target=ledger_url(), **settings))  # type: ignore[arg-type]
+            runner.run(serve(settings, target or settings.nats))
     except BusError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_UNREACHABLE
     except LedgerBroken as error:
         print(f"error[ledger]: {error}", file=sys.stderr)
         return EXIT_BROKEN
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BROKEN
     return 0
+
+
+def log_settings(found: Mapping[str, Found]) -> None:
+    """Say what differs from the defaults and from where, and which variables only look like settings."""
+    log.info("settings: %s", told(found) or "defaults")
+    for name in unknown_variables(SECTION, found):
+        log.warning("%s is no setting: it does nothing", name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="moorage scheduler", description=__doc__)
-    parser.add_argument("--nats", default=None, help="URL or nats context of the users' account")
-    parser.add_argument("--replicas", type=int, default=1, help="copies of the ledger: 1, 3 or 5 servers")
-    parser.add_argument("--prefix", default=PREFIX_DEFAULT)
-    parser.add_argument("--name", default="")
-    parser.add_argument("--log-level", default="INFO")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)-7s %(name)s %(message)s")
-    sys.exit(run(arguments.nats, replicas=arguments.replicas, prefix=arguments.prefix, name=arguments.name))
+    parser.add_argument("--settings", metavar="FILE", help="the settings file; else $MOORAGE_SETTINGS and so on")
+    for key, one in declared(SECTION, SchedulerSettings).items():
+        parser.add_argument(one.flag, dest=key, default=None, help=f"{one.help} {one.allowed}.".replace("%", "%%"))
+    given = vars(parser.parse_args())
+    try:
+        settings, found = scheduler_settings(given, file=read_file(find_file(given.pop("settings"))))
+    except Refused as refused:
+        print(f"error[{refused.code}]: {refused} {refused.problem.next}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    logging.basicConfig(level=settings.log_level, format=LOG_FORMAT)
+    log_settings(found)
+    sys.exit(run(settings))

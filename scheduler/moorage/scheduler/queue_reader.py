@@ -158,12 +158,20 @@ class QueueReader:
         row = self._engine.state.tenants.get(tenant)
         return row is None or len(row.tombstones) + BATCH <= self._engine.config.tombstones_max
 
+    def _room_under_limit(self, tenant: str) -> int:
+        """How many requests may be read: under an operator's limit of jobs only what fits, once all read is folded."""
+        row = self._engine.state.tenants.get(tenant)
+        if row is None or not row.jobs_max:
+            return BATCH
+        return row.jobs_max - row.live if self._read.get((tenant, "submit"), 0) <= row.submit_cursor else 0
+
     async def _read_some(self, tenant: str, verb: str) -> bool:
         """Read one batch of a tenant's queue; True when it may hold more."""
         while self._engine.waiting > AHEAD_MAX or self._full():
             self._room.clear()
             await self._room.wait()
-        if verb == "cancel" and not self._may_remember(tenant):
+        room = self._room_under_limit(tenant) if verb == "submit" else BATCH if self._may_remember(tenant) else 0
+        if room <= 0:
             self._held_back.append((tenant, verb))
             return False
         cursor = self._cursor(tenant, verb)
@@ -171,7 +179,7 @@ class QueueReader:
             self._subjects.request_stream,
             seq=cursor + 1,
             next_by_subject=self._subjects.request(tenant, verb),
-            batch=BATCH,
+            batch=min(BATCH, room),
         )
         if not messages:
             return False

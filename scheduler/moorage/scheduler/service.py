@@ -24,17 +24,22 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Ask, Operate, Resign, SnapshotTaken
+from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
 from moorage.scheduler.core.state import State
 from moorage.scheduler.discovery import Discovery
+from moorage.scheduler.history import History
+from moorage.scheduler.history_reader import HistoryReader, check_page
+from moorage.scheduler.inspection import Inspection, device_drift
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
+from moorage.scheduler.logs import LogRelay, logs_asked
 from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
-from moorage.schemas.frames import Answer, FleetFrame, RollCall
+from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
+from moorage.schemas.operate import ACTS, ReleaseAct, act_of
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -158,9 +163,14 @@ class Scheduler:
         async with asyncio.TaskGroup() as group:
             await reign.open()
             try:
-                beside = [
-                    group.create_task(work) for work in (reign.queue_reader.run(), reign.report(), reign.snapshot())
-                ]
+                work = (
+                    reign.queue_reader.run(),
+                    reign.history.run(),
+                    reign.inspection.run(),
+                    reign.report(),
+                    reign.snapshot(),
+                )
+                beside = [group.create_task(each) for each in work]
                 self.leading.set()
                 await reign.loop()
                 for task in beside:
@@ -168,6 +178,10 @@ class Scheduler:
             finally:
                 await reign.close()
         return True
+
+    @property
+    def replicas(self) -> int:
+        return self._replicas
 
     @property
     def world(self) -> Connection:
@@ -195,6 +209,10 @@ class Reign:
         self.engine = Engine(state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
         self.intake = Intake(self.engine, scheduler.subjects, self._answer_now, self._read, self._admin)
         self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
+        self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
+        self.history_reader = HistoryReader(scheduler.world_js, scheduler.subjects, self.engine, self._answer_read)
+        self.relay = LogRelay(self._world, self._subjects, self.engine, self.history_reader, self._answer_now)
+        self.inspection = Inspection(scheduler.world, scheduler.subjects, self._to_inspect, state.epoch)
         self._kick = asyncio.Event()
         self._draining = False
         self._subscriptions: list[Any] = []
@@ -220,6 +238,8 @@ class Reign:
             self._subjects.load_all,
         ):
             self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
+        looked = self._subjects.worker_looked_all
+        self._subscriptions.append(await self._world.subscribe(looked, self.inspection.on_looked))
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
@@ -227,8 +247,10 @@ class Reign:
         self._subscriptions += await discovery.open(self._world)
 
     async def close(self) -> None:
+        await self.relay.close()
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
+        await self.history_reader.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.intake.put(delivery)
@@ -270,6 +292,7 @@ class Reign:
             "queued": engine.queue.size,
             "live_jobs": state.live,
             "records": self.records,
+            "history": self.history.figures(),
             "counters": dict(self.intake.counters),
         }
 
@@ -289,6 +312,7 @@ class Reign:
             self._sent_ms = now
             self.records += 1
             outputs = engine.commit(seq, monotonic_ms())
+            self.history.take(outputs)
             self.queue_reader.made_room()
             decided = self.queue_reader.decided
             await self._world.send(messages_of(outputs, self._subjects, seq, decided))
@@ -342,30 +366,59 @@ class Reign:
 
     def _read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         engine = self.engine
+        if verb == "logs":
+            self._logs(tenant, arguments, reply, json)
+            return
         job = arguments.get("job")
         answer: Callable[[], Any]
         if verb == "ls":
             answer = lambda: views.ls(engine, tenant, arguments)  # noqa: E731
-        elif verb in ("show", "explain"):
+        elif verb in ("show", "explain", "history"):
             if not isinstance(job, str):
                 raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job)
-            view = views.show if verb == "show" else views.explain_job
-            answer = lambda: view(engine, tenant, job)  # noqa: E731
+            if verb == "show":
+                answer = lambda: self.history_reader.show(tenant, job, reply, json)  # noqa: E731
+            elif verb == "history":
+                check_page(arguments)
+                answer = lambda: self.history_reader.history(tenant, arguments, reply, json)  # noqa: E731
+            else:
+                answer = lambda: views.explain_job(engine, tenant, job)  # noqa: E731
             if engine.state.job(tenant, job) is None:
                 # "unknown" only as of a record acknowledged after the question came
                 engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
                 return
         else:
             raise refuse(
-                "unknown-verb", f"{verb} is not served by this release", found=verb, allowed="show, ls, explain"
+                "unknown-verb",
+                f"{verb} is not served by this release",
+                found=verb,
+                allowed="show, ls, explain, history, logs",
             )
         self._ask(verb, answer, reply, json)
 
+    def _logs(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Asked of the worker that keeps it, in a task of its own."""
+        asked = logs_asked(arguments)
+        if not reply:
+            return
+
+        def begin() -> None:
+            self.relay.ask(tenant, asked, reply, json)
+
+        if self._fresh() and self.engine.state.job(tenant, asked.job) is not None:
+            begin()
+        else:  # after a record that is acknowledged from now on, and without an answer of its own
+            self.engine.offer(Ask(begin, "", json))
+
     def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
         if self._fresh():
-            self._answer_now(reply, encode(self._framed(verb, answer()), json=json))
+            self._answer_read(verb, answer(), reply, json)
         else:
             self.engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+
+    def _answer_read(self, verb: str, data: Any, reply: str, json: bool) -> None:
+        if data is not None and reply:
+            self._answer_now(reply, encode(self._framed(verb, data), json=json))
 
     def _framed(self, verb: str, data: Any) -> Any:
         return Answer(verb, self.engine.state.seq, data) if isinstance(data, dict) else data
@@ -373,16 +426,43 @@ class Reign:
     def _admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         engine = self.engine
         if verb == "fleet":
-            self._ask(verb, lambda: views.fleet(engine, monotonic_ms()), reply, json)
+            history = self.history.figures()
+            self._ask(verb, lambda: views.fleet(engine, monotonic_ms()) | {"history": history}, reply, json)
         elif verb == "audit":
-            self._ask(verb, lambda: views.audit(engine, engine.reports), reply, json)
-        elif verb in ("drain", "cordon", "uncordon", "release"):
+            self._audit(reply, json)
+        elif verb == "tenants":
+            self._ask(verb, lambda: views.tenants(engine), reply, json)
+        elif verb in ACTS:
+            act = act_of(verb, arguments)
+            if isinstance(act, ReleaseAct) and act.worker is not None:
+                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json))
+            else:
+                engine.offer(Order(verb, act, reply, json))
+        elif verb in ("drain", "cordon", "uncordon"):
             worker = arguments.get("worker")
             if not isinstance(worker, str):
                 raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
             engine.offer(Operate(verb, worker, str(arguments.get("by") or "operator")[:64], reply, json))
         else:
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
+
+    def _to_inspect(self) -> set[str]:
+        """The workers that can be asked to look at their devices."""
+        return {host.worker.id for host in self.engine.fleet.hosts.values() if host.heard and host.worker.session}
+
+    def _audit(self, reply: str, json: bool) -> None:
+        """The ledger against the workers' last renewals, and their devices against their leases as they find them."""
+
+        def told(answers: dict[str, Looked], silent: list[str]) -> None:
+            def answer() -> dict[str, Any]:
+                data = views.audit(self.engine, self.engine.reports)
+                data["drift"] += device_drift(answers)
+                left_out = sum(frame.more for frame in answers.values())
+                return {**data, "looked": len(answers), "not_looked": silent, "left_out": left_out}
+
+            self._ask("audit", answer, reply, json)
+
+        self.inspection.ask(told)
 
     # ------------------------------------------------------------------------------------------- reports
 

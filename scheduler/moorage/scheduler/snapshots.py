@@ -109,7 +109,7 @@ async def follow_and_write(ledger_target: str, prefix: str, replicas: int) -> tu
 
 
 def main() -> None:
-    from moorage.scheduler.main import ledger_url
+    from moorage.scheduler.settings import ledger_url
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nats", default=None)

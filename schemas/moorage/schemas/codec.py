@@ -13,7 +13,8 @@ import msgspec
 
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import VERSION
-from moorage.schemas.job import Request
+from moorage.schemas.gpu import GpuSpec, Share
+from moorage.schemas.job import Request, Resources, Run
 
 T = TypeVar("T")
 
@@ -95,14 +96,23 @@ def explain_decode_error(error: Exception) -> Problem:
     named = _OUR_RULE.match(message) or _UNKNOWN.search(message)
     if named:
         field = f"{field or '$'}.{named['name']}"
+    near = _nearest_field(named["name"]) if named is not None and named.re is _UNKNOWN else ""
     return problem(
         "invalid-argument",
         message,
         field=field or "$",
         found=expected["found"] if expected and expected["found"] else None,
         allowed=expected["allowed"] if expected else "",
-        next="see docs/protocol.md for every field with an example",
+        next=f"the nearest field is {near}" if near else "moorage schema request has every field",
     )
+
+
+def _nearest_field(name: str) -> str:
+    """The field of a request, or of what is in it, whose name is nearest to one that is none."""
+    import difflib
+
+    known = {field for part in (Request, GpuSpec, Run, Resources, Share) for field in part.__struct_fields__}
+    return next(iter(difflib.get_close_matches(name, sorted(known - {name}), n=1)), "")
 
 
 decode_request: Final = Decoder[Request](Request, REQUEST_BYTES_MAX)

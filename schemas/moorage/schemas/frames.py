@@ -8,7 +8,7 @@ Durations are seconds, times are ledger milliseconds unless the name ends in `_w
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -56,6 +56,8 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     simulated: bool = False
     #: slots the scheduler may use, by position; None means all (a service may keep some for its own claims)
     lent_slots: list[int] | None = None
+    #: how long and how much output and results it keeps: `output_s`, `output_bytes`, `result_s`, `result_bytes`
+    keeps: dict[str, float] = {}
 
 
 class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -184,11 +186,15 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
-    """Leaves only after a ledger acknowledgement later than the renewal's arrival: so it proves the reign."""
+    """Leaves only after a ledger acknowledgement later than the renewal's arrival: so it proves the reign.
+
+    `draining`: an operator drains the worker, which asks back what it lends to processes of its host.
+    """
 
     n: int
     reign: int
     v: int = VERSION
+    draining: bool = False
 
 
 class FactFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="facts"):
@@ -219,7 +225,8 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The scheduler's proposal: claim these slots (positions in hello's `gpu_pool`) or refuse at once.
 
     `mode` is exclusive, mps, time-slice or none. `hold` means claim and wait for START (a gang). `body` is the
-    request as it came, JSON or msgpack.
+    request as it came, JSON or msgpack. `ends_in_s` is when the job's deadline comes, counted from this frame; the
+    leader ends it then, and the worker tells it before where the request names a checkpoint signal.
     """
 
     tenant: str
@@ -232,6 +239,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     hold: bool
     body: bytes
     traceparent: str = ""
+    ends_in_s: float | None = None
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -283,6 +291,40 @@ class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rol
 
     reign: int
     v: int = VERSION
+
+
+class Look(msgspec.Struct, frozen=True, tag_field="kind", tag="look"):
+    """An audit asks every worker to look at its devices now. `ask` is a random number that the answer repeats."""
+
+    ask: int
+    reign: int
+    v: int = VERSION
+
+
+class Finding(msgspec.Struct, frozen=True, array_like=True):
+    """Something on a device that no lease explains; `slot` is a position in hello's `gpu_pool`.
+
+    `kind` is nvml-foreign (a process on a device that nobody leases: `pid`, short `name`, `memory_mib` where the driver
+    tells), nvml-memory (`memory_mib` more than its idle baseline on such a device, and no process of it is seen) or
+    nvml-missing (a leased device does not answer).
+    """
+
+    kind: str
+    slot: int
+    uuid: str
+    pid: int = 0
+    name: str = ""
+    memory_mib: int = 0
+
+
+class Looked(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="looked"):
+    """What a worker found on its devices, at most 256 findings; `more` is how many were left out."""
+
+    worker: str
+    ask: int
+    v: int = VERSION
+    findings: list[Finding] = []
+    more: int = 0
 
 
 # ------------------------------------------------------------------------------------------ leader -> callers
@@ -344,6 +386,66 @@ class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="event
     v: int = VERSION
 
 
+class Moved(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A transition as the history packs it: `state` is a position in the frame's `states`, `worker` a key of its
+    `workers` or -1, `slots` a bit mask of that worker's GPUs, `by` as `Change` has it, then a blank and what was said.
+
+    A `state` below 0 counts from the end of `states`: -1 is the last one (an operator's act on the job).
+    """
+
+    rev: int
+    time_ms: int
+    replica: int
+    attempt: int
+    state: int
+    worker: int
+    slots: int
+    code: int
+    why: str
+    fence: int
+    by: str = ""
+
+
+class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A job's transitions in a frame of the history. Its first, ACCEPTED, is revision 1 at `accepted_ms`.
+
+    `over`: the job is, and nothing will follow; else this is a part of a long story. `parts` are the earlier ones:
+    stream sequence, first and last revision. The request is left out of parts, where it is long, and in a flood.
+    """
+
+    job: str
+    rev: int
+    state: str
+    over: bool
+    accepted_ms: int
+    ledger: int
+    parts: list[tuple[int, int, int]]
+    moves: list[Moved]
+    request: Any = None
+
+
+class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A worker that a history frame names; `gpus` are the uuids of the slots that were used, by position."""
+
+    worker: str
+    gpus: dict[int, str] = {}
+    simulated: bool = False
+
+
+class HistoryFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="history"):
+    """Stories of a tenant's jobs that are over, and parts of long ones: at most four frames a second.
+
+    A job may stand in several frames, since a new leader writes again what it cannot know to be written: (job, rev)
+    tells doubles apart.
+    """
+
+    tenant: str
+    states: list[str]
+    workers: dict[int, HistoryWorker]
+    jobs: list[Story]
+    v: int = VERSION
+
+
 class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="answer"):
     """What a reading verb answers: `data` as the verb's page says, as of ledger record `ledger`."""
 
@@ -356,7 +458,9 @@ class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
 class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="log"):
     """A piece of a replica's output, on `moorage.log.<tenant>.<job>.<replica>`. Said, so it may be lost.
 
-    `offset` counts bytes of this stream (out or err) in this attempt; `text` is decoded with replacement.
+    `offset` counts bytes of this stream (out or err) in this attempt, `next` is the offset behind this piece (0 where
+    an older worker does not say it); `text` is decoded with replacement, and where that changes it `data` has the bytes
+    (base64 in JSON).
     """
 
     attempt: int
@@ -365,3 +469,72 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     text: str
     v: int = VERSION
     end: bool = False
+    next: int = 0
+    data: bytes | None = None
+
+
+# ------------------------------------------------------------------------------------------ output of the past
+
+#: bytes of output in one page
+LOG_PAGE_BYTES_MAX: Final = 256 * 1024
+LOG_PAGE_BYTES_DEFAULT: Final = 64 * 1024
+LOG_OFFSET_MAX: Final = 1 << 50
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=LOG_OFFSET_MAX)]
+
+
+class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `moorage.api.<tenant>.logs` is asked: a page of the output that a job's worker keeps.
+
+    `attempt` null is the replica's newest. `offset` counts bytes of the stream from its beginning, a negative one from
+    its end. `limit` bounds the page, in bytes.
+    """
+
+    job: str
+    replica: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] | None = None
+    stream: Literal["out", "err"] = "out"
+    offset: Annotated[int, msgspec.Meta(ge=-LOG_OFFSET_MAX, le=LOG_OFFSET_MAX)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LOG_PAGE_BYTES_MAX)] = LOG_PAGE_BYTES_DEFAULT
+
+
+class ReadLog(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="read-log"):
+    """The leader asks a worker for a page of a member's output. The session shows that it is the leader who asks.
+
+    `ended_ms` is the ledger time of the attempt's end, 0 while it runs.
+    """
+
+    session: str
+    tenant: str
+    job: str
+    replica: Annotated[int, msgspec.Meta(ge=0, le=1023)]
+    attempt: _Count
+    fence: _Count
+    driver: str
+    stream: Literal["out", "err"]
+    offset: Annotated[int, msgspec.Meta(ge=-LOG_OFFSET_MAX, le=LOG_OFFSET_MAX)]
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LOG_PAGE_BYTES_MAX)]
+    ended_ms: int = 0
+    v: int = VERSION
+
+
+class LogPage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log-page"):
+    """A page of output: the bytes from `offset` up to `next`, which is where the next page begins.
+
+    They are in `text` where they are UTF-8, else as they are in `data` (base64 in JSON). `size` is what is kept of the
+    stream by now, in bytes; `truncated` says that its worker dropped what came behind that. `over`: the stream has
+    ended, and this page goes up to its end. `attempt` 0: the replica has not been placed yet.
+    """
+
+    attempt: _Count
+    stream: Literal["out", "err"]
+    offset: _Count = 0
+    next: _Count = 0
+    size: _Count = 0
+    text: str = ""
+    data: bytes | None = None
+    over: bool = False
+    truncated: bool = False
+    replica: int = 0
+    worker: str = ""
+    v: int = VERSION

@@ -10,12 +10,25 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, is_job
 
 REPLICAS_MAX: Final = 1024
+PRIORITY_MAX: Final = 100
 ARGV_MAX: Final = 1024
 ENV_MAX: Final = 512
 TEXT_BYTES_MAX: Final = 32 * 1024
 DURATION_S_MAX: Final = 366 * 86400.0
 RETRIES_MAX: Final = 1000
 LABELS_MAX: Final = 64
+CHECKPOINT_SIGNALS: Final = (
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGHUP",
+    "SIGINT",
+    "SIGQUIT",
+    "SIGTERM",
+    "SIGALRM",
+    "SIGURG",
+    "SIGWINCH",
+    "SIGCONT",
+)
 
 
 class Secret(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -38,7 +51,13 @@ class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """The workload of every replica. Durations in seconds; `user` None is the agent's own."""
+    """The workload of every replica. Durations in seconds; `user` None is the agent's own.
+
+    `checkpoint_signal`, one of `CHECKPOINT_SIGNALS`, is sent once an attempt, `checkpoint_before_s` before `timeout_s`
+    or the job's `deadline_s` ends it (at once where less is left): to the main process, or where that does not take it
+    to the nearest processes below it that do, and never to one that it would kill. A function finds
+    `context.checkpoint_asked`. Any other end is SIGTERM, with `grace_s` to save what there is.
+    """
 
     driver: str = "process"
     argv: list[str] = []
@@ -125,8 +144,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError(f"job must match [A-Za-z0-9_-]{{1,64}}, found {self.job[:80]!r}")
         if not 1 <= self.replicas <= REPLICAS_MAX:
             raise ValueError(f"replicas must be 1..{REPLICAS_MAX}, found {self.replicas}")
-        if not 0 <= self.priority <= 100:
-            raise ValueError(f"priority must be 0..100, found {self.priority}")
+        if not 0 <= self.priority <= PRIORITY_MAX:
+            raise ValueError(f"priority must be 0..{PRIORITY_MAX}, found {self.priority}")
         if self.run is None:
             raise ValueError("run is missing: say what to run, as {'run': {'argv': ['nvidia-smi', '-L']}}")
         if not 0 <= self.retries <= RETRIES_MAX or not 0 <= self.retries_on_lost <= RETRIES_MAX:
@@ -158,6 +177,20 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if self.resource_requirements is not None and self.resource_requirements.gpu is not None:
             return GpuSpec(count=self.resource_requirements.gpu.count or 1)
         return None
+
+    @property
+    def checkpoint_trouble(self) -> str:
+        """What is wrong with its checkpoint signal, empty for nothing: asked at admission, not of what was accepted."""
+        run = self.workload
+        if run.checkpoint_signal is None:
+            return ""
+        if run.checkpoint_signal not in CHECKPOINT_SIGNALS:
+            return f"checkpoint_signal must be one of {', '.join(CHECKPOINT_SIGNALS)}"
+        if run.timeout_s is None and self.deadline_s is None:
+            return "checkpoint_signal needs run.timeout_s or deadline_s, before which it is sent"
+        if run.timeout_s is not None and run.checkpoint_before_s >= run.timeout_s:
+            return f"checkpoint_before_s must be below timeout_s = {run.timeout_s:g}"
+        return ""
 
     @property
     def workload(self) -> Run:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 PREFIX_DEFAULT: Final = "moorage"
+is_prefix = re.compile(r"[A-Za-z0-9_-]{1,32}(\.[A-Za-z0-9_-]{1,32}){0,3}").fullmatch
 
 API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs")
 ADMIN_VERBS: Final = (
@@ -19,8 +21,11 @@ ADMIN_VERBS: Final = (
     "priority",
     "dlq",
     "audit",
+    "tenants",
 )
 WORKER_VERBS: Final = ("join", "renew", "fact")
+#: asked of a worker by the leader
+WORKER_ASKED: Final = ("logs",)
 
 
 class SubjectRow(NamedTuple):
@@ -48,17 +53,21 @@ class Subjects:
         self.load_all = f"{prefix}.load.*"
         self.fleet_frame = f"{prefix}.fleet.frame"
         self.roll_call = f"{prefix}.fleet.rollcall"
+        self.look = f"{prefix}.fleet.look"
+        self.worker_looked_all = f"{prefix}.worker.*.looked"
         self.ledger_all = f"{prefix}.ledger.>"
         self.ledger_record = f"{prefix}.ledger.record"
         self.ledger_snapshot = f"{prefix}.ledger.snapshot"
         self.ledger_epoch = f"{prefix}.ledger.epoch"
         self.snapshot_all = f"{prefix}.snapshot.>"
         self.dead_letters_all = f"{prefix}.dlq.>"
+        self.history_all = f"{prefix}.history.*"
         upper = prefix.upper().replace(".", "_")
         self.ledger_stream = f"{upper}_LEDGER"
         self.snapshot_stream = f"{upper}_SNAPSHOT"
         self.request_stream = f"{upper}_REQUEST"
         self.dead_letter_stream = f"{upper}_DLQ"
+        self.history_stream = f"{upper}_HISTORY"
 
     def api(self, tenant: str, verb: str) -> str:
         return f"{self.prefix}.api.{tenant}.{verb}"
@@ -76,6 +85,9 @@ class Subjects:
     def event(self, tenant: str, job: str) -> str:
         return f"{self.prefix}.event.{tenant}.{job}"
 
+    def history(self, tenant: str) -> str:
+        return f"{self.prefix}.history.{tenant}"
+
     def log(self, tenant: str, job: str, replica: int | str) -> str:
         return f"{self.prefix}.log.{tenant}.{job}.{replica}"
 
@@ -86,7 +98,7 @@ class Subjects:
         return f"{self.prefix}.load.{worker}"
 
     def worker(self, worker: str, verb: str) -> str:
-        """`verb` is join, renew, fact or wanted."""
+        """`verb` is join, renew, fact, looked, wanted or logs."""
         return f"{self.prefix}.worker.{worker}.{verb}"
 
     def snapshot(self, name: str) -> str:
@@ -110,15 +122,25 @@ class Subjects:
             SubjectRow(f"{p}.admin.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
             SubjectRow(f"{p}.events.<tenant>", "said", "leader", "tenant, operators", "one frame a tick"),
             SubjectRow(f"{p}.event.<tenant>.<job>", "said", "leader", "tenant, operators", "one event a job and tick"),
+            SubjectRow(
+                f"{p}.history.<tenant>",
+                "durable",
+                "leader",
+                "leader (verb history), operators",
+                "what became of jobs; tenants need no right on it",
+            ),
             SubjectRow(f"{p}.log.<tenant>.<job>.<replica>", "said", "worker", "tenant", "output as it comes"),
             SubjectRow(f"{p}.hello.<worker>", "said, public", "worker", "observers, scheduler", "what a worker is"),
             SubjectRow(f"{p}.load.<worker>", "said, public", "worker", "observers, scheduler", "how busy it is"),
             SubjectRow(f"{p}.fleet.frame", "said, public", "leader", "observers", "the whole fleet in one frame"),
             SubjectRow(f"{p}.fleet.rollcall", "said, public", "leader", "workers", "say hello and renew, now"),
+            SubjectRow(f"{p}.fleet.look", "said, public", "leader", "workers", "an audit: look at your devices, now"),
+            SubjectRow(f"{p}.worker.<worker>.looked", "said", "that worker", "leader", "what no lease explains"),
             SubjectRow(f"{p}.worker.<worker>.join", "answered", "that worker", "leader", "a new lease session"),
             SubjectRow(f"{p}.worker.<worker>.renew", "answered", "that worker", "leader", "the session lives on"),
             SubjectRow(f"{p}.worker.<worker>.fact", "answered", "that worker", "leader", "what happened to members"),
             SubjectRow(f"{p}.worker.<worker>.wanted", "said", "leader", "that worker", "place, start, end"),
+            SubjectRow(f"{p}.worker.<worker>.logs", "asked", "leader", "that worker", "a page of output that it keeps"),
             SubjectRow(f"{p}.dlq.<tenant>", "durable", "leader", "operators", "queued requests that could not be read"),
             SubjectRow(
                 f"{p}.ledger.record, .epoch, .snapshot",

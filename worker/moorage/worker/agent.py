@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, cast
 
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder, decode_request, encode
-from moorage.schemas.errors import MoorageError, Problem, Refused
+from moorage.schemas.errors import MoorageError, Problem, Refused, problem, refuse
 from moorage.schemas.frames import (
     FactAck,
     Goodbye,
@@ -25,15 +25,22 @@ from moorage.schemas.frames import (
     Join,
     Joined,
     Load,
+    LogPage,
+    Look,
+    Looked,
     Place,
+    ReadLog,
     Renew,
     Renewed,
     SlotLoad,
     Wanted,
 )
 from moorage.schemas.gpu import Sharing
+from moorage.schemas.names import is_job, is_tenant
+from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
+from moorage.worker.inspection import inspect
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
@@ -42,6 +49,7 @@ from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,
     Command,
+    Draining,
     Ended,
     EndMember,
     FactsAnswered,
@@ -77,11 +85,14 @@ from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 
 #: events that wait for a turn; beyond it what the leader says is dropped and counted (it says it again)
 QUEUE_MAX: Final = 65_536
+#: pages of output that are read at once; the leader asks again
+LOG_READS_MAX: Final = 16
 PORT_TRIES_MAX: Final = 256
 LOG_AGAIN_S: Final = 30.0
 _TICK: Final = Tick()
 _TURN_OVER: Final = TurnOver()
 
+_decode_read_log: Final = Decoder[ReadLog](ReadLog)
 _decode_wanted: Final = Decoder[Wanted](Wanted)
 _decode_answer: Final[dict[str, Callable[[bytes], object]]] = {
     "join": Decoder[Joined | Problem](Joined | Problem),
@@ -153,7 +164,9 @@ class Agent:
         self._strays: dict[MemberName, Driver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
+        self._log_reads = 0
         self._sampling = False
+        self._looking = False
         self._readings = [SlotReading() for _ in self.devices]
         self._load_n = 0
         self._load_at_s = NEVER_S
@@ -161,6 +174,8 @@ class Agent:
         self._sample_at_s = NEVER_S
         self._join_payload = b""
         self._logged: dict[str, float] = {}
+        #: told when an operator drains this worker, and when it is taken back
+        self.on_draining: Callable[[bool], None] = lambda draining: None
         self._started = str(time.monotonic_ns())
         self._wanted_subject = self.subjects.worker(worker, "wanted")
         self._verb_subjects = {verb: self.subjects.worker(worker, verb) for verb in ("join", "renew", "fact")}
@@ -180,6 +195,7 @@ class Agent:
             SessionLive: lambda command: self.journal.live(command.ledger),
             SetFence: self._set_fence,
             SayHello: lambda command: self.say_hello(),
+            Draining: lambda command: self.on_draining(command.draining),
             SendGoodbye: self._send_goodbye,
             Log: self._log,
         }
@@ -223,7 +239,7 @@ class Agent:
         held: list[tuple[Member, str, int, str]] = []
         withdrawn: list[MemberName] = []
         for name, place in self.journal.state.places.items():
-            member = _member_of(name, place)
+            member = _member_of(name, place, self.host.now())
             _, found = living.pop(name, (None, None))
             if member is None or member.driver not in self.drivers:
                 withdrawn.append(name)
@@ -273,6 +289,47 @@ class Agent:
             self.dropped["queue-full"] += 1
             return
         self.enqueue(delivery)
+
+    def on_read_log(self, delivery: Delivery) -> None:
+        """The leader asks for a page of output: read beside the turns, a few at a time."""
+        if not delivery.reply:
+            self.dropped["no-reply"] += 1
+        elif self._log_reads >= LOG_READS_MAX:
+            busy = problem("overloaded", f"{LOG_READS_MAX} pages are being read", retry_after_s=0.2)
+            self.host.post(delivery.reply, encode(busy, json=False))
+        else:
+            self._log_reads += 1
+            self._spawn(self._read_log(delivery))
+
+    async def _read_log(self, delivery: Delivery) -> None:
+        answer: LogPage | Problem
+        try:
+            answer = await self._page(_decode_read_log(delivery.data))
+        except Refused as refused:
+            answer = refused.problem
+        finally:
+            self._log_reads -= 1
+        self.host.post(delivery.reply, encode(answer, json=False))
+
+    async def _page(self, ask: ReadLog) -> LogPage:
+        """Raises Refused: only the leader of this session is answered, and only for what can name a member."""
+        session = self.members.session
+        if session.phase != "live" or ask.session != session.session:
+            raise refuse("session-over", f"{self.worker} is in another lease session")
+        if not (is_tenant(ask.tenant) and is_job(ask.job)):
+            raise refuse("invalid-argument", "this names no member", found=f"{ask.tenant}/{ask.job}")
+        if ask.driver:
+            driver = self.drivers.get(ask.driver)
+            if driver is None:
+                raise refuse("not-kept", f"{self.worker} has the driver {ask.driver} no longer", job=ask.job)
+            return await driver.read_log(ask)
+        nothing = refuse("not-kept", f"{self.worker} keeps nothing of this job", job=ask.job)
+        for driver in self.drivers.values():  # the leader does not know it any more: whoever has it
+            try:
+                return await driver.read_log(ask)
+            except Refused as refused:
+                nothing = refused
+        raise nothing
 
     def on_answer(self, verb: str, join_n: str, number: str, delivery: Delivery) -> None:
         """An answer to our frame `number` of the session that join `join_n` began (or asked for)."""
@@ -445,7 +502,7 @@ class Agent:
         driver = self.drivers[command.driver]
         if driver.traits.remembers:
             self.journal.flush()  # a driver that outlives us must not know more than the journal
-        devices = self.devices
+        devices, now = self.devices, self.host.now()
         driver.start(
             [
                 Assignment(
@@ -455,6 +512,7 @@ class Agent:
                     member.place.mode,
                     member.start,
                     member.place.traceparent,
+                    None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
                 )
                 for member in command.members
             ]
@@ -544,7 +602,7 @@ class Agent:
         return Hello(
             self.worker,
             self.boot,
-            release=release(),
+            release=RELEASE,
             hostname=facts.hostname,
             drivers=list(self.drivers),
             modes=list(settings.modes),
@@ -557,10 +615,30 @@ class Agent:
             address=settings.address or "",
             simulated=self.inventory.simulated,
             lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
+            keeps={key: value for driver in self.drivers.values() for key, value in driver.keeps(settings).items()},
         )
 
     def say_hello(self) -> None:
         self.host.post(self.subjects.hello(self.worker), encode(self.hello()))
+
+    def look(self, frame: Look) -> None:
+        """Look at the devices against the leases and tell the leader; one look at a time, since a device may hang."""
+        if self._looking or not self._is_open:
+            self.dropped["look"] += 1
+            return
+        self._looking = True
+        self._spawn(self._look(frame))
+
+    async def _look(self, frame: Look) -> None:
+        try:
+            before = self.pool.slot_states()
+            readings = await self.inventory.sample()
+            baselines = [self.inventory.memory_baseline_mib(slot) for slot in range(len(self.devices))]
+            findings, more = inspect(self.devices, before, self.pool.slot_states(), readings, baselines)
+        finally:
+            self._looking = False
+        looked = Looked(self.worker, frame.ask, findings=findings, more=more)
+        self.host.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
 
     def _pool_changed(self) -> None:
         """Say it, but at most LOADS_ON_CHANGE_PER_S_MAX times a second."""
@@ -607,9 +685,9 @@ class Agent:
         self.host.post(self.subjects.load(self.worker), encode(frame))
 
 
-def _member_of(name: MemberName, place: Place) -> Member | None:
+def _member_of(name: MemberName, place: Place, now: float) -> Member | None:
     try:
-        return Member(name, place, decode_request(place.body))
+        return Member(name, place, decode_request(place.body), now)
     except Refused:
         return None
 
@@ -653,19 +731,3 @@ def own_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-
-def release() -> str:
-    """The installed distribution's version, "" where the source tree runs uninstalled."""
-    global _release
-    if _release is None:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            _release = version("moorage")
-        except PackageNotFoundError:
-            _release = ""
-    return _release
-
-
-_release: str | None = None

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -32,7 +31,7 @@ from moorage.schemas.errors import refuse
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.handler import LABEL_PREFIX, Handler, HandlerDriver
 from moorage.worker.fleet_host import FleetHost
-from moorage.worker.handler_context import HandlerContext
+from moorage.worker.handler_context import HANDLER_NAME, HandlerContext
 from moorage.worker.handler_results import ResultStore
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, host_facts
@@ -47,7 +46,6 @@ HANDLERS_MAX: Final = 32
 #: beyond the longest grace of what runs, for the facts and the goodbye
 LEAVE_S_MAX: Final = 5.0
 GRACE_S_MAX: Final = 60.0
-_NAME: Final = re.compile(r"[a-z0-9_.-]{1,48}")
 _Function = TypeVar("_Function", bound=Handler)
 
 log = logging.getLogger("moorage.worker")
@@ -93,7 +91,7 @@ class EmbeddedWorker:
         """
         if self._opened:
             raise refuse("failed-precondition", "handlers are registered before the worker is opened", found=name)
-        if not _NAME.fullmatch(name):
+        if not HANDLER_NAME.fullmatch(name):
             raise refuse("invalid-argument", "no name of a handler", found=name, allowed="[a-z0-9_.-]{1,48}")
         if name in self._handlers or len(self._handlers) >= HANDLERS_MAX:
             raise refuse(
@@ -148,7 +146,9 @@ class EmbeddedWorker:
             api = self._target.api_prefix if isinstance(self._target, Context) else "$JS.API"
             self._driver = HandlerDriver(
                 self._handlers,
-                ResultStore(JetStream(self._connection, api), settings.prefix),
+                ResultStore(
+                    JetStream(self._connection, api), settings.prefix, settings.result_keep, settings.result_bytes
+                ),
                 secrets_dir=settings.secrets_dir,
                 interface=settings.interface,
                 simulated=inventory.simulated,

@@ -15,7 +15,7 @@ from moorage.bus.framing import new_inbox
 from moorage.bus.transport import Delivery, Outgoing, Subscribed, Transport
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Refused
-from moorage.schemas.frames import RollCall
+from moorage.schemas.frames import Look, RollCall
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.worker.agent import Agent
 from moorage.worker.leases.session import NEVER_S
@@ -28,7 +28,7 @@ _TIMER_S_MIN: Final = 0.001
 #: a timer of the loop stands still while the machine is suspended (CLOCK_MONOTONIC), so look at least this often
 _TIMER_S_MAX: Final = 5.0
 
-_decode_roll_call: Final = Decoder[RollCall](RollCall)
+_decode_for_all: Final = Decoder[RollCall | Look](RollCall | Look)
 
 
 def boottime_s() -> float:
@@ -49,6 +49,7 @@ class FleetHost:
         self._inbox_dots = self.inbox.count(".") + 1
         self._subscriptions: list[Subscribed] = []
         self._wanted: dict[str, Subscribed] = {}
+        self._logs: dict[str, Subscribed] = {}
         self._outgoing: list[Outgoing] = []
         self._outgoing_bytes = 0
         self._sending: asyncio.Task[None] | None = None
@@ -64,7 +65,8 @@ class FleetHost:
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self._loop.create_future()
         self._subscriptions.append(await self.transport.subscribe(f"{self.inbox}.>", self._on_answer))
-        self._subscriptions.append(await self.transport.subscribe(self.subjects.roll_call, self._on_roll_call))
+        for subject in (self.subjects.roll_call, self.subjects.look):
+            self._subscriptions.append(await self.transport.subscribe(subject, self._on_word_to_all))
 
     async def add(self, agent: Agent) -> None:
         """Subscribe for the agent and open it. Raises ValueError beyond `AGENTS_MAX` or for an id used here already."""
@@ -74,12 +76,16 @@ class FleetHost:
         subject = self.subjects.worker(agent.worker, "wanted")
         self._wanted[agent.worker] = await self.transport.subscribe(subject, agent.on_wanted)
         await agent.open()
+        subject = self.subjects.worker(agent.worker, "logs")
+        self._logs[agent.worker] = await self.transport.subscribe(subject, agent.on_read_log)
 
     async def remove(self, agent: Agent) -> None:
         """Close the agent; its jobs go on where they can outlive it."""
         if self.agents.pop(agent.worker, None) is None:
             return
         await self._wanted.pop(agent.worker).unsubscribe()
+        if agent.worker in self._logs:  # an agent that did not open has none
+            await self._logs.pop(agent.worker).unsubscribe()
         self._dirty.pop(agent, None)
         await agent.close()
 
@@ -205,11 +211,14 @@ class FleetHost:
             return
         agent.on_answer(parts[1], parts[2], parts[3], delivery)
 
-    def _on_roll_call(self, delivery: Delivery) -> None:
+    def _on_word_to_all(self, delivery: Delivery) -> None:
         try:
-            frame = _decode_roll_call(delivery.data)
+            frame = _decode_for_all(delivery.data)
         except Refused:
             self.dropped += 1
             return
         for agent in self.agents.values():
-            agent.enqueue(frame)
+            if isinstance(frame, Look):
+                agent.look(frame)
+            else:
+                agent.enqueue(frame)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import threading
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from moorage.schemas.frames import Device
 from moorage.schemas.job import Request
 from moorage.worker.member_messages import MemberName
 from moorage.worker.proctree import boottime_s
 
+HANDLER_NAME: Final = re.compile(r"[a-z0-9_.-]{1,48}")
 PROGRESS_TEXT_CHARS_MAX: Final = 200
+#: the driver's part of a request's `driver_config`, and the one key that it may have
+CONFIG_KEY: Final = "handler"
+INPUT_KEY: Final = "input"
 
 
 class HandlerCancelled(Exception):
@@ -25,6 +31,8 @@ class HandlerCancelled(Exception):
 class HandlerContext:
     """One run of a handler: whose job it is, what it was given, and whether it should go on.
 
+    `input` is what the request says in `driver_config.handler.input`, any JSON value, None where it says nothing;
+    `arguments` are the words of `argv` behind the handler's name.
     `devices` are those of the lease, in its order; nobody else has them until the function returned (whole devices;
     in a shared `mode` as many as share them). `environment` is what a process of this job would find in its own:
     the request's variables, secrets resolved, and ours over them; the service's `os.environ` is never touched, so it
@@ -48,12 +56,15 @@ class HandlerContext:
         self.tenant, self.job, self.replica, self.attempt, self.fence = name
         self.request: Final = request
         self.arguments: Final = tuple(request.workload.argv[1:])
+        self.input: Final[Any] = request.driver_config.get(CONFIG_KEY, {}).get(INPUT_KEY)
         self.devices: Final = devices
         self.mode: Final = mode
         self.environment: Final = environment
         self._say_progress = say_progress
         self._fence_s = fence_s
         self._cancelled = threading.Event()
+        self._checkpoint = threading.Event()
+        self._checkpoint_in_loop = asyncio.Event()
         self._reason = ""
 
     @property
@@ -92,6 +103,27 @@ class HandlerContext:
         """Raises HandlerCancelled once asked to stop. Call it between the steps of a plain function."""
         if self.cancelled:
             raise HandlerCancelled(self.cancel_reason)
+
+    @property
+    def checkpoint_asked(self) -> bool:
+        """Whether to save what it has: set once, `run.checkpoint_before_s` before the timeout or the job's deadline.
+
+        Where the request names a `checkpoint_signal` alone; which one it is means nothing to a function.
+        """
+        return self._checkpoint.is_set()
+
+    def wait_checkpoint(self, timeout_s: float) -> bool:
+        """Block this thread until `checkpoint_asked`, at most `timeout_s`; whether it is. Not for async functions."""
+        return self._checkpoint.wait(timeout_s)
+
+    async def until_checkpoint(self) -> None:
+        """Return once `checkpoint_asked`; for async functions, in the loop in which they run."""
+        await self._checkpoint_in_loop.wait()
+
+    def ask_checkpoint(self) -> None:
+        """Set `checkpoint_asked`; the driver's to call, in the event loop."""
+        self._checkpoint.set()
+        self._checkpoint_in_loop.set()
 
     def cancel(self, reason: str) -> None:
         """Ask the function to stop; the driver's to call."""

@@ -16,18 +16,15 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.errors import BusError, JetStreamRefused, StreamMismatch
-from moorage.bus.jetstream import ERR_STREAM_FULL, JetStream, JsError
+from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
+from moorage.bus.jetstream import ERR_STREAM_FULL, ERR_STREAM_NOT_FOUND, JetStream, JsError
 from moorage.schemas.errors import refuse
+from moorage.worker.settings import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 
 #: of one result; larger ones belong in a store of the service's own, with the result naming the place
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
 #: a result up to this size is said on the log subject as well
 INLINE_BYTES_MAX: Final = 32 * 1024
-#: how long results stay in a bucket made here
-RESULT_AGE_S: Final = 7 * 86400
-#: of a bucket made here; JetStream sets it aside on its disk at once, so an operator who wants more makes the bucket
-BUCKET_BYTES_MAX: Final = 256 * 1024 * 1024
 CHUNK_BYTES: Final = 128 * 1024
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5
@@ -35,6 +32,20 @@ _NO_STREAM: Final = 503
 _SECOND_NS: Final = 10**9
 
 _encode: Final = msgspec.json.Encoder().encode
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    """What ADR-20 keeps of an object, as far as a reader needs it."""
+
+    nuid: str
+    size: int = 0
+    chunks: int = 0
+    digest: str = ""
+    headers: dict[str, list[str]] = {}
+    deleted: bool = False
+
+
+_decode_meta: Final = msgspec.json.Decoder(_Meta).decode
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -60,6 +71,13 @@ def encode_result(value: object) -> Result:
     return result
 
 
+def decode_result(result: Result) -> Any:
+    """What the function returned: bytes, text, or what its JSON says. Raises ValueError for what is none of them."""
+    if result.content_type == "application/json":
+        return msgspec.json.decode(result.data)
+    return result.data.decode() if result.content_type.startswith("text/") else result.data
+
+
 def inline(result: Result) -> object:
     """A small result as it stands in the line on the log subject: JSON, text, or bytes in base64; else None."""
     if len(result.data) > INLINE_BYTES_MAX:
@@ -67,6 +85,11 @@ def inline(result: Result) -> object:
     if result.content_type == "application/json":
         return msgspec.Raw(result.data)
     return result.data.decode() if result.content_type.startswith("text/") else base64.b64encode(result.data).decode()
+
+
+def decode_inline(content_type: str, value: Any) -> Any:
+    """What the function returned, from the line that `inline` is in."""
+    return base64.b64decode(value) if content_type == "application/octet-stream" else value
 
 
 def result_bucket(prefix: str, tenant: str) -> str:
@@ -80,11 +103,20 @@ def result_object(job: str, replica: int, fence: int) -> str:
 
 
 class ResultStore:
-    """Puts results into the buckets of tenants. Makes a bucket that is missing; an operator's own is used as it is."""
+    """Results in the buckets of tenants. Makes a bucket that is missing; an operator's own is used as it is."""
 
-    def __init__(self, jetstream: JetStream, prefix: str) -> None:
+    def __init__(
+        self,
+        jetstream: JetStream,
+        prefix: str,
+        keep_s: float = RESULT_KEEP_DEFAULT,
+        bytes_max: int = RESULT_BYTES_DEFAULT,
+    ) -> None:
+        """`keep_s` and `bytes_max` are of buckets that are made here."""
         self._jetstream = jetstream
         self._prefix = prefix
+        self._keep_s = keep_s
+        self._bytes_max = bytes_max
 
     async def put(self, tenant: str, name: str, result: Result) -> None:
         """Store and return once JetStream has acknowledged the whole. A second time with the same name replaces it.
@@ -102,6 +134,30 @@ class ResultStore:
                 await asyncio.sleep(STORE_RETRY_S)
         return None
 
+    async def get(self, tenant: str, name: str) -> Result | None:
+        """A result, whole and checked against its digest; None where the bucket has none of that name.
+
+        Raises BusError: what the connection raises, and StreamGap where pieces are missing.
+        """
+        bucket = result_bucket(self._prefix, tenant)
+        stream = f"OBJ_{bucket}"
+        try:
+            kept = await self._jetstream.get_last(stream, _meta_subject(bucket, name))
+        except JetStreamRefused as error:
+            if error.err_code == ERR_STREAM_NOT_FOUND:
+                return None
+            raise
+        meta = None if kept is None else _decode_meta(kept.data)
+        if kept is None or meta is None or meta.deleted:
+            return None
+        data = b""
+        if meta.chunks:
+            pieces = self._jetstream.read_range(stream, f"$O.{bucket}.C.{meta.nuid}", to_seq=kept.seq)
+            data = b"".join([piece.data async for piece in pieces])
+        if len(data) != meta.size or (meta.digest and meta.digest != _digest(data)):
+            raise StreamGap(stream, kept.seq, 0)  # a replica that lags behind answered: ask again
+        return Result(meta.headers.get("Content-Type", ["application/octet-stream"])[0], data)
+
     async def _put(self, bucket: str, name: str, result: Result) -> None:
         nuid = secrets.token_hex(11)
         chunks_subject = f"$O.{bucket}.C.{nuid}"
@@ -110,7 +166,6 @@ class ResultStore:
         try:
             for piece in pieces:
                 await self._append(bucket, chunks_subject, piece)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(result.data).digest()).decode()
             meta: dict[str, Any] = {
                 "name": name,
                 "headers": {"Content-Type": [result.content_type]},
@@ -119,11 +174,10 @@ class ResultStore:
                 "nuid": nuid,
                 "size": len(data),
                 "chunks": len(pieces),
-                "digest": f"SHA-256={digest}",
+                "digest": _digest(result.data),
                 "mtime": datetime.now(UTC).isoformat(),
             }
-            subject = f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
-            await self._append(bucket, subject, _encode(meta), {"Nats-Rollup": "sub"})
+            await self._append(bucket, _meta_subject(bucket, name), _encode(meta), {"Nats-Rollup": "sub"})
         except BusError:
             await self._forget(bucket, chunks_subject)
             raise
@@ -142,8 +196,8 @@ class ResultStore:
             "description": "results of handlers, kept by moorage workers",
             "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
             "discard": "new",
-            "max_age": RESULT_AGE_S * _SECOND_NS,
-            "max_bytes": BUCKET_BYTES_MAX,
+            "max_age": int(self._keep_s * _SECOND_NS),
+            "max_bytes": self._bytes_max,
             "allow_rollup_hdrs": True,
             "allow_direct": True,
         }
@@ -158,3 +212,11 @@ class ResultStore:
             await self._jetstream.purge(f"OBJ_{bucket}", subject=subject)
         except BusError:
             pass
+
+
+def _meta_subject(bucket: str, name: str) -> str:
+    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _digest(data: bytes) -> str:
+    return f"SHA-256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()}"

@@ -55,6 +55,7 @@ class Member:
         "attempt",
         "code",
         "driver",
+        "ends_at_s",
         "fence",
         "free_by_s",
         "grace_s",
@@ -74,7 +75,7 @@ class Member:
         "why",
     )
 
-    def __init__(self, name: MemberName, place: Place, request: Request) -> None:
+    def __init__(self, name: MemberName, place: Place, request: Request, now: float) -> None:
         run = request.run
         assert run is not None  # every request has a workload: Request.__post_init__
         self.name = name
@@ -91,6 +92,7 @@ class Member:
         self.why = ""
         self.probe_at_s = 0.0
         self.free_by_s = 0.0
+        self.ends_at_s = None if place.ends_in_s is None else now + place.ends_in_s  # the job's deadline, as we know
         self.quarantined: tuple[int, ...] = ()
         self.stuck = False
 
@@ -287,6 +289,12 @@ class SayHello(msgspec.Struct, frozen=True):
     pass
 
 
+class Draining(msgspec.Struct, frozen=True):
+    """An operator began to drain this worker, or took it back."""
+
+    draining: bool
+
+
 class SendGoodbye(msgspec.Struct, frozen=True):
     session: str
 
@@ -314,6 +322,7 @@ Command = (
     | SessionLive
     | SetFence
     | SayHello
+    | Draining
     | SendGoodbye
     | Log
 )

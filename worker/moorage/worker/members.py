@@ -36,6 +36,7 @@ from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,
     Command,
+    Draining,
     Ended,
     EndMember,
     FactsAnswered,
@@ -117,6 +118,7 @@ class Members:
         self.outbox = FactOutbox()
         self.held: dict[MemberName, Member] = {}
         self.dropped: Counter[str] = Counter()
+        self.draining = False
         self._free_wait_s = free_wait_s
         self._tombstones_max = tombstones_max
         self._tombstones: dict[_Base, Tombstone] = {}
@@ -224,7 +226,7 @@ class Members:
             except Refused as refused:
                 self._refuse(name, refused.problem.message)
                 continue
-            member = Member(name, place, request)
+            member = Member(name, place, request, self._now)
             if member.driver not in self.drivers:
                 self._refuse(name, f"no driver {member.driver}")
             elif len(wanted) >= room:
@@ -434,6 +436,9 @@ class Members:
             return
         if self.session.phase == "live" and self.session.renewed(frame.n):
             self._set_fence()
+            if frame.draining != self.draining:
+                self.draining = frame.draining
+                self._commands.append(Draining(frame.draining))
         else:
             self._drop("answer-not-awaited")
 
@@ -473,7 +478,8 @@ class Members:
             if code != "not-leading":
                 session.join_refused(self._now)
                 if code != self._refused_code:
-                    self._log("error", code, f"this worker may not join: {event.problem.message}")
+                    told = "; ".join(text for text in (event.problem.message, event.problem.next) if text)
+                    self._log("error", code, f"this worker may not join: {told}")
                 self._refused_code = code
                 last = event.problem.allowed.removeprefix(">").strip()
                 if code == "stale-join" and last.isdigit():  # the journal was lost: go on from the ledger's number

@@ -1,12 +1,12 @@
 """`GpuPool`: who holds which device of this machine, now. The pool owns the truth; a scheduler only proposes.
 
-Two kinds of holder share one table of slots. Code inside the worker's process claims whole devices, in order of
-arrival (`claim`, `try_claim`). Placements take named slots, at once or not at all, alone or as sharers of one mode
-(`try_claim_slots`), and are refused while a local claimer waits. A slot is keyed by its position in the list of
+Two kinds of holder share one table of slots. Code inside the worker's process claims devices, whole or as a sharer of
+one mode, in order of arrival (`claim`, `try_claim`). Placements take named slots, at once or not at all, alone or as
+sharers (`try_claim_slots`), and are refused while a local claimer waits. A slot is keyed by its position in the list of
 devices the pool was built from, which is hello's order; a device's identity is (vendor, uuid).
 
-A freed slot is handed to the oldest waiter in the very call that frees it, so that between the two nobody, not even
-`try_claim` in the next line, can see it free.
+What comes free is handed to the oldest waiter that it fits in the very call that frees it, so that between the two
+nobody can see it free. A waiter that it does not fit keeps its place, and nobody behind it is served before it.
 
 Not thread-safe: one pool belongs to one thread, and waiting claims to that thread's event loop. Only the last-resort
 release of a forgotten lease may come from another thread.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
@@ -49,6 +49,15 @@ __all__ = [
 
 SLOTS_MAX: Final = 64  # a worker's slots are one 64-bit mask in the ledger
 REASON_CHARS_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """What a waiting claim would take."""
+
+    ticket: int
+    slots: frozenset[int] | None
+    mode: Sharing
 
 
 @dataclass(slots=True)
@@ -97,7 +106,7 @@ class GpuPool:
             raise ValueError("two devices of a pool have the same vendor and uuid")
         self._slots = [_Slot(device) for device in devices]
         self._leases: dict[int, _Record] = {}
-        self._waiters: dict[asyncio.Future[GpuLease], int] = {}  # in order of arrival, with a ticket each
+        self._waiters: dict[asyncio.Future[GpuLease], _Want] = {}  # in order of arrival
         self._abandoned: deque[int] = deque()  # leases the collector found; any thread may append
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_lease = 1
@@ -126,12 +135,14 @@ class GpuPool:
     def try_claim(self) -> GpuLease | None:
         """The first free slot in slot order; None at once where there is none. Never overtakes a waiter."""
         self._reap()
-        # No look at the waiters is needed: while one waits, no slot is free even for a moment (see `_came_free`).
-        slot = self._first_free()
-        return None if slot is None else self._take_local(slot)
+        return self._try(_Want(0, None, "exclusive"))
 
-    async def claim(self) -> GpuLease | None:
+    async def claim(self, slots: Collection[int] | None = None, mode: Sharing = "exclusive") -> GpuLease | None:
         """A slot, waiting first come, first served; None at once on a pool without slots.
+
+        `slots` are the positions that will do (None: any); with a shared `mode` the claim is one of the sharers of a
+        device, within its caps, and its `release` is the end of this share alone. Raises ValueError for slots that are
+        not there, or none.
 
         A cancelled claim leaves nothing behind: one that was granted in the meantime hands its slot on. For a time
         limit use `asyncio.timeout`; before Python 3.12 `asyncio.wait_for` may drop a lease granted at the last moment.
@@ -139,20 +150,26 @@ class GpuPool:
         """
         if not self._slots:
             return None
-        lease = self.try_claim()
+        wanted = None if slots is None else frozenset(slots)
+        if wanted is not None and not (wanted and wanted <= set(range(len(self._slots)))):
+            raise ValueError(f"slots must be some of 0..{len(self._slots) - 1}, found {sorted(wanted)}")
+        self._reap()
+        want = _Want(self._next_ticket, wanted, mode)
+        lease = self._try(want)
         if lease is not None:
             return lease
         if len(self._waiters) >= WAITERS_MAX:
             raise PoolFull
         self._loop = asyncio.get_running_loop()
         waiter: asyncio.Future[GpuLease] = self._loop.create_future()
-        self._waiters[waiter] = self._next_ticket
+        self._waiters[waiter] = want
         self._next_ticket += 1
         self._changed()
         try:
             return await waiter
         except BaseException:  # CancelledError, or GeneratorExit where a loop is torn down around us
             if self._waiters.pop(waiter, None) is not None:
+                self._serve()  # who came behind may fit what is free
                 self._changed()
             if waiter.done() and not waiter.cancelled():
                 waiter.result().release()
@@ -231,7 +248,8 @@ class GpuPool:
             return
         found.quarantine = ""
         if found.free:
-            self._came_free(slot)
+            self._count_free()
+        self._serve()
         self._changed()
 
     @property
@@ -281,14 +299,15 @@ class GpuPool:
             for number in slot.holders:
                 record = self._leases.get(number)
                 _expect(record is not None and position in record.slots, f"slot {position} is held by no lease")
-                _expect(record is None or not record.local or slot.mode == "exclusive", "a local claim shares")
         for number, record in self._leases.items():
             for position in record.slots:
                 _expect(number in self._slots[position].holders, f"lease {number} does not hold its slot {position}")
-        tickets = list(self._waiters.values())
+        tickets = [want.ticket for want in self._waiters.values()]
         _expect(tickets == sorted(tickets), "the waiters are out of order")
         _expect(not tickets or tickets[0] > self._last_ticket_granted, "a waiter was overtaken")
-        _expect(not (free and self._somebody_waits()), "a claim waits although a slot is free")
+        for waiter, want in self._waiters.items():  # one that was cancelled serves those behind it when it runs again
+            _expect(_is_dead(waiter) or self._fitting(want) is None, "a claim waits although a slot would do")
+            break
 
     # ------------------------------------------------------------------------------------------------------ inside
 
@@ -325,24 +344,40 @@ class GpuPool:
         self._leases[number] = record
         return number
 
-    def _first_free(self) -> int | None:
+    def _try(self, want: _Want) -> GpuLease | None:
+        """At once, unless somebody waits."""
+        if self._waiters and self._somebody_waits():
+            return None
+        position = self._fitting(want)
+        if position is None:
+            return None
+        lease = self._take_local(position, want.mode)
+        self._changed()
+        return lease
+
+    def _fitting(self, want: _Want) -> int | None:
+        """The slot that a claim gets now: one that is shared in its mode already, else the first free one."""
+        wanted, mode = want.slots, want.mode
+        if mode != "exclusive":
+            for position, slot in enumerate(self._slots):
+                if wanted is not None and position not in wanted:
+                    continue
+                if slot.mode == mode and not slot.quarantine and len(slot.holders) < self._sharers_max[mode]:
+                    return position
+            if not self._sharers_max[mode]:
+                return None
         if not self._free:
             return None
         for position, slot in enumerate(self._slots):
-            if slot.free:
+            if slot.free and (wanted is None or position in wanted):
                 return position
-        raise PoolCorrupted(f"the count says {self._free} slots are free, and none is")
+        _expect(wanted is not None, f"the count says {self._free} slots are free, and none is")
+        return None
 
-    def _take_local(self, position: int, ticket: int = 0) -> GpuLease:
+    def _take_local(self, position: int, mode: Sharing) -> GpuLease:
         number = self._new_lease(_Record((position,), local=True, holder="local"))
-        self._occupy(position, number, "exclusive")
-        lease = GpuLease(self, number, position, self._slots[position].device)
-        if ticket:
-            _expect(ticket > self._last_ticket_granted, f"ticket {ticket} was overtaken")
-            self._last_ticket_granted = ticket
-        else:
-            self._changed()  # a grant to a waiter is part of the change that freed the slot
-        return lease
+        self._occupy(position, number, mode)
+        return GpuLease(self, number, position, self._slots[position].device)
 
     def _occupy(self, position: int, number: int, mode: Sharing) -> None:
         slot = self._slots[position]
@@ -383,20 +418,32 @@ class GpuPool:
             if not slot.holders:
                 slot.mode = None
                 if slot.free:
-                    self._came_free(position)
+                    self._count_free()
         if record.slots:
+            self._serve()
             self._changed()
 
-    def _came_free(self, position: int) -> None:
-        """Count the slot free, then hand it to the oldest claim that still waits."""
+    def _count_free(self) -> None:
         self._free += 1
         _expect(self._free <= len(self._slots), "more slots are free than there are")
+
+    def _serve(self) -> None:
+        """Hand what is free to the oldest claims that still wait, up to the first that it does not fit.
+
+        A grant to a waiter is part of the change that made room for it.
+        """
         while self._waiters:
-            waiter, ticket = next(iter(self._waiters.items()))
-            del self._waiters[waiter]
-            if not _is_dead(waiter):
-                waiter.set_result(self._take_local(position, ticket))
+            waiter, want = next(iter(self._waiters.items()))
+            if _is_dead(waiter):
+                del self._waiters[waiter]
+                continue
+            position = self._fitting(want)
+            if position is None:
                 return
+            del self._waiters[waiter]
+            _expect(want.ticket > self._last_ticket_granted, f"ticket {want.ticket} was overtaken")
+            self._last_ticket_granted = want.ticket
+            waiter.set_result(self._take_local(position, want.mode))
 
     def _somebody_waits(self) -> bool:
         return any(not _is_dead(waiter) for waiter in self._waiters)

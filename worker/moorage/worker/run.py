@@ -27,6 +27,7 @@ from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
+from moorage.worker.output_keeper import OutputBounds
 from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"
@@ -90,7 +91,8 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     host = FleetHost(connection, settings.prefix)
     await host.open()
     worker = Worker(host, connection, [])
-    link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER)
+    bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
+    link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds)
     try:
         if hosts is None:
             agent = _agent(host, name, settings, facts, await open_machine(), link)
@@ -190,6 +192,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         agent.worker,
         agent.pool,
         agent.inventory,
+        modes=settings.modes,
         uids=settings.lease_uids,
         gid=settings.lease_gid,
         free_wait_s=settings.free_wait_s,
@@ -199,6 +202,7 @@ async def _lender(agent: Agent) -> LeaseServer | None:
     except OSError as error:
         log.warning("%s: no leases for processes of this host: %s", agent.worker, error)
         return None
+    agent.on_draining = lender.drain
     return lender
 
 

@@ -4,63 +4,106 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.names import LABEL_KEY, is_worker
+from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
 
+SECTION: Final = "worker"
 LABELS_MAX: Final = 64
 LEASE_UIDS_MAX: Final = 64
 LOAD_S_DEFAULT: Final = 2.0
 #: at most so many load frames a second when leases change
 LOADS_ON_CHANGE_PER_S_MAX: Final = 5
 FREE_WAIT_S_DEFAULT: Final = 10.0
-OUTPUT_CAP_BYTES_DEFAULT: Final = 64 * 1024 * 1024
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+OUTPUT_CAP_BYTES_DEFAULT: Final = 64 * _MIB
+OUTPUT_KEEP_DEFAULT: Final = 24 * 3600.0
+OUTPUT_BYTES_DEFAULT: Final = 10 * _GIB
+OUTPUT_MEMBERS_DEFAULT: Final = 50_000
+RESULT_KEEP_DEFAULT: Final = 7 * 86400.0
+RESULT_BYTES_DEFAULT: Final = 256 * _MIB
 #: modes that a worker offers by itself; mps needs a daemon, so an operator (or a simulated worker) adds it
 MODES_DEFAULT: Final = ("exclusive", "time-slice")
+MODES_SIMULATED: Final = ("exclusive", "mps", "time-slice")
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of one worker. Raises ValueError for what cannot be (a ValidationError where msgspec decodes it).
 
-    `worker` is its id, None for the host's name. `state_dir` holds the journals (made 0700). `load_s` is seconds
-    between load frames, 0.2..60. `free_wait_s` is how long a device may keep a dead job's memory before it is
-    quarantined, 0..600. `address` is where gang members reach rank 0, None to find out; `interface` its network
-    interface for NCCL and gloo, None to leave it to them. `lent_slots` None lends all. `secrets_dir` is the folder
-    that only the agent reads. `simulate` is a fleet's word or file (see `inventory.simulated`). `output_cap_bytes`
-    bounds each of a job's two output files. `leases`: lend GPUs to processes that already run on this host, over the
-    socket `lease_socket` (None: `lease.sock` in `state_dir`); beside the agent's own user and root to the users
-    `lease_uids`, who need a `lease_gid` that may reach the socket.
+    What each key means, its unit and its bounds stand beside it, and in `docs/reference/settings.md`.
     """
 
-    state_dir: Path
-    worker: str | None = None
-    prefix: str = PREFIX_DEFAULT
-    labels: dict[str, str] = {}
-    modes: tuple[str, ...] = MODES_DEFAULT
-    sharers_max: dict[str, int] = {}
-    lent_slots: tuple[int, ...] | None = None
-    simulate: str | None = None
-    drivers: tuple[str, ...] = ("process",)
-    load_s: float = LOAD_S_DEFAULT
-    free_wait_s: float = FREE_WAIT_S_DEFAULT
-    address: str | None = None
-    interface: str | None = None
-    secrets_dir: Path | None = None
-    stream_output: bool = True
-    output_cap_bytes: int = OUTPUT_CAP_BYTES_DEFAULT
-    leases: bool = True
-    lease_socket: Path | None = None
-    lease_uids: tuple[int, ...] = ()
-    lease_gid: int | None = None
+    state_dir: Annotated[Path, setting("Folder of its journals and its supervisor, made 0700.", flag="state")]
+    worker: Annotated[str | None, setting("The worker's id; the host's name by default.")] = msgspec.field(
+        name="id", default=None
+    )
+    prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
+    labels: Annotated[dict[str, str], setting("Labels that requests may require, as zone=a.", flag="label")] = {}
+    modes: Annotated[
+        tuple[str, ...], setting("Sharing modes on offer: exclusive, time-slice, and mps where its daemon runs.")
+    ] = MODES_DEFAULT
+    sharers_max: Annotated[dict[str, int], setting("Sharers of one device, by mode.")] = {}
+    lent_slots: Annotated[
+        tuple[int, ...] | None, setting("Positions of the devices that the fleet may use; all by default.")
+    ] = None
+    simulate: Annotated[
+        str | None, setting("Simulated hosts instead of this one: 4x8xH100, 2x4xL40S+8xH100, or a .toml or .json file.")
+    ] = None
+    drivers: Annotated[tuple[str, ...], setting("Ways to run a job: process, and on simulated workers noop.")] = (
+        "process",
+    )
+    load_s: Annotated[float, setting("Seconds between load frames.", unit="s", ge=0.2, le=60)] = LOAD_S_DEFAULT
+    free_wait_s: Annotated[
+        float,
+        setting("How long a device may keep a dead job's memory before it is quarantined.", unit="s", ge=0, le=600),
+    ] = FREE_WAIT_S_DEFAULT
+    address: Annotated[str | None, setting("Where gang members reach this host; found out by default.")] = None
+    interface: Annotated[str | None, setting("Network interface for NCCL and gloo; left to them by default.")] = None
+    secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
+    stream_output: Annotated[bool, setting("Say the jobs' output as it comes; it is kept in any case.")] = True
+    output_cap_bytes: Annotated[
+        int, setting("Bound of each of a job's two output files.", unit="bytes", ge=0, le=1 << 40)
+    ] = OUTPUT_CAP_BYTES_DEFAULT
+    output_keep: Annotated[
+        float, setting("How long the output of finished jobs is kept.", unit="s", ge=0, le=366 * 86400)
+    ] = OUTPUT_KEEP_DEFAULT
+    output_bytes: Annotated[
+        int,
+        setting("Room for all output; beyond it that of the job that finished first is cleared.", unit="bytes", ge=0,
+                le=1 << 50),
+    ] = OUTPUT_BYTES_DEFAULT  # fmt: skip
+    output_members: Annotated[
+        int, setting("Finished members whose output is kept; beyond it the oldest is cleared.", ge=0, le=10**6)
+    ] = OUTPUT_MEMBERS_DEFAULT
+    result_keep: Annotated[
+        float, setting("How long results of handlers stay in a bucket made here.", unit="s", ge=60, le=366 * 86400)
+    ] = RESULT_KEEP_DEFAULT
+    result_bytes: Annotated[
+        int,
+        setting("Size of a bucket for results made here; JetStream sets it aside at once.", unit="bytes", ge=_MIB,
+                le=1 << 50),
+    ] = RESULT_BYTES_DEFAULT  # fmt: skip
+    leases: Annotated[bool, setting("Lend GPUs to processes that already run on this host, over a socket.")] = True
+    lease_socket: Annotated[Path | None, setting("That socket; lease.sock in state_dir by default.")] = None
+    lease_uids: Annotated[
+        tuple[int, ...], setting("Users who may borrow, beside the agent's own and root; they need lease_gid.")
+    ] = ()
+    lease_gid: Annotated[int, setting("Group that may reach the socket.", ge=0)] | None = None
+    nats: Annotated[str | None, setting("URL or nats context of the server; else as nats says.")] = None
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
+    ] = "INFO"
 
     def __post_init__(self) -> None:
         if self.worker is not None and not is_worker(self.worker):
-            raise ValueError(f"worker must match [A-Za-z0-9_-]{{1,64}}, found {self.worker[:80]!r}")
+            raise ValueError(f"id must match [A-Za-z0-9_-]{{1,64}}, found {self.worker[:80]!r}")
         if len(self.labels) > LABELS_MAX:
             raise ValueError(f"labels may have at most {LABELS_MAX} keys, found {len(self.labels)}")
         for key in self.labels:
@@ -71,16 +114,27 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"modes must be exclusive, mps or time-slice, found {mode!r}")
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
-        if not 0.2 <= self.load_s <= 60:
-            raise ValueError(f"load_s must be 0.2..60 seconds, found {self.load_s}")
-        if not 0 <= self.free_wait_s <= 600:
-            raise ValueError(f"free_wait_s must be 0..600 seconds, found {self.free_wait_s}")
-        if not 0 <= self.output_cap_bytes <= 2**40:
-            raise ValueError(f"output_cap_bytes must be 0..{2**40}, found {self.output_cap_bytes}")
+
+
+def worker_settings(
+    flags: Mapping[str, Any],
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    file: SettingsFile = NO_FILE,
+) -> tuple[WorkerSettings, dict[str, Found]]:
+    """The settings of a worker process, and each with where it is from; its state lies under `folder` unless somebody
+    says otherwise, and a simulated one offers all modes and the driver noop. Raises Refused with bad-settings."""
+    found = settle(SECTION, WorkerSettings, flags=flags, env=env, file=file)
+    simulate = found["simulate"].value
+    defaults: dict[str, Any] = {"state_dir": folder / (found["id"].value or ("simulated" if simulate else "here"))}
+    if simulate:
+        defaults |= {"modes": MODES_SIMULATED, "drivers": ("process", "noop")}
+    found = settle(SECTION, WorkerSettings, flags=flags, env=env, file=file, defaults=defaults)
+    return made(WorkerSettings, found), found
 
 
 def settings_from(table: Mapping[str, Any]) -> WorkerSettings:
-    """Settings from a table, as TOML, JSON or the command line give it. Raises Refused, naming the field."""
+    """Settings from a table of plain values, as JSON gives them. Raises Refused, naming the field."""
     try:
         return msgspec.convert(table, WorkerSettings, dec_hook=_decode_path)
     except (msgspec.MsgspecError, ValueError) as error:

@@ -16,7 +16,7 @@ import msgspec
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
-from moorage.scheduler.core.finished import KEEP_MS, job_key, request_digest
+from moorage.scheduler.core.finished import job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, by_tenant
@@ -38,6 +38,7 @@ _NONE: Final[set[str]] = set()
 
 NO_MATCH: Final = "no-match"
 NOT_HEARD: Final = "fleet-not-yet-heard"
+HELD: Final = "tenant-held"
 
 
 def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
@@ -87,6 +88,17 @@ class Admission:
                 allowed=f"{NESTING_MAX} levels",
                 job=event.name,
             )
+        trouble = event.request.checkpoint_trouble
+        if trouble:
+            run = event.request.workload
+            before = trouble.startswith("checkpoint_before_s")
+            return problem(
+                "invalid-argument",
+                trouble,
+                field="$.run.checkpoint_before_s" if before else "$.run.checkpoint_signal",
+                found=run.checkpoint_before_s if before else run.checkpoint_signal,
+                job=event.name,
+            )
         known = fresh.get(key)
         if known is not None:
             state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]
@@ -98,7 +110,8 @@ class Admission:
                 return self._again(event, job.body, job.state, job.ledger)
         if len(self.state.finished):
             row = self.state.finished.find(job_key(event.tenant, event.name))
-            if row is not None:
+            # an older row stands there for the history alone: the name is free again
+            if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
                 return self._finished(event, row[0], row[2])
         # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
         if event.sequence == 0 and self.state.live + len(fresh) >= self.config.jobs_max:
@@ -109,13 +122,18 @@ class Admission:
                 next="send again later, or publish to the durable queue, which waits",
                 retry_after_s=RETRY_AFTER_S,
             )
+        limit = self._over_limit(draft, event)
+        if limit is not None and event.sequence == 0:
+            return limit
         just_now = draft.tombstones.get(event.tenant, _NONE)
         if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
             draft.acts.append([Act.UNTOMB, event.tenant, event.name])
             draft.bytes += 128
             just_now.discard(event.name)
             return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant))
-        warnings: list[str] = []
+        if limit is not None:
+            return NewJob(event, [limit.message], REJECTED, limit.message)  # nobody waits for an answer: told by event
+        warnings: list[str] = [HELD] if draft.is_tenant_held(event.tenant) else []
         if not self.could_ever(event.shape):
             if self._asked_for is not draft:  # it looks at every worker: once a record
                 self._asked_for, self._heard = draft, self.all_heard()
@@ -128,6 +146,34 @@ class Admission:
                     return self._no_match(event)
                 return NewJob(event, warnings, REJECTED, nearest)  # nobody waits for an answer: told by event
         return NewJob(event, warnings)  # not heard yet: rejected by event, once everybody was
+
+    def _over_limit(self, draft: Draft, event: Submit) -> Problem | None:
+        """What an operator's limit on the tenant refuses: one job too many, and what could never start under it."""
+        gpus_max, jobs_max = draft.limits_of(event.tenant)
+        need = event.shape.count * event.shape.together
+        if gpus_max and need > gpus_max:
+            return problem(
+                "failed-precondition",
+                f"this needs {need} GPUs at once, tenant {event.tenant} may have {gpus_max}",
+                field="$.gpu.count",
+                found=need,
+                allowed=f"at most {gpus_max} GPUs leased to tenant {event.tenant} at once",
+                job=event.name,
+                next="ask for fewer GPUs, or ask an operator to raise the limit",
+            )
+        if jobs_max and event.sequence == 0:  # the durable queue's reader stops there instead
+            tenant = self.state.tenants.get(event.tenant)
+            live = (tenant.live if tenant is not None else 0) + draft.accepted.get(event.tenant, 0)
+            if live >= jobs_max:
+                return problem(
+                    "failed-precondition",
+                    f"tenant {event.tenant} has {live} jobs that are not over, and may have {jobs_max}",
+                    found=live,
+                    allowed=f"at most {jobs_max} jobs of tenant {event.tenant} that are not over",
+                    job=event.name,
+                    next="send again once some are over, or publish to the durable queue, which waits",
+                )
+        return None
 
     def _again(self, event: Submit, body: bytes, state: str, ledger: int) -> Accepted | Problem:
         if same_request(body, event.body):
@@ -220,7 +266,7 @@ class Admission:
 
         They stand in the order of their coming, so only the oldest are looked at, a few a second.
         """
-        before = draft.time_ms - KEEP_MS
+        before = draft.time_ms - self.config.finished_keep_ms
         for tenant in self.state.tenants.values():
             for job, at in islice(tenant.tombstones.items(), FORGET_MAX):
                 if at <= 0 and -at < before:

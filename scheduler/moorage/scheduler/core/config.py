@@ -2,34 +2,77 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Final
+
 import msgspec
+
+from moorage.schemas.settings import setting
+
+GIB: Final = 1 << 30
+#: the packed table of finished jobs has room for so many (`finished.ROWS_MAX`)
+FINISHED_ROWS_MAX: Final = 2_000_000
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Raises ValueError where the numbers cannot keep the promises together."""
 
-    #: renewal interval, lease, grace at the fence and margin, in seconds
-    renew_s: float = 2.0
-    lease_s: float = 20.0
-    grace_s: float = 5.0
-    margin_s: float = 3.0
-    #: silence of a leader after which a standby takes over
-    takeover_s: float = 4.0
-    #: an idle leader writes a record this often
-    heartbeat_s: float = 1.0
-    #: renewals alone start an append at most this often
-    renewal_append_s: float = 0.25
-    #: the longest pause of acknowledgements that the lease must outlive: a JetStream leader change takes up to 8 s
-    server_gap_s: float = 0.0
-    #: interval of load frames, and how many may be missed before nothing new is placed
-    load_s: float = 2.0
-    loads_missed_max: int = 3
-    #: jobs in memory; beyond it the endpoint answers queue-full and the durable queue waits unread
-    jobs_max: int = 200_000
-    tombstones_max: int = 10_000
-    #: ended jobs kept whole for questions before they are compacted
-    ended_max: int = 10_000
-    ranker: str = "pack"
+    renew_s: Annotated[float, setting("Interval of a worker's renewals.", unit="s", ge=0.1, le=60)] = 2.0
+    lease_s: Annotated[
+        float, setting("A worker whose renewal was answered may run its jobs for so long.", unit="s", ge=1, le=3600)
+    ] = 20.0
+    grace_s: Annotated[float, setting("What the fence leaves a job to end in, at most.", unit="s", ge=0, le=600)] = 5.0
+    margin_s: Annotated[
+        float, setting("Added to lease and grace before a silent worker counts as lost.", unit="s", ge=0, le=600)
+    ] = 3.0
+    takeover_s: Annotated[
+        float, setting("Silence of a leader after which a standby takes over.", unit="s", ge=1.1, le=600)
+    ] = 4.0
+    heartbeat_s: Annotated[float, setting("An idle leader writes a record this often.", unit="s", ge=0.05, le=60)] = 1.0
+    renewal_append_s: Annotated[
+        float, setting("Renewals alone start an append at most this often.", unit="s", ge=0.01, le=60)
+    ] = 0.25
+    server_gap_s: Annotated[
+        float,
+        setting(
+            "The longest pause of acknowledgements that a lease must outlive: a JetStream leader change.",
+            unit="s",
+            ge=0,
+            le=600,
+        ),
+    ] = 0.0
+    load_s: Annotated[float, setting("Interval of load frames that is counted on.", unit="s", ge=0.2, le=60)] = 2.0
+    loads_missed_max: Annotated[
+        int, setting("So many missed load frames, and nothing new is placed on that worker.", ge=1, le=1000)
+    ] = 3
+    jobs_max: Annotated[
+        int,
+        setting("Jobs in memory; beyond it the endpoint answers queue-full, the queue waits unread.", ge=1, le=10**7),
+    ] = 200_000
+    tombstones_max: Annotated[
+        int, setting("Cancels of jobs not heard of yet that are remembered, a tenant.", ge=1, le=10**6)
+    ] = 10_000
+    ended_max: Annotated[
+        int, setting("Ended jobs that are kept whole for questions, before they are compacted.", ge=0, le=10**6)
+    ] = 10_000
+    finished_keep: Annotated[
+        float,
+        setting(
+            "How long a finished job's id is remembered: a second submit is no second job.",
+            unit="s",
+            ge=60,
+            le=366 * 86400,
+        ),
+    ] = 24 * 3600.0
+    finished_rows: Annotated[
+        int, setting("Finished jobs that are remembered; of more, the oldest go.", ge=1, le=FINISHED_ROWS_MAX)
+    ] = FINISHED_ROWS_MAX
+    history_keep: Annotated[
+        float, setting("How long transitions stay in the history stream.", unit="s", ge=120, le=10 * 366 * 86400)
+    ] = 7 * 86400.0
+    history_bytes: Annotated[
+        int, setting("Size of the history stream; beyond it the oldest go.", unit="bytes", ge=1 << 20, le=1 << 50)
+    ] = 10 * GIB
+    ranker: Annotated[str, setting("How the hosts that fit are ranked: pack or headroom.")] = "pack"
 
     def __post_init__(self) -> None:
         if self.heartbeat_s >= self.renew_s:  # else every idle tick looks like a leader that was stopped
@@ -45,6 +88,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """Silence after which a worker is declared lost: lease + grace + margin."""
         return int((self.lease_s + self.grace_s + self.margin_s) * 1000)
 
+    @property
+    def finished_keep_ms(self) -> int:
+        return int(self.finished_keep * 1000)
 
-#: three servers, R3 (contract §7)
-CLUSTER = Config(renew_s=3, lease_s=30, grace_s=10, margin_s=5, takeover_s=12, server_gap_s=8)
+
+#: what differs where the ledger has copies on three servers, R3 (contract §7)
+CLUSTER_DEFAULTS: Final = {
+    "renew_s": 3.0,
+    "lease_s": 30.0,
+    "grace_s": 10.0,
+    "margin_s": 5.0,
+    "takeover_s": 12.0,
+    "server_gap_s": 8.0,
+}
+CLUSTER: Final = Config(**CLUSTER_DEFAULTS)  # type: ignore[arg-type]

@@ -60,9 +60,11 @@ class Draft:
         "_gang",
         "_held",
         "_note_numbers",
+        "_pauses",
         "_phase",
         "_runs",
         "_state",
+        "accepted",
         "accepts",
         "actors",
         "acts",
@@ -70,10 +72,14 @@ class Draft:
         "evidence",
         "facts",
         "gone",
+        "gpus",
+        "holds",
         "left",
         "left_queue",
+        "limits",
         "next_num",
         "notes",
+        "priorities",
         "started",
         "state",
         "steps",
@@ -84,7 +90,8 @@ class Draft:
     def __init__(self, state: State, time_ms: int) -> None:
         self.state = state
         self.time_ms = time_ms
-        self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of their numbers
+        self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of the jobs' numbers
+        self.accepted: dict[str, int] = {}  # by tenant: how many
         self.next_num = state.next_num
         self.steps: list[int] = []
         self.facts: list[int] = []
@@ -98,11 +105,16 @@ class Draft:
         self.started: set[Job] = set()  # jobs of which some replica runs first with this record
         self.left_queue = 0  # replicas that this record ends while they stand in the queue
         self.tombstones: dict[str, set[str]] = {}  # by tenant: cancels of unknown jobs that this record remembers
+        self.gpus: dict[str, int] = {}  # by tenant: GPUs that this record leases, less those that it frees
+        self.holds: dict[str | int, bool] = {}  # tenants by name and jobs by number that it holds or releases
+        self.priorities: dict[int, int] = {}  # by job number
+        self.limits: dict[str, tuple[int, int]] = {}  # by tenant: GPUs and jobs
         self._note_numbers: dict[str, int] = {}
         self._state: dict[Replica, int] = {}
         self._held: dict[Replica, Member | None] = {}
         self._phase: dict[Member, int] = {}
         self._runs: dict[Member, _Run] = {}
+        self._pauses: dict[Replica, int] = {}
         self._gang: dict[Job, tuple[int, int, int]] = {}
 
     # ------------------------------------------------------------------------- what will be, once folded
@@ -117,6 +129,33 @@ class Draft:
 
     def phase_of(self, member: Member) -> int:
         return self._phase.get(member, member.phase)
+
+    def not_before_of(self, replica: Replica) -> int:
+        return self._pauses.get(replica, replica.not_before)
+
+    def is_held(self, job: Job) -> bool:
+        """Whether an operator holds this very job."""
+        return self.holds.get(job.num, job.hold is not None)
+
+    def priority_of(self, job: Job) -> int:
+        """The priority that an operator gave it; below 0 for none."""
+        return self.priorities.get(job.num, job.priority)
+
+    def is_tenant_held(self, name: str) -> bool:
+        if name in self.holds:
+            return self.holds[name]
+        tenant = self.state.tenants.get(name)
+        return tenant is not None and tenant.hold is not None
+
+    def limits_of(self, name: str) -> tuple[int, int]:
+        """(GPUs, jobs) that a tenant may have; 0 is no limit."""
+        tenant = self.state.tenants.get(name)
+        return self.limits.get(name) or ((tenant.gpus_max, tenant.jobs_max) if tenant is not None else (0, 0))
+
+    def leased_by(self, name: str) -> int:
+        """The GPUs that a tenant's members hold."""
+        tenant = self.state.tenants.get(name)
+        return (tenant.gpus if tenant is not None else 0) + self.gpus.get(name, 0)
 
     def gang_of(self, job: Job) -> tuple[int, int, int]:
         """(phase, what the replicas become, which count grows)."""
@@ -170,7 +209,9 @@ class Draft:
         """A new job; returns the number that fold will give it."""
         if not self.accepts or self.accepts[-1][0] != tenant:
             self.accepts.append((tenant, []))  # fold counts the jobs in this order: one tenant's may stand in parts
+            self.bytes += len(tenant) + 8
         self.accepts[-1][1].extend((name, body, replicas, traceparent))
+        self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
         self.bytes += len(body) + len(name) + len(traceparent) + 12
         self.next_num += 1
         return self.next_num - 1
@@ -207,6 +248,7 @@ class Draft:
             states[replica] = SUCCEEDED
             held[replica] = None
             started.add(replica.job)
+            self._leave(member)
         self.gone.update(members)
         self.bytes += STEP_BYTES * len(members)
 
@@ -291,6 +333,7 @@ class Draft:
         else:
             self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence, member.worker.num))
         self.gone.add(member)
+        self._leave(member)
 
     def settle(self) -> None:
         """Write the steps that were held back: before whatever must stand behind them, and at the end."""
@@ -317,12 +360,17 @@ class Draft:
         self._state[replica] = to
         self._held[replica] = None
         self.gone.add(member)
+        self._leave(member)
 
     def keep_lost(self, replica: Replica, why: str) -> None:
         """LOSE under on_partition keep: the member stays where it is."""
         self._settle(replica.member)
         self.step(Op.LOSE, replica.job.num, replica.index, LOST_KEPT, 0, self.note(why))
         self._state[replica] = LOST_KEPT
+
+    def _leave(self, member: Member) -> None:
+        tenant = member.replica.job.tenant
+        self.gpus[tenant] = self.gpus.get(tenant, 0) - member.mask.bit_count()
 
     def quarantine(self, member: Member, mask: int) -> None:
         self._settle(member)
@@ -345,6 +393,7 @@ class Draft:
     def backoff(self, replica: Replica, not_before: int, count: int) -> None:
         self._settle(replica.member)
         self.step(Op.BACKOFF, replica.job.num, replica.index, not_before, count)
+        self._pauses[replica] = not_before
 
     def gang(self, job: Job, phase: int, after: int = 0, count: int = 0) -> None:
         for replica in job.replicas:

@@ -7,6 +7,7 @@ away and made anew from the ledger (H4): it never rolls back.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
@@ -21,15 +22,18 @@ from moorage.scheduler.core.events import (
     Event,
     FromWorker,
     Operate,
+    Order,
+    PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
     Submit,
 )
-from moorage.scheduler.core.finished import KEEP_MS, request_digest
+from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import Folded, fold
 from moorage.scheduler.core.lifecycle import Lifecycle
+from moorage.scheduler.core.orders import Orders
 from moorage.scheduler.core.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.plan import Planner
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
@@ -44,10 +48,13 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
 from moorage.schemas.job import STATES, Request
+from moorage.schemas.operate import Done
 from moorage.schemas.subjects import Subjects
 
 #: ended jobs that one record compacts at most: some 3 µs each
 COMPACT_MAX: Final = 512
+#: ended jobs beyond `ended_max` (and at least so many again) that wait for the history; then they go without it
+ENDED_SPARE: Final = 1_000
 #: a W3C traceparent has 55; what is longer is none
 TRACE_CHARS_MAX: Final = 128
 #: what a record may hold before it takes no more
@@ -66,7 +73,10 @@ def _lose_bytes(worker: Worker) -> int:
     )
 
 
-def _presses(event: Cancel | FromWorker | Operate | Ask | SnapshotTaken | Resign) -> bool:
+_Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
+
+
+def _presses(event: _Rest) -> bool:
     """Whether an event must not wait for the next heartbeat: renewals alone may."""
     return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))
 
@@ -105,11 +115,15 @@ class Engine:
         self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
         self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
+        self.orders = Orders(state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of)
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
+        self._rows_ms = max(
+            config.finished_keep_ms, int(config.history_keep * 1000)
+        )  # a row says where a history stands, too
         self._rid = 0
         self._submits: deque[Submit | QueueRead] = deque()
-        self._rest: deque[Cancel | FromWorker | Operate | Ask | SnapshotTaken | Resign] = deque()
+        self._rest: deque[_Rest] = deque()
         self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
         self._in_flight: _InFlight | None = None
         self._pressing = 0  # events in `_rest` that press for a record
@@ -118,6 +132,7 @@ class Engine:
         self._built_ms = mono_ms
         self._replan = False  # a worker joined with the last record: somebody may start now
         self._left_queue = 0  # entries of the queue that no longer wait, at most
+        self.history_dropped = 0  # jobs that left memory though their history could not be written
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self._resume(mono_ms)
 
@@ -141,13 +156,18 @@ class Engine:
         for replica in waiting[:1] if shape.together > 1 else waiting:
             if replica.not_before > self.state.time_ms:
                 self._requeue(replica, replica.not_before)
-            else:
-                self.queue.add(request.priority, shape, entry(job.num, replica.index))
+            elif job.hold is None:
+                self._enqueue(job, request, job.priority, entry(job.num, replica.index))
         self._arm(job, request)
+
+    def _enqueue(self, job: Job, request: Request, given: int, item: int) -> None:
+        """`given` is the priority that an operator gave it, below 0 for none."""
+        self.queue.add(given if given >= 0 else request.priority, self.shape_of(job), item, job.tenant)
 
     def _arm(self, job: Job, request: Request) -> None:
         if request.deadline_s is not None:
-            heappush(self._timers, (job.accepted_ms + int(request.deadline_s * 1000), _DEADLINE, job.num))
+            job.deadline_ms = job.accepted_ms + int(request.deadline_s * 1000)
+            heappush(self._timers, (job.deadline_ms, _DEADLINE, job.num))
         if request.start_within_s is not None:
             heappush(self._timers, (job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num))
         # a job that something has become of was matched once: it is not rejected for what left the fleet since
@@ -157,6 +177,9 @@ class Engine:
     def request_of(self, job: Job) -> Request:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
+
+    def priority_of(self, job: Job) -> int:
+        return job.priority if job.priority >= 0 else self.request_of(job).priority
 
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
@@ -219,6 +242,7 @@ class Engine:
             self._slept(mono_ms)
         self._built_ms = mono_ms
         later: list[FromWorker] = []
+        orders: list[Order] = []
         while self._rest and not draft.full:
             event = self._rest.popleft()
             if isinstance(event, FromWorker):
@@ -233,8 +257,14 @@ class Engine:
                 flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
             elif isinstance(event, Operate):
                 flight.replies.append((self._operate(draft, event), event.reply, event.json))
+            elif isinstance(event, Order):
+                orders.append(event)
             elif isinstance(event, SnapshotTaken):
                 self._name_snapshot(draft, event)
+            elif isinstance(event, PartKept):
+                if event.num in self.state.jobs:
+                    draft.acts.append([Act.PART, event.num, event.seq, event.first, event.last])
+                    draft.bytes += 64
             elif isinstance(event, Resign):
                 draft.acts.append([Act.RESIGN])
             else:
@@ -245,6 +275,8 @@ class Engine:
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
         self._due(draft)
+        if orders:
+            self._take_orders(flight, orders)
         self._take_submits(flight)
         self._left_queue += draft.left_queue
         if self._left_queue > QUEUE_SPARE + self.queue.size // 4:
@@ -327,7 +359,7 @@ class Engine:
             return
         shape, priority = event.shape, event.request.priority
         for index in range(1 if shape.together > 1 else event.request.replicas):
-            self.queue.add(priority, shape, entry(num, index))
+            self.queue.add(priority, shape, entry(num, index), event.tenant)
 
     def _reply_submit(self, flight: _InFlight, event: Submit, outcome: Any) -> None:
         if event.batch is None:
@@ -342,21 +374,37 @@ class Engine:
     def _operate(self, draft: Draft, event: Operate) -> Any:
         worker = self.state.workers.get(event.worker)
         if worker is None:
+            near = difflib.get_close_matches(event.worker, self.state.workers, n=1)
             return problem(
-                "not-found", f"no worker {event.worker} has joined", found=event.worker, next="see moorage fleet"
+                "not-found",
+                f"no worker {event.worker} has joined",
+                found=event.worker,
+                next=f"moorage {event.verb} {near[0]}" if near else "moorage fleet",
             )
         host = self.fleet.hosts.get(worker.num)
         if event.verb == "release":
+            changed = bool(worker.quarantined)
             self.lifecycle.release(draft, worker)
             draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined, event.by])
         else:
             flag = {"cordon": "cordoned", "drain": "draining", "uncordon": "open"}[event.verb]
+            changed = worker.flag != flag
             draft.acts.append([Act.FLAG, worker.num, flag, event.by])
             if host is not None:
                 host.closed = flag != "open"  # nothing new from this record on
                 self.fleet.refresh(host)
         draft.bytes += 128
-        return {"kind": "done", "verb": event.verb, "worker": event.worker, "members": len(worker.members)}
+        return Done(event.verb, changed, worker=event.worker, members=len(worker.members))
+
+    def _take_orders(self, flight: _InFlight, orders: list[Order]) -> None:
+        """Each once every pause that is due is over, as `orders` wants it; what has no room left waits."""
+        for at, order in enumerate(orders):
+            if flight.draft.full:
+                self._rest.extendleft(reversed(orders[at:]))
+                self._pressing += len(orders) - at
+                return
+            flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
+            self._due(flight.draft)
 
     # -------------------------------------------------------------------------------- timers and upkeep
 
@@ -370,8 +418,10 @@ class Engine:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
-        old = self.state.finished.older_than(draft.time_ms - KEEP_MS, COMPACT_MAX)
-        if old:
+        finished = self.state.finished
+        old = finished.older_than(draft.time_ms - self._rows_ms, COMPACT_MAX)
+        old = max(old, min(len(finished) - self.config.finished_rows, COMPACT_MAX))
+        if old > 0:
             draft.acts.append([Act.EXPIRE, old])
         self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():
@@ -410,7 +460,8 @@ class Engine:
                     late_ms = math.inf if request.start_within_s is None else int(request.start_within_s * 1000)
                     if draft.time_ms - job.accepted_ms >= late_ms:
                         self.lifecycle.expire(draft, job)  # placed when its time passed, and refused since
-                    self.queue.add(request.priority, self.shape_of(job), what)
+                    if not draft.is_held(job):
+                        self._enqueue(job, request, draft.priority_of(job), what)
                 continue
             job = state.jobs.get(what)
             if job is None or job.over:
@@ -421,18 +472,29 @@ class Engine:
                 self.lifecycle.expire(draft, job)
 
     def _compact(self, draft: Draft) -> None:
-        """The oldest ended jobs leave memory; their digest stays for idempotence."""
-        state = self.state
-        surplus = min(len(state.ended) - self.config.ended_max, COMPACT_MAX)
+        """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence.
+
+        Where the history cannot be written they wait for it, but not without bound: scheduling goes on.
+        """
+        state, most = self.state, self.config.ended_max
+        surplus = min(len(state.ended) - most, COMPACT_MAX)
         if surplus <= 0:
             return
+        must = len(state.ended) - most - max(most, ENDED_SPARE)
         flat: list[Any] = []
+        kept: list[int] = []
         for position in range(surplus):
-            num = state.ended[position]
-            name, asked = self.requests.read(state.jobs[num].body)
-            flat += (num, request_digest(asked.canonical(name)))
-        draft.acts.append([Act.COMPACT, flat])
-        draft.bytes += surplus * 24
+            job = state.jobs[state.ended[position]]
+            if not job.kept:
+                if position >= must:
+                    break
+                self.history_dropped += 1
+            name, asked = self.requests.read(job.body)
+            flat += (job.num, request_digest(asked.canonical(name)))
+            kept.append(job.kept)
+        if flat:
+            draft.acts.append([Act.COMPACT, flat, kept])
+            draft.bytes += len(kept) * 30
 
     # ------------------------------------------------------------------------------------------ commit
 
@@ -444,6 +506,8 @@ class Engine:
         self._in_flight = None
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
+        out.ended = folded.ended
+        out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
         self._new_jobs(flight, folded.accepted, out)
         self._workers(flight, folded.workers, out, mono_ms)
@@ -453,7 +517,8 @@ class Engine:
         for event, frame, host in flight.renewed:
             host.last_ms = mono_ms
             self.reports[host.worker.num] = frame
-            out.answers.append((event.reply, encode(Renewed(frame.n, state.epoch), json=event.json)))
+            renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining")
+            out.answers.append((event.reply, encode(renewed, json=event.json)))
             self._show(wanted, host.worker, frame.held, frame.no)
         for event, session in flight.joined:
             self._answer_join(event, session, wanted, out)
@@ -461,7 +526,9 @@ class Engine:
             out.answers.append((reply, encode(answer, json=json)))
         self._tell(folded, out)
         for ask in flight.asks:
-            out.answers.append((ask.reply, encode(ask.answer(), json=ask.json)))
+            answer = ask.answer()
+            if answer is not None:
+                out.answers.append((ask.reply, encode(answer, json=ask.json)))
         out.messages += wanted.messages()
         out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
         return out

@@ -15,6 +15,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew
 from moorage.schemas.job import Request
+from moorage.schemas.operate import Act
 
 
 class Batch:
@@ -104,12 +105,27 @@ class Operate:
         self.json = json
 
 
+class Order:
+    """An operator's act on a job or a tenant."""
+
+    __slots__ = ("act", "json", "reply", "verb")
+
+    def __init__(self, verb: str, act: Act, reply: str, json: bool) -> None:
+        self.verb = verb
+        self.act = act
+        self.reply = reply
+        self.json = json
+
+
 class Ask:
-    """A question that must be answered as of a record acknowledged after it came."""
+    """A question that must be answered as of a record acknowledged after it came.
+
+    `answer` gives None where it has set about answering by itself.
+    """
 
     __slots__ = ("answer", "json", "reply")
 
-    def __init__(self, answer: Callable[[], Any | Problem], reply: str, json: bool) -> None:
+    def __init__(self, answer: Callable[[], Any | Problem | None], reply: str, json: bool) -> None:
         self.answer = answer
         self.reply = reply
         self.json = json
@@ -126,10 +142,22 @@ class SnapshotTaken:
         self.digest = digest
 
 
+class PartKept:
+    """Revisions `first` to `last` of a job's story stand in the history at `seq`: memory may let them go."""
+
+    __slots__ = ("first", "last", "num", "seq")
+
+    def __init__(self, num: int, seq: int, first: int, last: int) -> None:
+        self.num = num
+        self.seq = seq
+        self.first = first
+        self.last = last
+
+
 class Resign:
     """The leader is being stopped: its last record says so."""
 
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Operate | Ask | SnapshotTaken | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign

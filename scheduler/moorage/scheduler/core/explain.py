@@ -29,20 +29,31 @@ REASONS: Final[dict[str, str]] = {
     "host-busy": "the workers with free GPUs have no CPU or memory left",
     "gang": "some of the gang would fit now, not all of it",
     "reserved": "the hosts it would fit on are held for a job that has waited longer",
+    "held": "an operator holds it, or the whole queue of its tenant",
+    "limit": "its tenant has as many GPUs leased as an operator's limit allows, or somebody before it waits for that",
     "backoff": "it waits out a pause after a failure, a loss or a refusal",
     "contended": "its worker's pool refused it several times: somebody else claims there",
 }
 
 
+#: reasons that no waiting cures while the fleet is as it is
+NEVER_REASONS: Final = frozenset(
+    {"no-worker", "driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count", "host-size"}
+    | {"gang-size"}
+)
+
+
 class Explanation:
-    """`counts` is how many workers were left after each filter, in the filters' order."""
+    """`counts` is how many workers were left after each filter, in the filters' order; `missing` how many GPUs more
+    the best host would have to have free, 0 where that is not what it waits for."""
 
-    __slots__ = ("counts", "holders", "reason")
+    __slots__ = ("counts", "holders", "missing", "reason")
 
-    def __init__(self, reason: str, counts: dict[str, int], holders: list[str]) -> None:
+    def __init__(self, reason: str, counts: dict[str, int], holders: list[str], missing: int = 0) -> None:
         self.reason = reason
         self.counts = counts
         self.holders = holders
+        self.missing = missing
 
     def as_data(self) -> dict[str, Any]:
         return {
@@ -95,7 +106,8 @@ def explain(fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset()) ->
     counts["with-free-gpus"] = len(free)
     if not free:
         healthy = any((host.free & host.cls.fit(shape).mask).bit_count() >= shape.count for host in open_hosts)
-        return Explanation("sick" if healthy else "busy", counts, _holders(open_hosts))
+        missing = shape.count - max(_free(host, shape) for host in open_hosts)
+        return Explanation("sick" if healthy else "busy", counts, _holders(open_hosts), missing)
     roomy = [host for host in free if host.fits_host(shape)]
     counts["with-cpu-and-memory"] = len(roomy)
     if not roomy:

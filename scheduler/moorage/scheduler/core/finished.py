@@ -1,9 +1,10 @@
 """The table of finished jobs: what idempotence stands on, in at most 40 bytes a row.
 
-A row is kept for `KEEP_MS` or until `ROWS_MAX` are held, whichever ends first. Rows stand in chunks in the order in
-which they came; an open-addressed index of 32-bit row numbers finds them by the hash of (tenant, job). No Python object
-a row, so two million of them cost 80 MB and the garbage collector nothing. The index is in many segments that grow one
-by one, and a chunk is never copied, so that no add is a long pause.
+A row answers for idempotence for `Config.finished_keep`, and says where the job's history stands as long as that is
+kept, or until `Config.finished_rows` are held: the leader says which go, in records, and `ROWS_MAX` is the table's own
+bound. Rows stand in chunks in the order in which they came; an open-addressed index of 32-bit entries finds the newest
+of a (tenant, job) by its hash. No Python object a row, so two million of them cost 80 MB and the garbage collector
+nothing. The index is in many segments that grow one by one, and a chunk is never copied: no add is a long pause.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import struct
 from array import array
 from typing import Final
 
-KEEP_MS: Final = 24 * 3600 * 1000
 ROWS_MAX: Final = 2_000_000
 
-_ROW: Final = struct.Struct("<12s12sIB")  # key, request digest, time in s, state: 29 bytes
+_ROW: Final = struct.Struct("<12s8sIBIB")  # key, request digest, end in s, state, history sequence in two pieces
+ROW_BYTES: Final = _ROW.size
+_ROW_FIRST: Final = struct.Struct("<12s12sIB")  # as snapshots held it before there was a history
+ROW_BYTES_FIRST: Final = _ROW_FIRST.size
 KEY_BYTES: Final = 12
-DIGEST_BYTES: Final = 12
+DIGEST_BYTES: Final = 8
+_SEQ_MAX: Final = 2**40 - 1
 _EMPTY: Final = 0
 _GROW_AT: Final = 0.66
 _SEGMENTS: Final = 256
@@ -36,7 +40,7 @@ def job_key(tenant: str, job: str) -> bytes:
 
 
 def request_digest(canonical: bytes) -> bytes:
-    """BLAKE2b-96 of a request's canonical form."""
+    """BLAKE2b-64 of a request's canonical form: compared with that of the same job id alone."""
     return hashlib.blake2b(canonical, digest_size=DIGEST_BYTES).digest()
 
 
@@ -56,26 +60,31 @@ class FinishedTable:
     def __len__(self) -> int:
         return self._end - self._first
 
-    def find(self, key: bytes) -> tuple[bytes, int, int] | None:
-        """(request digest, ledger time in s, state number) of a finished job, or None."""
+    def find(self, key: bytes) -> tuple[bytes, int, int, int] | None:
+        """(request digest, end in ledger s, state number, history sequence or 0) of a finished job, or None."""
         segment, slot = self._look(key)
         entry = segment[slot]
         if entry == _EMPTY:
             return None
-        _, digest, seconds, state = self._unpacked(self._number(entry))
-        return digest, seconds, state
+        _, digest, seconds, state, low, high = self._unpacked(self._number(entry))
+        return digest, seconds, state, high << 32 | low
 
-    def add(self, key: bytes, digest: bytes, time_ms: int, state: int) -> None:
-        """Append a row; the oldest goes when the table is full."""
+    def add(self, key: bytes, digest: bytes, time_ms: int, state: int, seq: int = 0) -> None:
+        """Append a row; the oldest goes when the table is full. An older row of the key is found no more.
+
+        Of the digest the first 8 bytes count: ledgers of older releases hold 12. `seq` is the sequence of the
+        message in the history stream, 0 for none.
+        """
+        digest = digest[:DIGEST_BYTES]
+        seq = seq if seq <= _SEQ_MAX else 0
         number = self._end
         if number - self._first >= self.rows_max:
             self.drop_oldest()
         at = number - self._base
         if at == len(self._chunks) * _CHUNK_ROWS:
             self._chunks.append(bytearray(_CHUNK_ROWS * _ROW.size))
-        _ROW.pack_into(
-            self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * _ROW.size, key, digest, time_ms // 1000, state
-        )
+        chunk, start = self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * _ROW.size
+        _ROW.pack_into(chunk, start, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
         self._end = number + 1
         segment, slot = self._look(key)
         if segment[slot] == _EMPTY:
@@ -97,7 +106,7 @@ class FinishedTable:
         return count
 
     def drop_oldest(self) -> None:
-        key, digest, _, state = self._unpacked(self._first)
+        key, digest, _, state, _, _ = self._unpacked(self._first)
         self._remove(key, self._first)
         self.row -= _row_hash(key, digest, state)
         self._first += 1
@@ -111,17 +120,24 @@ class FinishedTable:
         return b"".join(self._chunks)[(self._first - self._base) * size : (self._end - self._base) * size]
 
     @classmethod
-    def load(cls, rows: bytes, rows_max: int = ROWS_MAX) -> FinishedTable:
+    def load(cls, rows: bytes, rows_max: int = ROWS_MAX, row_bytes: int = ROW_BYTES) -> FinishedTable:
+        """The table of a snapshot, whose rows may be as an older release wrote them. Raises ValueError."""
         table = cls(rows_max)
-        for key, digest, seconds, state in _ROW.iter_unpack(rows):
-            table.add(key, digest, seconds * 1000, state)
+        if row_bytes not in (ROW_BYTES, ROW_BYTES_FIRST) or len(rows) % row_bytes:
+            raise ValueError(f"{len(rows)} bytes of finished jobs are no rows of {row_bytes} bytes")
+        if row_bytes == ROW_BYTES:
+            for key, digest, seconds, state, low, high in _ROW.iter_unpack(rows):
+                table.add(key, digest, seconds * 1000, state, high << 32 | low)
+        else:
+            for key, digest, seconds, state in _ROW_FIRST.iter_unpack(rows):
+                table.add(key, digest, seconds * 1000, state)
         return table
 
     # ------------------------------------------------------------------ open addressing, linear probing
 
-    def _unpacked(self, number: int) -> tuple[bytes, bytes, int, int]:
+    def _unpacked(self, number: int) -> tuple[bytes, bytes, int, int, int, int]:
         at = number - self._base
-        row: tuple[bytes, bytes, int, int] = _ROW.unpack_from(
+        row: tuple[bytes, bytes, int, int, int, int] = _ROW.unpack_from(
             self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * _ROW.size
         )
         return row

@@ -16,18 +16,27 @@ from moorage.scheduler.core.state import (
     AT_EXITED,
     AT_RUNNING,
     CLAIMED,
+    HELD,
     IS_TERMINAL,
     LEGAL,
     LOST_KEPT,
+    PARTS_MAX,
     PLACED,
+    PRIORITY,
     QUEUED,
+    RELEASED,
     RUNNING,
+    STORY_KEPT,
     STORY_MAX,
+    STORY_MAX_REPLICA,
+    STORY_PART,
+    STORY_PART_REPLICA,
     Job,
     Member,
     Replica,
     State,
     Tenant,
+    Transition,
     Worker,
     new_job,
 )
@@ -54,7 +63,7 @@ class FoldError(Exception):
 class Folded:
     """What a record changed, for whoever acts on it: the leader's answers, frames and events."""
 
-    __slots__ = ("accepted", "ended", "jobs", "placed", "touched", "workers")
+    __slots__ = ("accepted", "ended", "jobs", "long", "placed", "touched", "workers")
 
     def __init__(self) -> None:
         self.accepted: list[Job] = []
@@ -62,6 +71,7 @@ class Folded:
         self.placed: list[Member] = []
         self.touched: list[Member] = []  # members whose wanted state changed: to end, or a gang to start
         self.ended: list[Job] = []
+        self.long: dict[int, Job] = {}  # jobs of which a part should stand in the history before memory lets it go
         self.workers: list[Worker] = []  # joined or gone
 
 
@@ -137,11 +147,14 @@ class _Folding:
             replica.row = new
         for job in out.jobs.values():
             new = hash((job.num, job.rev, job.gang, job.after, job.started, crc32(job.name.encode())))
+            if job.hold is not None or job.priority >= 0:
+                new = job.digest_row()
             digest += new - job.row
             job.row = new
             # a job is over once all replicas are and every device was seen free: only then may it leave memory
             if job.live == 0 and job.held == 0 and not job.over:
                 job.over = True
+                state.tenants[job.tenant].live -= 1
                 ended.append(job.num)
                 out.ended.append(job)
         for member in self.members:
@@ -171,6 +184,7 @@ class _Folding:
                 replicas[replica] = None
             accepted.append(job)
             num += 1
+        tenant.live += num - state.next_num
         state.next_num = num
         self.rows[tenant] = None
 
@@ -178,9 +192,9 @@ class _Folding:
 
     def _steps(self, steps: list[int]) -> None:
         state, out, seq, time = self.state, self.out, self.seq, self.time
-        jobs, workers, notes = state.jobs, state.worker_by_num, self.record.notes
+        jobs, workers, tenants, notes = state.jobs, state.worker_by_num, state.tenants, self.record.notes
         changed, replicas, members, placed = out.jobs, self.replicas, self.members, out.placed
-        actors = self._actors() if self.record.actors else None
+        actors = self._actors() if self.record.actors else {}
         if len(steps) % STEP_WIDTH:
             raise FoldError(f"record {seq} ends within a step")
         state.transitions += len(steps) // STEP_WIDTH
@@ -194,7 +208,9 @@ class _Folding:
                 raise FoldError(f"record {seq}: step {op} names no replica: job {num}, replica {index}") from None
             changed[num] = job
             replicas[replica] = None
-            by = _BY_OP.get(op, "") if actors is None else actors.get(at, _BY_OP.get(op, ""))
+            by = _BY_OP.get(op, "")
+            if actors:
+                by = actors.get(at, by)
             if op == _PLACE:
                 if replica.state != QUEUED:
                     raise self._illegal(replica, PLACED)
@@ -207,9 +223,8 @@ class _Folding:
                 replica.member = workers[a].members[key] = member
                 job.held += 1
                 job.rev = rev = job.rev + 1
-                if len(job.story) >= STORY_MAX:
-                    del job.story[: STORY_MAX // 4]
-                job.story.append((rev, time, index, attempt, PLACED, a, b, 0, "", seq, by))
+                tenants[job.tenant].gpus += b.bit_count()
+                self._tell(job, (rev, time, index, attempt, PLACED, a, b, 0, "", seq, by))
                 members[member] = None
                 placed.append(member)
             elif op == _RUN:
@@ -295,8 +310,8 @@ class _Folding:
             raise self._illegal(replica, to)
         rev, time, index, attempt = job.rev, self.time, replica.index, replica.attempt
         worker, mask, fence, story = member.worker.num, member.mask, member.fence, job.story
-        if len(story) + 3 > STORY_MAX:
-            del story[: STORY_MAX // 4]
+        if len(story) >= STORY_PART:
+            self._long(job)
         story += (
             (rev + 1, time, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
             (rev + 2, time, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
@@ -328,10 +343,20 @@ class _Folding:
         if IS_TERMINAL[to]:
             job.live -= 1
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
+        self._tell(job, (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
+
+    def _tell(self, job: Job, transition: Transition) -> None:
         story = job.story
-        if len(story) >= STORY_MAX:
-            del story[: STORY_MAX // 4]
-        story.append((rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
+        if len(story) >= STORY_PART:
+            self._long(job)
+        story.append(transition)
+
+    def _long(self, job: Job) -> None:
+        story, replicas = job.story, len(job.replicas)
+        if len(story) >= STORY_MAX + STORY_MAX_REPLICA * replicas:
+            del story[: len(story) // 4]
+        if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
+            self.out.long[job.num] = job
 
     def _illegal(self, replica: Replica, to: int) -> FoldError:
         name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
@@ -362,7 +387,9 @@ class _Folding:
 
     def _remove(self, member: Member) -> None:
         del member.worker.members[member.key]
-        member.replica.job.held -= 1
+        job = member.replica.job
+        job.held -= 1
+        self.state.tenants[job.tenant].gpus -= member.mask.bit_count()
         self.state.digest -= member.row
         self.members.pop(member, None)
         member.row = 0
@@ -393,6 +420,7 @@ class _Folding:
         elif kind == Act.GONE:
             worker = state.worker_by_num[act[1]]
             worker.session = ""
+            worker.left_ms = self.time
             self._touch_worker(worker)
         elif kind == Act.FLAG:
             worker = state.worker_by_num[act[1]]
@@ -412,8 +440,22 @@ class _Folding:
             tenant = state.tenant(act[1])
             tenant.tombstones.pop(act[2], None)
             self.rows[tenant] = None
+        elif kind in (Act.HOLD, Act.UNHOLD):
+            self._hold(act[1], act[2], act[3], act[4], on=kind == Act.HOLD)
+        elif kind == Act.PRIORITY:
+            _, num, priority, by, why = act
+            job = self._ordered(num, PRIORITY, by, f"{priority}: {why}" if why else str(priority))
+            job.priority = priority
+        elif kind == Act.LIMIT:
+            _, name, gpus, jobs, by, why = act
+            tenant = state.tenant(name)
+            tenant.gpus_max, tenant.jobs_max = gpus, jobs
+            tenant.limit = (by, why, self.time) if gpus or jobs else None
+            self.rows[tenant] = None
         elif kind == Act.COMPACT:
-            self._compact(act[1])
+            self._compact(act[1], act[2] if len(act) > 2 else [])
+        elif kind == Act.PART:
+            self._part(act[1], act[2], act[3], act[4])
         elif kind == Act.EXPIRE:
             before = state.finished.row
             for _ in range(act[1]):
@@ -431,6 +473,25 @@ class _Folding:
         else:
             raise FoldError(f"record {self.seq} holds act {kind!r}, which this release does not know")
 
+    def _hold(self, name: str, num: int, by: str, why: str, *, on: bool) -> None:
+        order = (by, why, self.time) if on else None
+        if num:
+            self._ordered(num, HELD if on else RELEASED, by, why).hold = order
+        else:
+            tenant = self.state.tenant(name)
+            tenant.hold = order
+            self.rows[tenant] = None
+
+    def _ordered(self, num: int, word: int, by: str, why: str) -> Job:
+        """An operator's act on a job, as a revision of its own."""
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq} acts on job {num}, which is not there")
+        job.rev += 1
+        self._tell(job, (job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
+        self.out.jobs[num] = job
+        return job
+
     def _touch_worker(self, worker: Worker) -> None:
         self.rows[worker] = None
         self.out.workers.append(worker)
@@ -446,7 +507,17 @@ class _Folding:
             tenant.cancel_cursor = through
         self.rows[tenant] = None
 
-    def _compact(self, flat: list[Any]) -> None:
+    def _part(self, num: int, seq: int, first: int, last: int) -> None:
+        """A part of a job's story stands in the history: memory keeps what is newer, and the last few."""
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq}: a part of job {num}, which is not there")
+        job.parts = (*job.parts, (seq, first, last))[-PARTS_MAX:]
+        story = job.story
+        if story:
+            del story[: max(0, min(len(story) - STORY_KEPT, last - story[0][0] + 1))]
+
+    def _compact(self, flat: list[Any], kept: list[int]) -> None:
         state = self.state
         digest, before = state.digest, state.finished.row
         for at in range(0, len(flat), 2):
@@ -456,9 +527,11 @@ class _Folding:
             job = state.jobs.pop(num)
             del state.tenants[job.tenant].jobs[job.name]
             final = job.replicas[0].state if len(job.replicas) == 1 else STATES.index(job.state)
-            state.finished.add(job_key(job.tenant, job.name), flat[at + 1], self.time, final)
+            ended_ms = job.story[-1][1] if job.story else self.time
+            where = kept[at // 2] if kept else 0
+            state.finished.add(job_key(job.tenant, job.name), flat[at + 1], ended_ms, final, where)
             digest -= job.row
             for replica in job.replicas:
                 digest -= replica.row
-            job.replicas = ()  # they point at each other: so they go at once, and leave the collector nothing
+                del replica.job  # they point at each other: so they go at once, and leave the collector nothing
         state.digest = (digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF

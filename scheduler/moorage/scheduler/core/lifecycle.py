@@ -189,7 +189,9 @@ class Lifecycle:
             else:
                 self._fail_gang(draft, replica, member, Op.EXIT, code, why or f"exit code {code}", self._cause(detail))
         elif state == ENDING:
-            draft.exit(replica, member, SUCCEEDED if well else replica.after, code, why)
+            to = SUCCEEDED if well else self._after_ending(draft, replica)
+            draft.exit(replica, member, to, code, why)
+            self._back_to_queue(draft, replica, to, Count.NONE)
         elif well:
             draft.exit(replica, member, SUCCEEDED, code, why)
         elif detail == "timeout":
@@ -217,7 +219,9 @@ class Lifecycle:
             else:
                 self._fail_gang(draft, replica, member, op, 0, why, count)
         elif state == ENDING:
-            draft.over(op, replica, member, replica.after, why)
+            to = self._after_ending(draft, replica)
+            draft.over(op, replica, member, to, why)
+            self._back_to_queue(draft, replica, to, Count.NONE)
         else:
             if state == PLACED and count == Count.LOSS:
                 count = Count.REFUSAL  # it never began: no loss of work to count
@@ -233,6 +237,12 @@ class Lifecycle:
         if count == Count.LOSS:
             return QUEUED if replica.losses < self.request_of(replica.job).retries_on_lost else FAILED
         return QUEUED
+
+    def _after_ending(self, draft: Draft, replica: Replica) -> int:
+        """What a replica that was asked to end becomes: no next attempt of a job whose deadline passed meanwhile."""
+        deadline_ms = replica.job.deadline_ms
+        late = deadline_ms is not None and draft.time_ms >= deadline_ms
+        return TIMED_OUT if late and replica.after == QUEUED else replica.after
 
     def _back_to_queue(self, draft: Draft, replica: Replica, to: int, count: int) -> None:
         if to != QUEUED:
@@ -307,6 +317,28 @@ class Lifecycle:
             else:
                 continue
             did = True
+        return did
+
+    def start_over(self, draft: Draft, job: Job, why: str) -> int:
+        """End what is on a worker and have it wait again, for no count. How many replicas that concerns now.
+
+        One that is ending or cancelled already goes its way. A replica kept through a partition waits again at once:
+        whoever asks has seen that it is over.
+        """
+        gang = draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED)
+        if gang:
+            draft.gang(job, GangPhase.ENDING, QUEUED)
+        did = 0
+        for replica in job.replicas:
+            state = draft.state_of(replica)
+            if state in _ON_WORKER:
+                draft.end(replica, ENDING, EXITED if gang else QUEUED, why)
+            elif state == LOST_KEPT:
+                self._lost(draft, replica, QUEUED, why)
+                self._back_to_queue(draft, replica, QUEUED, Count.NONE)
+            else:
+                continue
+            did += 1
         return did
 
     def deadline(self, draft: Draft, job: Job) -> None:

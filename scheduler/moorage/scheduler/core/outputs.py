@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from moorage.scheduler.core.records import MODE_NAMES, GangPhase, by_tenant
@@ -14,18 +15,29 @@ from moorage.scheduler.core.state import (
     ENDING,
     PLACED,
     RUNNING,
+    STORY_WORDS,
     Job,
     Member,
     State,
     Worker,
 )
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Change, End, Held, Place, Start, Wanted
+from moorage.schemas.frames import Change, End, Event, Held, Place, Start, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 
 #: bodies in one wanted frame; more go in the next, so that no frame nears the server's bound
 WANTED_BYTES_MAX: Final = 400 * 1024
+
+#: so many changes always fit one event: they are not measured
+CHANGES_SURE: Final = 64
+#: of the changes in one event or answer, under what NATS takes; `show` has the request and the replicas beside them
+CHANGES_BYTES_MAX: Final = 700 * 1024
+SHOWN_BYTES_MAX: Final = 200 * 1024
+#: of one change as JSON without its GPUs and its why, at most; and of a character of text that had to be escaped
+CHANGE_BYTES: Final = 330
+CHAR_BYTES_MAX: Final = 6
+ACCEPTED: Final = "ACCEPTED"
 
 Message = tuple[str, bytes, str]  # subject, payload, reply
 
@@ -33,11 +45,13 @@ Message = tuple[str, bytes, str]  # subject, payload, reply
 class Outputs:
     """All that one record lets out. `answers` are (reply subject, payload)."""
 
-    __slots__ = ("answers", "events", "messages")
+    __slots__ = ("answers", "ended", "events", "long", "messages")
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, bytes]] = []
         self.messages: list[Message] = []
+        self.ended: list[Job] = []  # over with this record: their stories go to the history
+        self.long: list[Job] = []  # parts of their stories do
         self.events: list[tuple[str, str, bytes, bool]] = []  # tenant, job, event as JSON, on its own subject too
 
 
@@ -85,6 +99,7 @@ class WantedFrames:
                     job.gang == GangPhase.HOLDING,
                     job.body,
                     job.traceparent,
+                    None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
                 )
             )
 
@@ -140,34 +155,72 @@ def gpu_names(worker: Worker, mask: int) -> list[str]:
     return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
 
 
+def accepted(tenant: str, accepted_ms: int) -> Change:
+    """Every story's first transition."""
+    return Change(1, accepted_ms, -1, 0, ACCEPTED, by=by_tenant(tenant))
+
+
 def changes_since(state: State, job: Job, rev: int) -> list[Change]:
     """A job's transitions after a revision, as far as memory holds them."""
-    changes = []
-    if rev < 1:
-        changes.append(Change(1, job.accepted_ms, -1, 0, "ACCEPTED", by=by_tenant(job.tenant)))
+    count, rows = job.rev - rev, job.story
+    if count <= 0:
+        return []
+    if count < len(rows):
+        rows = rows[-count:]  # revisions follow each other, and only the oldest ever leave
+    changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
     workers = state.worker_by_num
-    for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor in job.story:
-        if number > rev:
-            by, _, said = actor.partition(" ") if actor else ("", "", "")
-            if worker_num >= 0:
-                worker = workers[worker_num]
-                over = to not in (PLACED, CLAIMED, RUNNING)
-                changes.append(
-                    Change(
-                        number,
-                        time,
-                        index,
-                        attempt,
-                        STATES[to],
-                        worker.id,
-                        gpu_names(worker, mask) if to == PLACED else [],
-                        code if over else None,
-                        why,
-                        fence,
-                        by,
-                        said,
-                    )
+    for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor in rows:
+        by, said = actor, ""
+        if " " in actor:
+            by, _, said = actor.partition(" ")
+        if worker_num >= 0:
+            worker = workers[worker_num]
+            over = to not in (PLACED, CLAIMED, RUNNING)
+            changes.append(
+                Change(
+                    number,
+                    time,
+                    index,
+                    attempt,
+                    STATES[to],
+                    worker.id,
+                    gpu_names(worker, mask) if to == PLACED else [],
+                    code if over else None,
+                    why,
+                    fence,
+                    by,
+                    said,
                 )
-            else:
-                changes.append(Change(number, time, index, attempt, STATES[to], why=why, by=by, said=said))
+            )
+        else:
+            changes.append(Change(number, time, index, attempt, STORY_WORDS[to], why=why, by=by, said=said))
     return changes
+
+
+def fitting(changes: Sequence[Change], bytes_max: int = CHANGES_BYTES_MAX) -> int:
+    """How many of the first changes one frame has room for; at least one, where there is one."""
+    size = 0
+    for count, change in enumerate(changes):
+        size += CHANGE_BYTES + sum(len(gpu) + 3 for gpu in change.gpus) + CHAR_BYTES_MAX * len(change.why)
+        if size > bytes_max and count:
+            return count
+    return len(changes)
+
+
+def event_of(state: State, job: Job) -> Event:
+    """What this record changed for a job; marks it as told. What has no room leaves a gap, which `history` fills."""
+    changes = changes_since(state, job, job.told)
+    if len(changes) > CHANGES_SURE:
+        del changes[fitting(changes) :]
+    job.told = job.rev
+    simulated = any(
+        state.worker_by_num[row[5]].hello.get("simulated", False) for row in job.story[-len(changes) :] if row[5] >= 0
+    )
+    return Event(job.tenant, job.name, job.rev, job.state, state.seq, changes, _why(changes), simulated)
+
+
+def _why(changes: list[Change]) -> str:
+    for change in reversed(changes):
+        if change.why:
+            return change.why
+    return ""

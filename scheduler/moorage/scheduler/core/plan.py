@@ -6,7 +6,7 @@ to everybody else until it starts, so that a stream of small jobs cannot starve 
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from heapq import heappop, heapreplace
 from typing import Final
 
@@ -27,12 +27,13 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 class Reservation:
     """Hosts held back for one entry of the queue and its line: those ask alike, and the first goes first."""
 
-    __slots__ = ("hosts", "item", "priority", "shape")
+    __slots__ = ("hosts", "item", "line", "priority", "shape")
 
-    def __init__(self, item: int, priority: int, shape: Shape, hosts: frozenset[int]) -> None:
+    def __init__(self, item: int, line: Line, hosts: frozenset[int]) -> None:
         self.item = item
-        self.priority = priority
-        self.shape = shape
+        self.line = line
+        self.priority = line.priority
+        self.shape = line.shape
         self.hosts = hosts
 
 
@@ -46,6 +47,7 @@ class Planner:
         self.reservation: Reservation | None = None
         self._looked_ms = -PATIENCE_MS
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
+        self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
 
     def plan(self, draft: Draft) -> int:
         """Write placements into the draft; returns how many replicas were placed."""
@@ -53,19 +55,24 @@ class Planner:
             return 0
         self._reserve(draft)
         self._spread.clear()
+        self._full.clear()
         fleet, queue, placed_all = self.fleet, self.queue, 0
         ready = queue.ready(fleet.changes)
         while ready and not draft.full:
             priority, _, line = ready[0]
-            placed, first = 0, 0
+            placed, first, over = 0, 0, False
             last: Choice | None = None
+            need, room = line.shape.count * line.shape.together, self._room(draft, line)
             others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
             while line.entries and not draft.full:
                 item = line.entries[0]
-                if not self._waits(draft, item):
+                if queue.is_taken(line, item) or not self._waits(draft, item):
                     queue.pop(line)
                     continue
                 if others is not None and (priority, item) > others:
+                    break
+                if need > room:
+                    over = True
                     break
                 choice = self._place(draft, line, item)
                 if choice is None:
@@ -74,18 +81,42 @@ class Planner:
                 queue.pop(line)
                 last, first = choice, first or item >> REPLICA_BITS
                 placed += line.shape.together
-                if line.entries:
-                    more, last = self._place_more(draft, line, choice, priority, others)
+                room -= need
+                if line.entries and room >= need:
+                    most = len(line.entries) if room == math.inf or not need else int(room // need)
+                    more, last = self._place_more(draft, line, choice, most, priority, others)
                     placed += more
+                    room -= more * need
             if last is not None:
                 # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
                 draft.evidence += (first, placed, len(fleet.hosts), last.left)
                 placed_all += placed
-            if line.entries and line.blocked_at != fleet.changes:
+                if line.tenant:
+                    draft.gpus[line.tenant] = draft.gpus.get(line.tenant, 0) + line.shape.count * placed
+            if over:
+                self._over_limit(draft, line)
+                heappop(ready)
+            elif line.entries and line.blocked_at != fleet.changes:
                 heapreplace(ready, (priority, line.entries[0], line))
             else:
                 heappop(ready)
         return placed_all
+
+    def _room(self, draft: Draft, line: Line) -> float:
+        """How many GPUs the line's tenant may still lease; below 0 where nothing of it may be placed at all."""
+        if not line.tenant:
+            return math.inf
+        if draft.is_tenant_held(line.tenant):
+            return -1
+        gpus_max, _ = draft.limits_of(line.tenant)
+        if not gpus_max:
+            return math.inf
+        return 0 if line.tenant in self._full else max(0, gpus_max - draft.leased_by(line.tenant))
+
+    def _over_limit(self, draft: Draft, line: Line) -> None:
+        """What comes later of this tenant waits behind it, else small jobs would starve a big one under the limit."""
+        if line.shape.count * line.shape.together <= draft.limits_of(line.tenant)[0]:
+            self._full.add(line.tenant)
 
     def _waits(self, draft: Draft, item: int) -> bool:
         """Whether this entry still waits (removal from the queue is lazy)."""
@@ -113,17 +144,17 @@ class Planner:
         return choice
 
     def _place_more(
-        self, draft: Draft, line: Line, choice: Choice, priority: int, others: tuple[int, int] | None
+        self, draft: Draft, line: Line, choice: Choice, most: int, priority: int, others: tuple[int, int] | None
     ) -> tuple[int, Choice]:
-        """Whoever waits behind in line and would be put on the very same host, without asking for each of them.
+        """At most so many who wait behind in line and would be put on the very same host, without asking for each.
 
         Returns how many, and the last choice: what one by one would have come to.
         """
         shape, entries, host = line.shape, line.entries, choice.host
         taken = 0
-        masks = self.ranker.again(choice, shape, len(entries))
+        masks = self.ranker.again(choice, shape, min(most, len(entries)))
         for mask in masks:
-            while entries and not self._waits(draft, entries[0]):
+            while entries and (self.queue.is_taken(line, entries[0]) or not self._waits(draft, entries[0])):
                 self.queue.pop(line)
             if not entries or draft.full or (others is not None and (priority, entries[0]) > others):
                 break
@@ -189,7 +220,8 @@ class Planner:
 
     def _reserve(self, draft: Draft) -> None:
         """Give up a reservation that is used or void; look once a second for somebody out of patience."""
-        if self.reservation is not None and not self._waits(draft, self.reservation.item):
+        held = self.reservation
+        if held is not None and not (self._waits(draft, held.item) and self._may(draft, held.line)):
             self._give_up()
         if draft.time_ms - self._looked_ms < 1000:
             return
@@ -200,17 +232,32 @@ class Planner:
             return
         impatient: list[tuple[int, int, Line]] = []
         for line in self.queue.lines.values():
-            while line.entries and not self._waits(draft, line.entries[0]):
+            while line.entries and not (
+                self._waits(draft, line.entries[0]) and not self.queue.is_taken(line, line.entries[0])
+            ):
                 self.queue.pop(line)
-            if line.entries:
+            if line.entries and self._may(draft, line):
                 job = draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)
                 if job is not None and draft.time_ms - job.accepted_ms > PATIENCE_MS:
                     impatient.append((-line.priority, line.entries[0], line))
         for _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
             hosts = self._soonest(line.shape)
             if hosts:
-                self.reservation = Reservation(item, line.priority, line.shape, hosts)
+                self.reservation = Reservation(item, line, hosts)
                 return
+
+    def _may(self, draft: Draft, line: Line) -> bool:
+        """Whether its tenant may start it: hosts are held back for nobody who may not."""
+        return line.shape.count * line.shape.together <= self._room(draft, line)
+
+    def waits_for_limit(self, tenant: str) -> bool:
+        """Whether somebody of this tenant found no room under its limit in the last pass."""
+        return tenant in self._full
+
+    def forget(self, num: int) -> None:
+        """An operator has held or moved a job: nothing is held back for it as it stood."""
+        if self.reservation is not None and self.reservation.item >> REPLICA_BITS == num:
+            self._give_up()
 
     def _give_up(self) -> None:
         self.reservation = None
@@ -243,8 +290,4 @@ class Planner:
 
     def sweep(self, draft: Draft) -> None:
         """Take out of the queue what no longer waits: cancels would else fill a line whose head is blocked."""
-        queue = self.queue
-        queue.size = 0
-        for line in queue.lines.values():
-            line.entries = deque(item for item in line.entries if self._waits(draft, item))
-            queue.size += len(line.entries)
+        self.queue.sweep(lambda item: self._waits(draft, item))

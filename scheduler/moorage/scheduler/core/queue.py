@@ -1,13 +1,15 @@
 """Who is next: priority, then arrival; kept by shape so that what cannot start now is looked at once, not each.
 
 A shape that found no room is blocked until something changed that may let it start. The entries are plain integers
-(job number and replica), so a hundred thousand queued jobs cost the garbage collector nothing.
+(job number and replica), so a hundred thousand queued jobs cost the garbage collector nothing. A tenant that an
+operator has held or limited has lines of its own, so that whether it may start anything is asked once a line.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
+from collections.abc import Callable
 from heapq import heapify
 from typing import Final
 
@@ -16,19 +18,23 @@ from moorage.scheduler.core.shape import Shape
 REPLICA_BITS: Final = 10  # 1,024 replicas a job
 
 
+_Key = tuple[int, int, str]  # minus the priority, the shape's index, a tenant set apart or nobody
+
+
 def entry(num: int, replica: int) -> int:
     """One replica in the queue; smaller arrived earlier."""
     return num << REPLICA_BITS | replica
 
 
 class Line:
-    """The waiting replicas of one priority and shape, in order of arrival."""
+    """The waiting replicas of one priority and shape, in order of arrival; with `tenant`, of that one alone."""
 
-    __slots__ = ("blocked_at", "entries", "priority", "shape")
+    __slots__ = ("blocked_at", "entries", "priority", "shape", "tenant")
 
-    def __init__(self, priority: int, shape: Shape) -> None:
+    def __init__(self, priority: int, shape: Shape, tenant: str) -> None:
         self.priority = priority
         self.shape = shape
+        self.tenant = tenant
         self.entries: deque[int] = deque()  # ascending: nearly all come in order, and go from the front
         self.blocked_at = -1  # the fleet's change number at which it found no room
 
@@ -37,14 +43,23 @@ class Queue:
     """All lines. Removal is lazy: whoever pops an entry checks that its replica still waits."""
 
     def __init__(self) -> None:
-        self.lines: dict[tuple[int, int], Line] = {}
+        self.lines: dict[_Key, Line] = {}
         self.size = 0
+        self._apart: set[str] = set()
+        self._taken: set[tuple[_Key, int]] = set()  # entries that were taken out, and stand in their lines still
 
-    def add(self, priority: int, shape: Shape, item: int) -> None:
-        key = (-priority, shape.index)
+    def _key(self, priority: int, shape: Shape, tenant: str) -> _Key:
+        return (-priority, shape.index, tenant if tenant in self._apart else "")
+
+    def add(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
+        key = self._key(priority, shape, tenant)
+        self.size += 1
+        if self._taken and (key, item) in self._taken:
+            self._taken.remove((key, item))
+            return
         line = self.lines.get(key)
         if line is None:
-            line = self.lines[key] = Line(priority, shape)
+            line = self.lines[key] = Line(priority, shape, key[2])
         entries = line.entries
         if not entries or item > entries[-1]:
             entries.append(item)
@@ -52,7 +67,35 @@ class Queue:
             entries.appendleft(item)
         else:  # back from a pause, into the midst of those that came meanwhile
             entries.insert(bisect(entries, item), item)
-        self.size += 1
+
+    def take_out(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
+        """An entry that stands in its line counts no more, until it is added again."""
+        self._taken.add((self._key(priority, shape, tenant), item))
+        self.size -= 1
+
+    def is_taken(self, line: Line, item: int) -> bool:
+        return bool(self._taken) and ((-line.priority, line.shape.index, line.tenant), item) in self._taken
+
+    def set_apart(self, tenant: str, is_of: Callable[[int], bool]) -> None:
+        """Give a tenant lines of its own for the rest of this reign; `is_of` tells its entries.
+
+        The first time it walks the whole queue, some 0.2 µs an entry: for an operator's act, not for the tick.
+        """
+        if tenant in self._apart:
+            return
+        self._apart.add(tenant)
+        for key, line in list(self.lines.items()):
+            mine = [item for item in line.entries if is_of(item)] if not line.tenant else []
+            if not mine:
+                continue
+            line.entries = deque(item for item in line.entries if not is_of(item))
+            own = self.lines[(key[0], key[1], tenant)] = Line(line.priority, line.shape, tenant)
+            own.entries = deque(mine)
+            own.blocked_at = line.blocked_at
+            for item in mine:
+                if (key, item) in self._taken:
+                    self._taken.remove((key, item))
+                    self._taken.add(((key[0], key[1], tenant), item))
 
     def ready(self, changes: int) -> list[tuple[int, int, Line]]:
         """The lines that may find room, as a heap of (-priority, first entry, line)."""
@@ -69,8 +112,20 @@ class Queue:
         return found
 
     def pop(self, line: Line) -> int:
-        self.size -= 1
-        return line.entries.popleft()
+        item = line.entries.popleft()
+        if self.is_taken(line, item):
+            self._taken.remove(((-line.priority, line.shape.index, line.tenant), item))
+        else:
+            self.size -= 1
+        return item
+
+    def sweep(self, waits: Callable[[int], bool]) -> None:
+        """Keep only the entries that still wait and were not taken out."""
+        self.size = 0
+        for line in self.lines.values():
+            line.entries = deque(item for item in line.entries if not self.is_taken(line, item) and waits(item))
+            self.size += len(line.entries)
+        self._taken.clear()
 
     def position(self, priority: int, item: int) -> int:
         """How many entries stand before this one; counts every line, so it is for questions, not for the tick."""

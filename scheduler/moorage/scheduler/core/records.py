@@ -105,11 +105,16 @@ class Act:
     CURSOR: Final = "cursor"  # tenant, submit|cancel, stream sequence
     TOMBSTONE: Final = "tombstone"  # tenant, job, queue sequence or 0
     UNTOMB: Final = "untomb"  # tenant, job
-    COMPACT: Final = "compact"  # flat: job number, request digest
+    COMPACT: Final = "compact"  # flat: job number, request digest; then where each one's history stands, 0 for nowhere
+    PART: Final = "part"  # job number, history sequence, first and last revision: so much of its story stands there
     EXPIRE: Final = "expire"  # how many of the oldest finished rows go
     SNAPSHOT: Final = "snapshot"  # name, sequence it stands at, blake2b digest of its bytes
     RESIGN: Final = "resign"  # the leader stops for good: nobody need wait for its silence
     UNQUARANTINE: Final = "unquarantine"  # worker number, slot mask, by
+    HOLD: Final = "hold"  # tenant, job number or 0 for its whole queue, actor, why
+    UNHOLD: Final = "unhold"  # tenant, job number or 0, actor, why
+    PRIORITY: Final = "priority"  # job number, priority, actor, why
+    LIMIT: Final = "limit"  # tenant, GPUs, jobs (0: none), actor, why
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):

@@ -21,6 +21,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, LOST_KEPT, Member, MemberKey, State, Worker
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Join, Load, Renew
+from moorage.schemas.release import RELEASE, release_problem
 
 #: a renewal's list must lack a member this often in a row before the worker is asked to account for it
 MISSED_MAX: Final = 3
@@ -39,6 +40,7 @@ class Sessions:
         self.fleet = fleet
         self.lifecycle = lifecycle
         self.config = config
+        self.release = RELEASE  # of this scheduler
 
     # -------------------------------------------------------------------------------------------- join
 
@@ -47,6 +49,9 @@ class Sessions:
 
         One record folds the facts under their old names, adopts what is listed, and only then declares the rest over.
         """
+        apart = release_problem(frame.hello.release, self.release)
+        if apart is not None:
+            return apart
         worker = self.state.workers.get(event.worker)
         if worker is not None and worker.machine != frame.machine and kept(worker):
             return problem(
@@ -160,10 +165,16 @@ class Sessions:
     # ---------------------------------------------------------------------------------------- renewals
 
     def renew(self, event: FromWorker, frame: Renew) -> Problem | Host:
-        """The host whose session lives on; the soft view takes what the frame says of local claims."""
+        """The host whose session lives on; the soft view takes what the frame says of local claims.
+
+        A session that began under another scheduler may be of a release too far from ours: then its lease runs out.
+        """
         worker = self.state.workers.get(event.worker)
         if worker is None or not worker.session or worker.session != frame.session:
             return session_over(event.worker)
+        apart = release_problem(worker.hello.get("release", ""), self.release)
+        if apart is not None:
+            return apart
         host = self.fleet.hosts.get(worker.num)
         if host is None:
             return session_over(event.worker)

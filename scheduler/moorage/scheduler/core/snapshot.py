@@ -11,8 +11,19 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.finished import FinishedTable
-from moorage.scheduler.core.state import IS_TERMINAL, Job, Member, Replica, State, Tenant, Worker, new_job, new_member
+from moorage.scheduler.core.finished import ROW_BYTES, ROW_BYTES_FIRST, FinishedTable
+from moorage.scheduler.core.state import (
+    IS_TERMINAL,
+    Job,
+    Member,
+    Order,
+    Replica,
+    State,
+    Tenant,
+    Worker,
+    new_job,
+    new_member,
+)
 
 SNAPSHOT_FORMAT: Final = 1
 
@@ -38,6 +49,7 @@ class _Job(msgspec.Struct, array_like=True):
     master: str
     story: list[Any]
     replicas: list[list[int]]
+    parts: tuple[tuple[int, int, int], ...] = ()
 
 
 class _Worker(msgspec.Struct, array_like=True):
@@ -72,6 +84,9 @@ class _Snapshot(msgspec.Struct, array_like=True):
     finished: bytes
     tenants: list[tuple[str, int, int, dict[str, int]]]
     workers: list[_Worker]
+    finished_row_bytes: int = ROW_BYTES_FIRST
+    job_orders: list[tuple[int, int, Order | None]] = []  # job number, priority, hold; of those that have either
+    tenant_orders: list[tuple[str, int, int, Order | None, Order | None]] = []  # tenant, GPUs, jobs, limit, hold
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -88,6 +103,7 @@ def dump(state: State) -> bytes:
                 [r.state, r.attempt, r.fence, r.retries, r.losses, r.refusals, r.not_before, r.after]
                 for r in job.replicas
             ],
+            job.parts,
         )
         for job in state.jobs.values()
     ]  # fmt: skip
@@ -103,11 +119,16 @@ def dump(state: State) -> bytes:
         for w in state.worker_by_num
     ]  # fmt: skip
     tenants = [(t.name, t.submit_cursor, t.cancel_cursor, t.tombstones) for t in state.tenants.values()]
+    job_orders = [
+        (job.num, job.priority, job.hold) for job in state.jobs.values() if job.hold is not None or job.priority >= 0
+    ]
+    tenant_orders = [(t.name, t.gpus_max, t.jobs_max, t.limit, t.hold) for t in state.tenants.values() if t.ordered]
     return _encode(
         _Snapshot(
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
             state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
-            list(state.ended), state.finished.dump(), tenants, workers,
+            list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
+            tenant_orders,
         )
     )  # fmt: skip
 
@@ -136,15 +157,23 @@ def load(snapshot: bytes) -> State:
     state.transitions = found.transitions
     named = [tuple(entry) if entry is not None else None for entry in found.named]
     state.snapshot, state.snapshot_before = named[0], named[1]
-    for row in found.jobs:
-        _load_job(state, row)
     for name, submit_cursor, cancel_cursor, tombstones in found.tenants:
         tenant = state.tenant(name)
         tenant.submit_cursor, tenant.cancel_cursor, tenant.tombstones = submit_cursor, cancel_cursor, tombstones
+    for row in found.jobs:
+        _load_job(state, row)
+    for name, gpus_max, jobs_max, limit, hold in found.tenant_orders:
+        tenant = state.tenant(name)
+        tenant.gpus_max, tenant.jobs_max, tenant.limit, tenant.hold = gpus_max, jobs_max, limit, hold
+    for num, priority, hold in found.job_orders:
+        state.jobs[num].priority, state.jobs[num].hold = priority, hold
     for number, row_of in enumerate(found.workers):
         _load_worker(state, number, row_of)
     state.ended.extend(found.ended)
-    state.finished = FinishedTable.load(found.finished)
+    try:
+        state.finished = FinishedTable.load(found.finished, row_bytes=found.finished_row_bytes)
+    except ValueError as error:
+        raise BadSnapshot(str(error)) from None
     _digest_rows(state)
     if state.digest != found.digest:
         raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {found.digest:x}")
@@ -156,6 +185,7 @@ def _load_job(state: State, row: _Job) -> None:
     job.rev, job.started, job.over, job.gang = row.rev, row.started, row.over, row.gang
     job.after, job.count, job.master = row.after, row.count, row.master
     job.story = [(*entry, "")[:11] for entry in row.story]  # a snapshot of an older release names no actor
+    job.parts = row.parts
     for replica, values in zip(job.replicas, row.replicas, strict=True):
         (
             replica.state,
@@ -169,7 +199,9 @@ def _load_job(state: State, row: _Job) -> None:
         ) = values
     job.live = sum(1 for replica in job.replicas if not IS_TERMINAL[replica.state])
     state.jobs[job.num] = job
-    state.tenant(row.tenant).jobs[row.name] = job
+    tenant = state.tenant(row.tenant)
+    tenant.jobs[row.name] = job
+    tenant.live += not job.over
 
 
 def _load_worker(state: State, number: int, row: _Worker) -> None:
@@ -185,6 +217,7 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
         member.attempt, member.phase = attempt, phase
         worker.members[member.key] = member
         replica.job.held += 1
+        state.tenants[replica.job.tenant].gpus += mask.bit_count()
         if own:
             replica.member = member
 

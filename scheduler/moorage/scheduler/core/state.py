@@ -35,8 +35,23 @@ REJECTED: Final = STATE_NUMBER["REJECTED"]
 IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
 LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
 
-#: a live job's last transitions that are kept in memory
-STORY_MAX: Final = 64
+#: acts in a job's story that are no state of a replica: numbers in every ledger and history, a new one is the next less
+HELD: Final = -1
+RELEASED: Final = -2
+PRIORITY: Final = -3
+#: what a story's numbers mean; the acts count from the end
+STORY_WORDS: Final = (*STATES, "PRIORITY", "RELEASED", "HELD")
+
+#: the last transitions of a job that stay in memory once older ones stand in the history
+STORY_KEPT: Final = 64
+#: from so many on, and so many more a replica, a job's story is written to the history before it is over
+STORY_PART: Final = 96
+STORY_PART_REPLICA: Final = 4
+#: where no history can be written, the oldest are let go beyond so many, and so many more a replica
+STORY_MAX: Final = 128
+STORY_MAX_REPLICA: Final = 8
+#: parts of one job's story that are found again; the oldest are forgotten beyond it
+PARTS_MAX: Final = 1024
 
 # a member's phase
 AT_PLACED: Final = 0
@@ -48,6 +63,8 @@ AT_EXITED: Final = 3  # the attempt is over, the device not yet seen free
 #: (empty is the scheduler, see `records.actor`)
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
 MemberKey = tuple[str, str, int, int]
+#: an operator's act that stands: the actor, why, and since which ledger ms
+Order = tuple[str, str, int]
 
 
 class Job(msgspec.Struct, eq=False, dict=False):
@@ -70,14 +87,23 @@ class Job(msgspec.Struct, eq=False, dict=False):
     after: int = 0  # what a gang's replicas become when the ending attempt is over
     count: int = 0  # which count grows then
     master: str = ""  # address:port of rank 0
+    hold: Order | None = None  # an operator keeps what waits of it from being placed
+    priority: int = -1  # what an operator gave it; below 0 the request's own holds
     story: list[Transition] = []
+    #: earlier parts of the story: history sequence, first and last revision
+    parts: tuple[tuple[int, int, int], ...] = ()
     row: int = 0
+    kept: int = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
     shape: Any = None  # soft: the interned shape of what is asked
+    deadline_ms: int | None = None  # soft: the ledger ms of its deadline
     told: int = 0  # soft: revision up to which events were sent
     own_subject: bool | None = None  # soft: events go to the job's own subject too
 
     def digest_row(self) -> int:
-        return hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
+        row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
+        if self.hold is not None or self.priority >= 0:  # as ever without: old ledgers keep their digests
+            row = hash((row, _order_row(self.hold), self.priority))
+        return row
 
     @property
     def state(self) -> str:
@@ -165,6 +191,7 @@ class Worker:
         "hello",
         "id",
         "joined_ms",
+        "left_ms",
         "machine",
         "members",
         "n",
@@ -184,6 +211,7 @@ class Worker:
         self.no = 0  # fact frames folded through, in this session
         self.session = ""  # empty: no session, nothing may be placed here
         self.joined_ms = 0
+        self.left_ms = 0  # soft: when its last session ended; 0 where that is not known
         self.hello: dict[str, Any] = {}
         self.flag = "open"
         self.by = ""
@@ -199,7 +227,20 @@ class Worker:
 class Tenant:
     """What the ledger knows of a tenant: its jobs by name, how far its queue was read, its tombstones."""
 
-    __slots__ = ("cancel_cursor", "jobs", "name", "row", "submit_cursor", "tombstones")
+    __slots__ = (
+        "cancel_cursor",
+        "gpus",
+        "gpus_max",
+        "hold",
+        "jobs",
+        "jobs_max",
+        "limit",
+        "live",
+        "name",
+        "row",
+        "submit_cursor",
+        "tombstones",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -207,11 +248,29 @@ class Tenant:
         self.submit_cursor = 0
         self.cancel_cursor = 0
         self.tombstones: dict[str, int] = {}  # job -> queue sequence of its cancel; from the endpoint minus its time
+        self.live = 0  # jobs that are not over
+        self.gpus = 0  # devices that its members hold, those that linger too; a sharer counts as a whole one
+        self.gpus_max = 0  # 0: no limit
+        self.jobs_max = 0
+        self.limit: Order | None = None  # who set the two
+        self.hold: Order | None = None  # an operator keeps its whole queue from being placed
         self.row = 0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether an operator has set anything here."""
+        return self.hold is not None or self.limit is not None
 
     def digest_row(self) -> int:
         name = zlib.crc32(self.name.encode())
-        return hash((name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
+        row = hash((name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
+        if self.ordered:
+            row = hash((row, _order_row(self.hold), _order_row(self.limit), self.gpus_max, self.jobs_max))
+        return row
+
+
+def _order_row(order: Order | None) -> int:
+    return 0 if order is None else hash((zlib.crc32(f"{order[0]} {order[1]}".encode()), order[2]))
 
 
 class State:
@@ -295,6 +354,17 @@ def validate(state: State) -> None:
     for job in state.jobs.values():
         if job.held != held.get(job.num, 0):
             raise Broken(f"job {job.name} counts {job.held} members, but {held.get(job.num, 0)} are filed")
+    for tenant in state.tenants.values():
+        live = sum(1 for job in tenant.jobs.values() if not job.over)
+        if tenant.live != live:
+            raise Broken(f"tenant {tenant.name} counts {tenant.live} jobs that are not over, there are {live}")
+    gpus: dict[str, int] = {}
+    for member in state.members():
+        name = member.replica.job.tenant
+        gpus[name] = gpus.get(name, 0) + member.mask.bit_count()
+    for tenant in state.tenants.values():
+        if tenant.gpus != gpus.get(tenant.name, 0):
+            raise Broken(f"tenant {tenant.name} counts {tenant.gpus} GPUs, its members hold {gpus.get(tenant.name, 0)}")
     ended = sum(1 for job in state.jobs.values() if job.over)
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")

@@ -10,9 +10,10 @@ from typing import Final
 
 import msgspec
 
-from moorage.scheduler.core.outputs import gpu_names
+from moorage.scheduler.core.outputs import CHANGES_SURE, event_of, gpu_names
 from moorage.scheduler.core.records import BY_WORKER, by_tenant
-from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, Job, State
+from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, STORY_WORDS, Job, State
+from moorage.schemas.codec import encode
 from moorage.schemas.job import STATES
 
 #: remembered texts of slot masks; beyond it they are made anew
@@ -37,6 +38,8 @@ class Telling:
     def event(self, job: Job) -> bytes:
         """What changed since the last event of this job; marks it as told."""
         told, rev, story = job.told, job.rev, job.story
+        if rev - told > CHANGES_SURE:  # it has to be measured
+            return encode(event_of(self._state, job))
         job.told = rev
         workers, devices = self._workers, self._gpus
         changes = last = ""
@@ -51,7 +54,9 @@ class Telling:
         for number, ms, index, attempt, to, num, mask, code, why, fence, actor in (
             story[told - rev :] if rev > told else ()
         ):
-            changes += f'{{"rev":{number},"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"{STATES[to]}"'
+            changes += (
+                f'{{"rev":{number},"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"{STORY_WORDS[to]}"'
+            )
             if num >= 0:
                 worker = workers.get(num) or self._worker(num)
                 simulated = simulated or worker[1]

@@ -7,17 +7,28 @@ from typing import Any, Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.explain import explain
+from moorage.scheduler.core.explain import NEVER_REASONS, explain
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.fleet import Host
-from moorage.scheduler.core.outputs import changes_since, gpu_names, slots_of
+from moorage.scheduler.core.orders import as_hold, limit_of
+from moorage.scheduler.core.outputs import (
+    CHANGES_SURE,
+    SHOWN_BYTES_MAX,
+    changes_since,
+    fitting,
+    gpu_names,
+    slots_of,
+)
 from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.records import MODE_NAMES
-from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Replica, Worker
+from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Order, Replica, Worker
+from moorage.scheduler.core.story import Found
 from moorage.schemas.codec import decode_request
-from moorage.schemas.errors import Problem, problem
+from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import STATES
+from moorage.schemas.job import STATES, TERMINAL, Request
+from moorage.schemas.operate import TenantRow
 
 LS_MAX: Final = 1000
 CONTENDED_AT: Final = 5
@@ -36,17 +47,98 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
         "replica_states": [_replica(engine, replica) for replica in job.replicas],
-        "changes": msgspec.to_builtins(changes_since(engine.state, job, 0)),
+        "changes": _newest(engine, job),
+        **(
+            {"kept": _kept_until(engine, job.story[-1][1], _output_until(engine, job))}
+            if job.over and job.story
+            else {}
+        ),
     }
+
+
+def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
+    """The last transitions in memory, as many as there is room for; `history` has all of them."""
+    changes = changes_since(engine.state, job, 0)
+    fit = len(changes) if len(changes) <= CHANGES_SURE else fitting(changes[::-1], SHOWN_BYTES_MAX)
+    data: list[dict[str, Any]] = msgspec.to_builtins(changes[-fit:])
+    return data
+
+
+def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set[str]) -> dict[str, Any]:
+    """What `show` adds to the row of a finished job from its story in the history.
+
+    `simulated` names workers. The request is missing where the history was written without it.
+    """
+    ran = [change for change in changes if change.worker]
+    fit = fitting(changes[::-1], SHOWN_BYTES_MAX)
+    data: dict[str, Any] = {
+        "state": found.state,
+        "rev": found.rev,
+        "accepted_ms": found.accepted_ms,
+        "accepted_ledger": found.ledger,
+        "ended_ms": changes[-1].time_ms,
+        "age_ms": engine.state.time_ms - found.accepted_ms,
+        "attempt": max(change.attempt for change in changes),
+        "worker": ran[-1].worker if ran else "",
+        "simulated": any(change.worker in simulated for change in ran),
+        "code": next((change.code for change in reversed(ran) if change.state in TERMINAL), None),
+        "why": next((change.why for change in reversed(changes) if change.why), ""),
+        "changes": msgspec.to_builtins(changes[-fit:]),
+    }
+    request = request_in(found)
+    if request is None:
+        return data
+    return data | {
+        "gpu": format_token(request.effective_gpu, request.replicas),
+        "priority": request.priority,
+        "request": msgspec.to_builtins(request),
+    }
+
+
+def request_in(found: Found) -> Request | None:
+    """The request as the history keeps it; None where it was kept without."""
+    try:
+        return decode_request(bytes(found.request))
+    except Refused:
+        return None
+
+
+def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> dict[str, Any]:
+    """Until when, in ledger milliseconds, what is left of a job that is over is kept; `output` by worker."""
+    config = engine.config
+    return {
+        "job_ms": ended_ms + config.finished_keep_ms,
+        "history_ms": ended_ms + int(config.history_keep * 1000),
+        "output_ms": output,
+    }
+
+
+def _output_until(engine: Engine, job: Job) -> dict[str, int]:
+    """By worker: when it clears the newest output (or result) of this job, unless its room is full before."""
+    until: dict[str, int] = {}
+    for row in job.story:
+        if row[5] < 0:
+            continue
+        worker = engine.state.worker_by_num[row[5]]
+        keeps = worker.hello.get("keeps", {})
+        keep_s = keeps.get("output_s", keeps.get("result_s"))
+        if keep_s is not None:
+            until[worker.id] = row[1] + int(keep_s * 1000)
+    return until
 
 
 def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
-        return problem(
-            "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
-        )
-    return {"job": name, "tenant": tenant, "state": STATES[row[2]], "ended_ms": row[1] * 1000, "compacted": True}
+        return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
+    return {
+        "job": name,
+        "tenant": tenant,
+        "state": STATES[row[2]],
+        "ended_ms": row[1] * 1000,
+        "compacted": True,
+        "kept": _kept_until(engine, row[1] * 1000, {}),
+    }
 
 
 def summary(engine: Engine, job: Job) -> dict[str, Any]:
@@ -62,13 +154,14 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "state": job.state,
         "rev": job.rev,
         "gpu": format_token(request.effective_gpu, request.replicas),
-        "priority": request.priority,
+        "priority": engine.priority_of(job) if job.priority >= 0 else request.priority,
         "attempt": max(replica.attempt for replica in job.replicas),
         "age_ms": engine.state.time_ms - job.accepted_ms,
         "worker": worker,
         "simulated": _is_simulated(engine, job),
         "code": next((row[7] for row in reversed(job.story) if row[4] > 7 and row[5] >= 0), None),
-        "why": next((row[8] for row in reversed(job.story) if row[8]), ""),
+        "why": held_by(job.hold) if job.hold else next((row[8] for row in reversed(job.story) if row[8]), ""),
+        **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
     }
 
 
@@ -97,7 +190,12 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
 
 
 def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any] | Problem:
-    """The tenant's jobs in memory, newest first; `states` filters, `limit` 1..1000 bounds."""
+    """The tenant's jobs in memory, newest first; `states` filters, `limit` 1..1000 bounds.
+
+    With `jobs`, at most 1000 names: those of them that are in memory, and no counts.
+    """
+    if (names := arguments.get("jobs")) is not None:
+        return _named(engine, tenant, names)
     limit = arguments.get("limit", 100)
     if not isinstance(limit, int) or not 1 <= limit <= LS_MAX:
         return problem("invalid-argument", "limit must be 1..1000", field="$.limit", found=limit, allowed="1..1000")
@@ -114,6 +212,14 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
     return {"jobs": jobs, "counts": counts, "finished_kept": len(engine.state.finished)}
 
 
+def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
+    if not isinstance(names, list) or len(names) > LS_MAX or not all(isinstance(name, str) for name in names):
+        return problem("invalid-argument", f"jobs must list at most {LS_MAX} ids", field="$.jobs")
+    row = engine.state.tenants.get(tenant)
+    jobs = {} if row is None else row.jobs
+    return {"jobs": [summary(engine, jobs[name]) for name in names if name in jobs]}
+
+
 def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     """Why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue."""
     job = engine.state.job(tenant, name)
@@ -125,22 +231,82 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
         data["why"] = next((row[8] for row in reversed(job.story) if row[8]), "")
         return data
     replica, shape = waiting[0], engine.shape_of(job)
-    found = explain(engine.fleet, shape, engine.planner.barred(engine.request_of(job).priority, shape))
+    priority = engine.priority_of(job)
+    found = explain(engine.fleet, shape, engine.planner.barred(priority, shape))
+    standing = _standing(engine, job, found.reason)
+    if standing:
+        found.reason = standing["reason"]
     data.update(found.as_data())
+    data.update(standing)
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
     data["waiting_replicas"] = len(waiting)
-    data["position"] = 1 + engine.queue.position(engine.request_of(job).priority, entry(job.num, replica.index))
+    data["priority"] = priority
+    if job.hold is None:
+        data["position"] = 1 + engine.queue.position(priority, entry(job.num, replica.index))
     data["queued"] = engine.queue.size
     data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
+    if found.missing:
+        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
+
+
+HOLDERS_MAX: Final = 5
+
+
+def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
+    """What an operator has set that keeps a job waiting, with who set it and how much; empty where nothing does."""
+    tenant, shape = engine.state.tenants[job.tenant], engine.shape_of(job)
+    hold = job.hold or tenant.hold
+    if hold is not None:
+        of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
+        said = as_hold(hold)
+        return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
+    need = shape.count * shape.together
+    if not tenant.gpus_max or not need or reason in NEVER_REASONS:
+        return {}
+    # with room left, somebody of this tenant who comes first may need more than that room
+    first = engine.planner.waits_for_limit(job.tenant)
+    if tenant.gpus + need <= tenant.gpus_max and not (first and reason == "placing"):
+        return {}
+    holders: dict[str, int] = {}
+    for other in tenant.jobs.values():
+        if other.held:
+            gpus = sum(replica.member.mask.bit_count() for replica in other.replicas if replica.member is not None)
+            holders[other.name] = gpus
+    most = sorted(holders.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
+    return {
+        "reason": "limit",
+        "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and this needs {need}",
+        "limit": msgspec.to_builtins(limit_of(tenant)),
+        "gpus_leased": tenant.gpus,
+        "gpus_needed": need,
+        "held_by": [f"job {name}: {gpus} GPUs" for name, gpus in most],
+    }
+
+
+def held_by(hold: Order) -> str:
+    """As `held by operator ana: maintenance`."""
+    return f"held by {hold[0]}" + (f": {hold[1]}" if hold[1] else "")
+
+
+def tenants(engine: Engine) -> dict[str, Any]:
+    """Tenants with a live job, a lease or something that an operator has set; those with most GPUs first."""
+    rows = [
+        TenantRow(row.name, row.live, row.gpus, as_hold(row.hold), limit_of(row))
+        for row in engine.state.tenants.values()
+        if row.live or row.gpus or row.ordered
+    ]
+    rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
+    return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows)}
 
 
 def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
     """Every worker: its session, what is free and who is sick; and what of the biggest kind would start now."""
     workers = [_worker(engine, worker, mono_ms) for worker in engine.state.worker_by_num]
-    oldest = engine.state.finished.oldest_ms()
+    state = engine.state
+    oldest = state.finished.oldest_ms()
     return {
         "epoch": engine.state.epoch,
         "leader": engine.state.leader,
@@ -149,8 +315,16 @@ def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
         "queued": engine.queue.size,
         "live_jobs": engine.state.live,
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),
-        "finished_window_ms": engine.state.time_ms - oldest if oldest is not None else 0,
+        "finished_window_ms": min(engine.state.time_ms - oldest, engine.config.finished_keep_ms)
+        if oldest is not None
+        else 0,
         "fits_now": fits_now(engine),
+        "keeps": {
+            "finished_keep": engine.config.finished_keep,
+            "finished_rows": engine.config.finished_rows,
+            "history_keep": engine.config.history_keep,
+            "history_bytes": engine.config.history_bytes,
+        },
     }
 
 
@@ -197,6 +371,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "release": worker.hello.get("release", ""),
         "heard_ms_ago": mono_ms - host.last_ms if host is not None and host.heard else None,
         "quarantined": slots_of(worker.quarantined),
+        "keeps": worker.hello.get("keeps", {}),
     }
 
 

@@ -14,7 +14,8 @@ from typing import Final, cast
 
 import msgspec
 
-from moorage.schemas.frames import Device, Start
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import Device, LogPage, ReadLog, Start
 from moorage.schemas.gpu import Sharing
 from moorage.schemas.job import Request, Run
 from moorage.worker.environment import Gang, JobEnvironment, gpu_environment
@@ -29,6 +30,7 @@ from moorage.worker.member_messages import (
     SupervisorReplaced,
     Traits,
 )
+from moorage.worker.settings import WorkerSettings
 
 #: exit status of a command that cannot be started, as sh(1) gives it
 CODE_CANNOT_START: Final = 126
@@ -45,7 +47,8 @@ Publish = Callable[[MemberName, bytes], None]
 class Assignment(msgspec.Struct, frozen=True):
     """A member with all that a driver needs to run it. `devices` are those of its lease, in the lease's order.
 
-    `start` is the gang's START, None outside a gang. `mode` is exclusive, mps, time-slice or none.
+    `start` is the gang's START, None outside a gang. `mode` is exclusive, mps, time-slice or none. `ends_in_s` is when
+    the job's deadline comes, in seconds from now; None without one.
     """
 
     name: MemberName
@@ -54,10 +57,20 @@ class Assignment(msgspec.Struct, frozen=True):
     mode: str
     start: Start | None = None
     traceparent: str = ""
+    ends_in_s: float | None = None
 
     @property
     def run(self) -> Run:
         return self.request.workload
+
+    @property
+    def checkpoint_in_s(self) -> float | None:
+        """When to tell it to save itself, in seconds from now: before its timeout or the job's deadline; None: not."""
+        run = self.run
+        ends = [end for end in (run.timeout_s, self.ends_in_s) if end is not None]
+        if run.checkpoint_signal is None or not ends:
+            return None
+        return max(0.0, min(ends) - run.checkpoint_before_s)
 
     def environment(self, *, interface: str | None = None, simulated: bool = False) -> JobEnvironment:
         """The variables of the lease and the gang, as `gpu_environment` gives them. Raises SharingUnavailable."""
@@ -125,6 +138,18 @@ class Driver:
 
     def forget(self, names: list[MemberName]) -> None:
         """Their ends are in the ledger."""
+
+    def keeps(self, settings: WorkerSettings) -> dict[str, float]:
+        """How long and how much it keeps of jobs that are over, for hello: `output_s`, `output_bytes` and the like."""
+        return {}
+
+    async def read_log(self, ask: ReadLog) -> LogPage:
+        """A page of a member's kept output. Raises `Refused` with not-kept where there is none, or no longer."""
+        raise refuse(
+            "not-kept",
+            f"the driver {self.name} keeps no output: what its jobs say is on their log subject while they run",
+            job=ask.job,
+        )
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         """Unless told a later one before, end all members but those that outlive a partition at this moment

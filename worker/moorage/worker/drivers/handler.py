@@ -1,7 +1,7 @@
 """The driver of handlers: functions in the service's own process, called for a job as another driver starts a process.
 
-`run.argv[0]` names the function, the other words and `run.env` are its input. The request must also say
-`requires: {"handler.<name>": ["1"]}`: that label is how a worker tells which functions it has.
+`run.argv[0]` names the function; `driver_config.handler.input`, the other words and `run.env` are its input. The
+request must also say `requires: {"handler.<name>": ["1"]}`: that label is how a worker tells which functions it has.
 
 The code is the service's own and trusted. It is ended by asking: a coroutine is cancelled, a plain function, which
 runs in a thread of its own, finds `context.cancelled` true. One that has not stopped when its grace is over cannot be
@@ -29,10 +29,11 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.job import Request, Run
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.environment import lay_over, resolve_secrets
-from moorage.worker.handler_context import HandlerCancelled, HandlerContext
+from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.leases.session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
+from moorage.worker.settings import WorkerSettings
 
 #: a coroutine function, or a plain one for a thread; its result is bytes, text, what JSON can hold, or None
 Handler = Callable[[HandlerContext], Awaitable[object]] | Callable[[HandlerContext], object]
@@ -81,7 +82,19 @@ class _ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Running:
     """One run of a function."""
 
-    __slots__ = ("context", "grace", "keeping", "newest", "offsets", "overdue", "reason", "saying", "timeout", "work")
+    __slots__ = (
+        "checkpoint",
+        "context",
+        "grace",
+        "keeping",
+        "newest",
+        "offsets",
+        "overdue",
+        "reason",
+        "saying",
+        "timeout",
+        "work",
+    )
 
     def __init__(self) -> None:
         self.context: HandlerContext
@@ -91,13 +104,17 @@ class _Running:
         self.keeping = False  # it returned, and its result is being kept
         self.grace: asyncio.TimerHandle | None = None
         self.timeout: asyncio.TimerHandle | None = None
+        self.checkpoint: asyncio.TimerHandle | None = None
         self.newest: tuple[float, str] | None = None
         self.saying = False
         self.offsets = {"out": 0, "err": 0}
 
 
 class HandlerDriver(Driver):
-    """`handlers` by name. `on_overdue` is called in the event loop for a function that does not stop."""
+    """`handlers` by name. `on_overdue` is called in the event loop for a function that does not stop.
+
+    Without `threads` a plain function is called in the event loop, where nothing can ask it to stop: for virtual time.
+    """
 
     name = "handler"
     #: the service keeps its context on the device from one call to the next, so the device's memory proves nothing
@@ -112,8 +129,10 @@ class HandlerDriver(Driver):
         interface: str | None = None,
         simulated: bool = False,
         on_overdue: Overdue | None = None,
+        threads: bool = True,
     ) -> None:
         super().__init__()
+        self._threads = threads
         self._handlers = handlers
         self._store = store
         self._secrets_dir = secrets_dir
@@ -148,29 +167,32 @@ class HandlerDriver(Driver):
             raise refuse("queue-full", f"this worker runs {RUNNING_MAX} handlers already")
 
     def start(self, assignments: list[Assignment]) -> None:
-        started: list[tuple[_Running, Handler]] = []
+        started: list[tuple[_Running, Handler, Assignment]] = []
         failed: list[tuple[MemberName, int, str]] = []
         for assignment in assignments:
             try:
                 handler = self._handler_of(assignment.run)
-                self._check_startable(assignment.run)
+                self._check_startable(assignment.request)
                 running = self._prepare(assignment)
             except MoorageError as error:
                 failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
                 continue
             self._running[assignment.name] = running
-            started.append((running, handler))
+            started.append((running, handler, assignment))
         if failed:
             self.report(StartFailed(failed))
         if started:
-            self.report(Started([running.context.name for running, _ in started]))
-        for running, handler in started:
-            self._call(running, handler)
+            self.report(Started([running.context.name for running, _, _ in started]))
+        for running, handler, assignment in started:
+            self._call(running, handler, assignment.checkpoint_in_s)
 
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
         running = self._running.get(name)
         if running is not None and not running.keeping:
             self._ask_to_stop(running, grace_s, "fence" if why == "fence" else "end", why)
+
+    def keeps(self, settings: WorkerSettings) -> dict[str, float]:
+        return {"result_s": settings.result_keep, "result_bytes": settings.result_bytes}
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._fence_s = deadline_s  # read by `context.cancelled`, in whatever thread
@@ -191,8 +213,16 @@ class HandlerDriver(Driver):
         return handler
 
     @staticmethod
-    def _check_startable(run: Run) -> None:
-        for field in ("cwd", "user", "checkpoint_signal"):
+    def _check_startable(request: Request) -> None:
+        run, config = request.workload, request.driver_config.get(CONFIG_KEY, {})
+        if not isinstance(config, dict) or config.keys() - {INPUT_KEY}:
+            raise refuse(
+                "invalid-argument",
+                f"driver_config.{CONFIG_KEY} has one field, {INPUT_KEY}",
+                field=f"$.driver_config.{CONFIG_KEY}",
+                found=config,
+            )
+        for field in ("cwd", "user"):
             if getattr(run, field) is not None:
                 raise refuse("invalid-argument", f"a function has no {field}", field=f"$.run.{field}")
 
@@ -222,15 +252,17 @@ class HandlerDriver(Driver):
         )
         return running
 
-    def _call(self, running: _Running, handler: Handler) -> None:
+    def _call(self, running: _Running, handler: Handler, checkpoint_in_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         context = running.context
         if inspect.iscoroutinefunction(handler):
             running.work = loop.create_task(handler(context), name=f"handler {context.job}")
         else:
-            running.work = _in_thread(handler, context)
+            running.work = _in_thread(handler, context) if self._threads else _at_once(handler, context)
         running.work.add_done_callback(lambda work: self._returned(running, work))
         run = context.request.workload
+        if checkpoint_in_s is not None:
+            running.checkpoint = loop.call_later(checkpoint_in_s, context.ask_checkpoint)
         if run.timeout_s is not None:
             running.timeout = loop.call_later(
                 run.timeout_s, self._ask_to_stop, running, run.grace_s, "timeout", "timeout"
@@ -316,7 +348,7 @@ class HandlerDriver(Driver):
 
     @staticmethod
     def _cancel_timers(running: _Running) -> None:
-        for timer in (running.grace, running.timeout):
+        for timer in (running.grace, running.timeout, running.checkpoint):
             if timer is not None:
                 timer.cancel()
 
@@ -342,8 +374,9 @@ class HandlerDriver(Driver):
     def _say(self, running: _Running, stream: Literal["out", "err"], text: str, *, end: bool = False) -> None:
         context = running.context
         offset = running.offsets[stream]
-        running.offsets[stream] += len(text.encode())
-        self.publish(context.name, encode(frames.Output(context.attempt, stream, offset, text, end=end)))
+        behind = running.offsets[stream] = offset + len(text.encode())
+        frame = frames.Output(context.attempt, stream, offset, text, end=end, next=behind)
+        self.publish(context.name, encode(frame))
 
 
 def _in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
@@ -352,23 +385,32 @@ def _in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[obje
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
 
-    def settle(value: object, error: BaseException | None) -> None:
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
-
     def call() -> None:
-        value: object = None
-        error: BaseException | None = None
-        try:
-            value = handler(context)
-        except StopIteration as stop:  # a future cannot hold it
-            error = RuntimeError(f"the handler raised {stop!r}")
-        except BaseException as caught:
-            error = caught
+        came = _outcome(handler, context)
         with contextlib.suppress(RuntimeError):  # the loop is gone
-            loop.call_soon_threadsafe(settle, value, error)
+            loop.call_soon_threadsafe(_settle, future, *came)
 
     threading.Thread(target=call, name=f"handler {context.job}", daemon=True).start()
     return future
+
+
+def _at_once(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
+    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    _settle(future, *_outcome(handler, context))
+    return future
+
+
+def _outcome(handler: Handler, context: HandlerContext) -> tuple[object, BaseException | None]:
+    try:
+        return handler(context), None
+    except StopIteration as stop:  # a future cannot hold it
+        return None, RuntimeError(f"the handler raised {stop!r}")
+    except BaseException as caught:
+        return None, caught
+
+
+def _settle(future: asyncio.Future[object], value: object, error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)

@@ -16,6 +16,7 @@ import math
 from typing import Final
 
 from moorage.schemas.errors import refuse
+from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Traits
@@ -77,6 +78,11 @@ class NoopDriver(Driver):
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
         if name in self._running:
             self._over(name, CODE_ENDED, "fence" if why == "fence" else "end")
+
+    async def read_log(self, ask: ReadLog) -> LogPage:
+        """Nothing runs, so nothing is said."""
+        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        return LogPage(ask.attempt, ask.stream, over=name not in self._running)
 
     def _run(self, name: MemberName, seconds: float, code: int, timeout_s: float | None) -> None:
         reason = "exit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import errno
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from typing import Final, Literal
 
 from moorage.schemas import frames
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import MoorageError
+from moorage.schemas.errors import MoorageError, refuse
+from moorage.schemas.frames import LogPage, ReadLog
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
     CODE_LOST,
@@ -22,6 +24,9 @@ from moorage.worker.drivers.base import (
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.environment import process_environment, resolve_secrets
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, SupervisorReplaced
+from moorage.worker.output_pages import read_page
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import Event, Output, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Started as ChildStarted
@@ -29,6 +34,7 @@ from moorage.worker.supervisor.protocol import Started as ChildStarted
 #: bytes of output in one frame; the supervisor's pieces are coalesced up to it
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
 _MIB: Final = 1024 * 1024
+_STREAMS_KEPT: Final[dict[str, Literal["stdout", "stderr"]]] = {"out": "stdout", "err": "stderr"}
 _STREAMS: Final[dict[str, Literal["out", "err"]]] = {"stdout": "out", "stderr": "err"}
 
 
@@ -102,6 +108,30 @@ class ProcessDriver(Driver):
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._link.set_fence(self._worker, deadline_s, grace_s)
 
+    def keeps(self, settings: WorkerSettings) -> dict[str, float]:
+        bounds = self._link.keeper.bounds
+        return {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}
+
+    async def read_log(self, ask: ReadLog) -> LogPage:
+        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        is_over = name not in self._known  # looked at before the file: then the file is whole
+        path = output_path(self._link.state, self._key(name), _STREAMS_KEPT[ask.stream])
+        try:
+            page = await asyncio.to_thread(read_page, path, ask, is_over)
+        except OSError as error:
+            raise refuse("not-kept", f"the output cannot be read: {error.strerror or error}", job=ask.job) from None
+        if page is None and is_over and self._link.keeper.is_cleared(ask.ended_ms):
+            bounds = self._link.keeper.bounds
+            raise refuse(
+                "not-kept",
+                f"nothing is kept of {'stdout' if ask.stream == 'out' else 'stderr'}: it was silent, or is cleared",
+                found=f"output_keep {bounds.keep_s:g} s, output_bytes {bounds.bytes_max}, "
+                f"output_members {bounds.members_max}",
+                job=ask.job,
+                next=f"raise them for later jobs, in [worker] of the settings of {self._worker}",
+            )
+        return page if page is not None else LogPage(ask.attempt, ask.stream, over=is_over)
+
     # -- what the supervisor says (see `supervisor_link.Listener`)
 
     def on_event(self, key: str, event: Event) -> None:
@@ -174,8 +204,9 @@ class ProcessDriver(Driver):
             cwd=run.cwd,
             user=run.user,
             timeout_s=run.timeout_s,
+            ends_in_s=assignment.ends_in_s,
             grace_s=run.grace_s,
-            checkpoint_signal=run.checkpoint_signal,
+            checkpoint_signal=run.checkpoint_signal if assignment.checkpoint_in_s is not None else None,
             checkpoint_before_s=run.checkpoint_before_s if run.checkpoint_signal else None,
             on_partition=request.on_partition,
             output_cap_bytes=self._output_cap_bytes,
@@ -207,8 +238,9 @@ class _OutputFrames:
             at = (name, stream)
             self._cut(at)
             decoder = self._decoders.pop(at, None)
-            rest = decoder.decode(b"", final=True) if decoder is not None else ""
-            self._say(name, stream, size, rest, end=True)
+            raw = decoder.getstate()[0] if decoder is not None else b""
+            text = decoder.decode(b"", final=True) if decoder is not None else ""
+            self._say(name, stream, size - len(raw), text, raw, end=True)
 
     def take(self) -> list[tuple[MemberName, bytes]]:
         for at in list(self._pieces):
@@ -224,11 +256,16 @@ class _OutputFrames:
         decoder = self._decoders.get(at)
         if decoder is None:
             decoder = self._decoders[at] = codecs.getincrementaldecoder("utf-8")("replace")
-        waiting = len(decoder.getstate()[0])
-        self._say(at[0], at[1], offset - waiting, decoder.decode(b"".join(pieces)))
+        raw = decoder.getstate()[0] + b"".join(pieces)
+        offset += sum(map(len, pieces)) - len(raw)
+        text = decoder.decode(b"".join(pieces))
+        self._say(at[0], at[1], offset, text, raw[: len(raw) - len(decoder.getstate()[0])])
 
-    def _say(self, name: MemberName, stream: str, offset: int, text: str, *, end: bool = False) -> None:
-        frame = frames.Output(name[3], _STREAMS[stream], max(offset, 0), text, end=end)
+    def _say(self, name: MemberName, stream: str, offset: int, text: str, raw: bytes, *, end: bool = False) -> None:
+        offset = max(offset, 0)
+        data = raw if "\ufffd" in text and text.encode() != raw else None
+        behind = offset + len(raw)
+        frame = frames.Output(name[3], _STREAMS[stream], offset, text, end=end, next=behind, data=data)
         self._frames.append((name, encode(frame)))
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from moorage.schemas.errors import MoorageError, problem
+from moorage.worker.output_keeper import OutputBounds, OutputKeeper
 from moorage.worker.supervisor.client import Supervised, SupervisorError, SupervisorGone, SupervisorRefused
-from moorage.worker.supervisor.protocol import EndMember, Event, FrameTooLarge, Listed, StartMember
+from moorage.worker.supervisor.protocol import Ended, EndMember, Event, FrameTooLarge, Listed, Started, StartMember
 
 RETRY_S: Final = 1.0
 #: members that wait for a supervisor to come back; beyond it a start fails at once
@@ -59,9 +60,10 @@ class Listener(Protocol):
 class SupervisorLink:
     """`open` it once or more; every `open` needs its `close`."""
 
-    def __init__(self, state: Path, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, state: Path, arguments: Sequence[str] = (), bounds: OutputBounds | None = None) -> None:
         self.state = state
         self.boot = ""
+        self.keeper = OutputKeeper(state, bounds or OutputBounds())
         self._arguments = arguments
         self._supervised: Supervised | None = None
         self._listeners: dict[str, Listener] = {}
@@ -70,6 +72,7 @@ class SupervisorLink:
         self._pending: list[StartMember] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump: asyncio.Task[None] | None = None
+        self._sweeps: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
 
     async def open(self, worker: str, listener: Listener) -> list[tuple[str, str, Event | None]]:
@@ -78,7 +81,9 @@ class SupervisorLink:
             if self._supervised is None:
                 self._supervised = await self._connect()
                 self.boot = _boot_of(self._supervised)
+                await self._look_at_output(self._supervised)
                 self._pump = asyncio.get_running_loop().create_task(self._pump_events())
+                self._sweeps = asyncio.get_running_loop().create_task(self.keeper.run())
             listed = await self._supervised.list()
             self._listeners[worker] = listener
             return _of_worker(worker, listed)
@@ -91,11 +96,12 @@ class SupervisorLink:
             return
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=RETRY_S)
-        if self._pump is not None:
-            self._pump.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pump
-            self._pump = None
+        for task in (self._pump, self._sweeps):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._pump = self._sweeps = None
         if self._supervised is not None:
             self._supervised.close()
             self._supervised = None
@@ -116,8 +122,9 @@ class SupervisorLink:
             self._spawn(self._quietly(self._supervised.end([EndMember(key=key, grace_s=grace_s, why=why)])))
 
     def forget(self, keys: list[str]) -> None:
+        """Their ends are dealt with; their output stays as long as the keeper's bounds say."""
         if self._supervised is not None:
-            self._spawn(self._quietly(self._supervised.forget(keys)))
+            self._spawn(self._quietly(self._supervised.forget(keys, keep_output=True)))
 
     def set_fence(self, worker: str, deadline_s: float, grace_s: float) -> None:
         """The earliest deadline of all workers holds: with more than one here, one's partition is everybody's."""
@@ -134,6 +141,13 @@ class SupervisorLink:
             return await Supervised.connect(self.state, arguments=self._arguments)
         except SupervisorError as error:
             raise SupervisorMissing(self.state, str(error)) from error
+
+    async def _look_at_output(self, supervised: Supervised) -> None:
+        """The folder first, then who lives: what starts in between is in neither, and nobody's to clear."""
+        scanned = await asyncio.to_thread(self.keeper.scan)
+        listed = await supervised.list()
+        living = [*listed.waiting, *(each.key for each in listed.running), *(each.key for each in listed.unproven)]
+        self.keeper.begin(scanned, living)
 
     async def _start(self, supervised: Supervised, members: list[StartMember]) -> None:
         try:
@@ -182,6 +196,10 @@ class SupervisorLink:
     def _dispatch(self, events: Sequence[Event]) -> None:
         heard: dict[str, Listener] = {}
         for event in events:
+            if isinstance(event, Ended):
+                self.keeper.over(event.key)
+            elif isinstance(event, Started):
+                self.keeper.started(event.key)
             worker, _, key = event.key.partition("|")
             listener = self._listeners.get(worker)
             if listener is not None:
@@ -194,6 +212,7 @@ class SupervisorLink:
         while True:
             try:
                 supervised = await self._connect()
+                await self._look_at_output(supervised)
                 listed = await supervised.list()
                 break
             except (MoorageError, SupervisorError) as error:

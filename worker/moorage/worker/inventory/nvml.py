@@ -138,7 +138,7 @@ async def open_nvml(
 
 def _import_pynvml() -> Any:
     with warnings.catch_warnings():
-        # The distribution pynvml 13 only pulls in nvidia-ml-py, which is what we use, and warns of its own name.
+        # The distribution is nvidia-ml-py. One named pynvml may be there, too: it warns of its own name.
         warnings.simplefilter("ignore", FutureWarning)
         return importlib.import_module("pynvml")
 

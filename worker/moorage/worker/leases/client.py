@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +36,11 @@ AGENT_GONE: Final = "agent-gone"
 
 
 class LeaseRefused(MoorageError):
-    """The agent lends nothing, or not this; `code` and fields say why."""
+    """The agent lends nothing, or not this; `code` and fields say why. `errno` is a socket's that did not open."""
+
+    def __init__(self, problem: Problem, errno: int = 0) -> None:
+        self.errno: Final = errno
+        super().__init__(problem)
 
 
 class AskedBack:
@@ -58,11 +62,26 @@ class AskedBack:
 
 
 class BorrowedLease:
-    """Whole devices of this host, nobody else's until given back. Made by `borrow`."""
+    """Devices of this host, nobody else's until given back, or shared in their `mode`. Made by `borrow`.
 
-    def __init__(self, granted: protocol.Granted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    `simulated`: the worker's devices are not real.
+    """
+
+    def __init__(
+        self,
+        granted: protocol.Granted,
+        spec: GpuSpec,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_asked_back: Callable[[AskedBack], None] | None = None,
+    ) -> None:
         self.worker: Final = granted.worker
         self.devices: Final[tuple[Device, ...]] = tuple(granted.devices)
+        self.mode: Final = granted.mode
+        self.simulated: Final = granted.simulated
+        #: the variables that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin)
+        self.environment: Final[Mapping[str, str]] = _environment(granted, spec)
+        self._on_asked_back = on_asked_back
         self.asked_back: AskedBack | None = None
         self._writer = writer
         self._news = asyncio.Event()
@@ -78,13 +97,6 @@ class BorrowedLease:
     def lost(self) -> bool:
         """The agent is gone and with it the lease: others may get the devices. `asked_back` says so too."""
         return self._lost
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The variables that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin)."""
-        variables = gpu_environment(self.devices, tenant="", job="", replica=0, attempt=0, fence=0)
-        shown = {"MOORAGE_GPU_UUIDS", "MOORAGE_GPU_INDICES"}
-        return {name: value for name, value in variables.items() if name in RESERVED or name in shown}
 
     async def wait_asked_back(self) -> AskedBack:
         """Wait until the lease is asked back or lost; at once where it was."""
@@ -124,6 +136,8 @@ class BorrowedLease:
     def _told(self, asked: AskedBack) -> None:
         self.asked_back = asked
         self._news.set()
+        if self._on_asked_back is not None:
+            self._on_asked_back(asked)
 
     def __repr__(self) -> str:
         state = "lost" if self._lost else "given back" if self._over else "held"
@@ -132,14 +146,19 @@ class BorrowedLease:
 
 @contextlib.asynccontextmanager
 async def borrow(
-    path: Path | str, gpu: str | GpuSpec = "1x", *, purpose: str = "", timeout_s: float | None = None
+    path: Path | str,
+    gpu: str | GpuSpec = "1x",
+    *,
+    purpose: str = "",
+    timeout_s: float | None = None,
+    on_asked_back: Callable[[AskedBack], None] | None = None,
 ) -> AsyncIterator[BorrowedLease]:
-    """Whole GPUs of this host's worker, in its line; given back on the way out.
+    """GPUs of this host's worker, in its line; given back on the way out.
 
-    `path` is the agent's socket. `gpu` is a token (`2xH100:80G`) or a spec, of one replica and exclusive: all of it or
-    nothing is granted. Waits first come, first served, `timeout_s` None for as long as it takes. The lease belongs to
-    this process: it ends with it. Raises LeaseRefused (no agent there, not this user's, nothing that matches),
-    ValueError for a token that is none, TimeoutError.
+    `path` is the agent's socket. `gpu` is a token (`2xH100:80G`, `1xL40S@time-slice`) or a spec, of one replica: all of
+    it or nothing is granted. Waits first come, first served, `timeout_s` None for as long as it takes. The lease
+    belongs to this process: it ends with it. `on_asked_back` is called in the event loop. Raises LeaseRefused (no agent
+    there, not this user's, nothing that matches), SharingUnavailable, ValueError for a bad token, TimeoutError.
     """
     spec = gpu if isinstance(gpu, GpuSpec) else _spec_of(gpu)
     reader, writer = await _connect(Path(path))
@@ -148,7 +167,7 @@ async def borrow(
             answer = await _ask(reader, writer, protocol.Borrow(spec, purpose))
         if not isinstance(answer, protocol.Granted):
             raise LeaseRefused(_problem_of(answer))
-        lease = BorrowedLease(answer, reader, writer)
+        lease = BorrowedLease(answer, spec, reader, writer, on_asked_back)
         try:
             yield lease
         finally:
@@ -189,7 +208,8 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
                 f"no agent lends GPUs to this process at {path}: {error.strerror or error}",
                 found=str(path),
                 next="start a worker on this host, or let its lease_uids name this user",
-            )
+            ),
+            error.errno or 0,
         ) from None
 
 
@@ -211,6 +231,22 @@ def _problem_of(answer: protocol.Answer | None) -> Problem:
     if isinstance(answer, Problem):
         return answer
     return problem("failed-precondition", "the agent closed the connection", next="ask again once it is back")
+
+
+def _environment(granted: protocol.Granted, spec: GpuSpec) -> dict[str, str]:
+    variables = gpu_environment(
+        granted.devices,
+        tenant="",
+        job="",
+        replica=0,
+        attempt=0,
+        fence=0,
+        mode=granted.mode,
+        gpu_spec=spec,
+        simulated=granted.simulated,
+    )
+    shown = {"MOORAGE_GPU_UUIDS", "MOORAGE_GPU_INDICES"}
+    return {name: value for name, value in variables.items() if name in RESERVED or name in shown}
 
 
 def _spec_of(token: str) -> GpuSpec:

@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.gpu import GpuSpec, Sharing
 
 PROTOCOL: Final = 1
 SOCKET_NAME: Final = "lease.sock"
@@ -24,7 +24,7 @@ _HEADER_BYTES: Final = 4
 
 
 class Borrow(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="borrow"):
-    """Whole devices, `gpu.count` of them that match; `purpose` is for whoever looks who holds what."""
+    """`gpu.count` devices that match, whole or in the spec's shared mode; `purpose` is for whoever looks at holders."""
 
     gpu: GpuSpec
     purpose: str = ""
@@ -43,9 +43,11 @@ class Recall(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", 
     pid: int | None = None
 
 
-class Granted(msgspec.Struct, frozen=True, tag_field="kind", tag="granted"):
+class Granted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="granted"):
     worker: str
     devices: list[Device]
+    mode: Sharing = "exclusive"
+    simulated: bool = False
 
 
 class AskedBack(msgspec.Struct, frozen=True, tag_field="kind", tag="asked-back"):

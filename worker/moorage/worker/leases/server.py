@@ -2,12 +2,13 @@
 
 A lease is a connection. It ends when the holder says so, when the connection ends, or when the process that made it is
 gone (its pidfd; a child that inherited the socket does not keep the lease alive). Its devices go round once their
-memory is seen back at the idle baseline; until then they stay out of use, in quarantine after `free_wait_s`, as after
-any job. A process that lives on and keeps a context on the device therefore keeps the device.
+memory is seen back at the idle baseline, and a share of one once the driver lists no process of the holder on it; until
+then they stay out of use, in quarantine after `free_wait_s`, as after any job. A process that lives on and keeps a
+context on the device therefore keeps the device.
 
 Borrowers wait in one line, and the first of them in the pool's own line (`GpuPool.claim`): while it waits no placement
-is taken on this host, so it is never overtaken. It gets all of its devices or none. On a host with several models it
-also holds back, unused, what came free and does not match; nobody behind it could have had that before it.
+is taken on this host, so it is never overtaken. It gets all of its devices or none. While a process of the host shares
+a device, the fleet places nothing more on that device; other borrowers may share it, within the mode's caps.
 
 The uid of the peer must be the agent's own, root, or one of `uids` (SO_PEERCRED of unix(7)). The socket has mode 0600,
 or 0660 with a group.
@@ -28,9 +29,10 @@ from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import GpuSpec, format_token, model_matches
+from moorage.schemas.gpu import GpuSpec, Sharing, format_token, model_matches
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.leases.protocol import (
+    FRAME_BYTES_MAX,
     PROTOCOL,
     PURPOSE_CHARS_MAX,
     Answer,
@@ -46,7 +48,7 @@ from moorage.worker.leases.protocol import (
     read_request,
 )
 from moorage.worker.pool import GpuLease, GpuPool
-from moorage.worker.proctree import boottime_s
+from moorage.worker.proctree import boottime_s, descendants
 from moorage.worker.supervisor.server import open_folder
 
 CONNECTIONS_MAX: Final = 256
@@ -54,6 +56,9 @@ BACKLOG_MAX: Final = 64
 #: a peer that connected and says nothing is sent away
 FIRST_WORD_S_MAX: Final = 5.0
 FREE_WAIT_S: Final = 10.0
+#: how long holders have when an operator drains the worker, which says no time
+DRAIN_S: Final = 3600.0
+DRAINED: Final = "the worker is drained"
 PROBE_S: Final = 0.25
 PROBE_QUARANTINED_S: Final = 5.0
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -66,7 +71,7 @@ log = logging.getLogger("moorage.worker")
 class Holder:
     """A connection that has, or waits for, a lease."""
 
-    __slots__ = ("asked_back", "devices", "overdue", "pid", "purpose", "slots", "uid", "writer")
+    __slots__ = ("asked_back", "mode", "overdue", "pid", "purpose", "slots", "uid", "writer")
 
     def __init__(self, pid: int, uid: int, writer: asyncio.StreamWriter) -> None:
         self.pid = pid
@@ -74,6 +79,7 @@ class Holder:
         self.writer = writer
         self.purpose = ""
         self.slots: tuple[int, ...] = ()
+        self.mode: Sharing = "exclusive"
         self.asked_back: AskedBack | None = None
         self.overdue: asyncio.TimerHandle | None = None
 
@@ -95,6 +101,7 @@ class LeaseServer:
         pool: GpuPool,
         inventory: Inventory,
         *,
+        modes: Sequence[str] = ("exclusive",),
         uids: Sequence[int] = (),
         gid: int | None = None,
         free_wait_s: float = FREE_WAIT_S,
@@ -103,6 +110,7 @@ class LeaseServer:
         self._pool = pool
         self._inventory = inventory
         self._devices = inventory.devices()
+        self._modes = modes
         self._uids = frozenset({os.geteuid(), 0, *uids})
         self._gid = gid
         self._free_wait_s = free_wait_s
@@ -111,6 +119,7 @@ class LeaseServer:
         self._holders: set[Holder] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._freeing: set[GpuLease] = set()
+        self._marked: dict[int, set[object]] = {}  # slots that we put in quarantine, with whom it is for
         self._empty = asyncio.Event()
         self._empty.set()
         self._closing = ""
@@ -151,15 +160,31 @@ class LeaseServer:
 
     async def leave(self, reason: str, within_s: float) -> None:
         """Lend nothing more, ask everything back, and wait for it, at most `within_s`."""
-        self._closing = reason
+        self._refuse(reason)
         self.ask_back(reason, within_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._empty.wait()
+
+    def drain(self, draining: bool) -> None:
+        """Lend nothing more and ask everything back within an hour; or lend again, and who was asked may stay."""
+        if draining and not self._closing:
+            self._refuse(DRAINED)
+            self.ask_back(DRAINED, DRAIN_S)
+        elif not draining and self._closing == DRAINED:
+            self._closing = ""
+            for holder in self.holders:
+                holder.asked_back = None
+                if holder.overdue is not None:
+                    holder.overdue.cancel()
+
+    def _refuse(self, reason: str) -> None:
+        """Lend nothing from now on, also not to those that wait."""
+        self._closing = reason
         for holder in list(self._holders):
             if not holder.slots:
                 holder.say(_refusal(f"no more leases: {reason}"))
                 holder.writer.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._empty.wait()
 
     async def close(self) -> None:
         """Close every connection, which tells the holders that their leases are gone."""
@@ -176,7 +201,8 @@ class LeaseServer:
     # -- one connection
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._closed:  # taken off the listener just before it was closed
+        # taken off the listener just before it was closed; or more are sent away than can be told why
+        if self._closed or len(self._tasks) >= 2 * CONNECTIONS_MAX:
             writer.close()
             return
         task = asyncio.get_running_loop().create_task(self._connected(reader, writer))
@@ -191,10 +217,19 @@ class LeaseServer:
         pidfd = -1
         try:
             if uid not in self._uids:
-                holder.say(_refusal(f"uid {uid} may not borrow from this worker", found=uid))
+                holder.say(
+                    problem(
+                        "not-permitted",
+                        f"uid {uid} may not borrow from this worker",
+                        found=uid,
+                        next="let the worker's lease_uids name this user",
+                    )
+                )
                 log.warning("%s: uid %d (pid %d) asked for a lease and may not have one", self._worker, uid, pid)
+                await _heard(reader)
             elif len(self._holders) >= CONNECTIONS_MAX:
                 holder.say(problem("queue-full", f"{CONNECTIONS_MAX} processes borrow here already"))
+                await _heard(reader)
             elif (pidfd := _open_pidfd(peer, pid)) >= 0:
                 self._holders.add(holder)
                 await self._serve(holder, reader, _watch(pidfd))
@@ -241,27 +276,27 @@ class LeaseServer:
             if not claim.done():
                 return  # it gave up, or died, or we leave
             leases = claim.result()
-            holder.slots = tuple(lease.slot for lease in leases)
+            holder.slots, holder.mode = tuple(lease.slot for lease in leases), request.gpu.effective_sharing
             self._empty.clear()
-            holder.say(Granted(self._worker, [lease.device for lease in leases]))
+            devices = [lease.device for lease in leases]
+            holder.say(Granted(self._worker, devices, holder.mode, self._inventory.simulated))
             log.info("%s: %r holds a lease", self._worker, holder)
             if self._closing:
-                self.ask_back(self._closing, 0.0)
+                self.ask_back(self._closing, DRAIN_S if self._closing == DRAINED else 0.0)
             await asyncio.wait((over, dead), return_when=asyncio.FIRST_COMPLETED)
             if over.done() and not over.cancelled() and over.exception() is None and over.result() is not None:
                 holder.say(Returned())
         finally:
-            who = f"pid {holder.pid}"
             if leases:  # before anything is awaited: told to stop once more, we would not come back here
-                self._free(leases, who)
+                self._free(leases, holder)
             else:
-                claim.add_done_callback(lambda _: self._free_granted(claim, who))
+                claim.add_done_callback(lambda _: self._free_granted(claim, holder))
             await _give_up(over, claim)
 
-    def _free_granted(self, claim: asyncio.Task[list[GpuLease]], who: str) -> None:
+    def _free_granted(self, claim: asyncio.Task[list[GpuLease]], holder: Holder) -> None:
         """Free what was granted in the moment we were told to stop."""
         if not claim.cancelled() and claim.exception() is None and claim.result():
-            self._free(claim.result(), who)
+            self._free(claim.result(), holder)
 
     def _check(self, request: Borrow) -> None:
         """Raises MoorageError for what this host will never have."""
@@ -272,13 +307,27 @@ class LeaseServer:
             )
         if self._closing:
             raise MoorageError(_refusal(f"no more leases: {self._closing}"))
-        if spec.effective_sharing != "exclusive":
+        if spec.effective_sharing not in self._modes:
             raise MoorageError(
                 problem(
-                    "failed-precondition", "a lease is of whole devices", field="$.gpu.sharing", allowed="exclusive"
+                    "failed-precondition",
+                    f"this worker does not share its devices by {spec.effective_sharing}",
+                    field="$.gpu.sharing",
+                    found=spec.effective_sharing,
+                    allowed=", ".join(self._modes),
+                    next="ask for whole devices, or let the worker's modes name it",
                 )
             )
-        matching = sum(matches(spec, device) for device in self._devices)
+        if spec.share is not None:
+            raise MoorageError(
+                problem(
+                    "failed-precondition",
+                    "sharers of a lease are counted, not measured",
+                    field="$.gpu.share",
+                    next=f"ask for @{spec.effective_sharing} alone",
+                )
+            )
+        matching = len(self._matching(spec))
         if matching < spec.count:
             have = ", ".join(sorted({device.name for device in self._devices})) or "no GPU"
             raise MoorageError(
@@ -288,60 +337,82 @@ class LeaseServer:
                     field="$.gpu",
                     found=spec.count,
                     allowed=have,
+                    next="submit it as a job: moorage fleet shows which hosts have it",
                 )
             )
+
+    def _matching(self, spec: GpuSpec) -> set[int]:
+        return {slot for slot, device in enumerate(self._devices) if matches(spec, device)}
 
     async def _claim(self, spec: GpuSpec) -> list[GpuLease]:
         """All that `spec` asks for, in line."""
         got: list[GpuLease] = []
-        spare: list[GpuLease] = []
+        wanted = self._matching(spec)
         try:
             async with self._line:
                 while len(got) < spec.count:
-                    lease = await self._pool.claim()
+                    lease = await self._pool.claim(wanted, spec.effective_sharing)
                     assert lease is not None  # `_check` saw devices, and a pool never loses any
-                    (got if matches(spec, lease.device) else spare).append(lease)
+                    got.append(lease)
+                    wanted.discard(lease.slot)
         except BaseException:
             for lease in got:
                 lease.release()
             raise
-        finally:
-            for lease in spare:
-                lease.release()
         return got
 
     # -- after a lease
 
-    def _free(self, leases: list[GpuLease], who: str) -> None:
+    def _free(self, leases: list[GpuLease], holder: Holder) -> None:
         self._freeing.update(leases)
+        pids = {holder.pid, *descendants([holder.pid])} if holder.mode != "exclusive" else set()
         for lease in leases:
-            task = asyncio.get_running_loop().create_task(self._free_when_seen(lease, who))
+            task = asyncio.get_running_loop().create_task(self._free_when_seen(lease, holder, pids))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _free_when_seen(self, lease: GpuLease, who: str) -> None:
-        pool, slot = self._pool, lease.slot
+    async def _free_when_seen(self, lease: GpuLease, holder: Holder, pids: set[int]) -> None:
+        slot = lease.slot
         ends_s = boottime_s() + self._free_wait_s
         waited_out = False
-        while not await self._inventory.memory_is_free(slot):
+        while not await self._is_free(slot, holder.mode, pids):
             if not waited_out and boottime_s() >= ends_s:
                 waited_out = True
-                pool.quarantine(slot, f"memory kept after the lease of {who}")
-                log.error("%s: slot %d is in quarantine: memory kept after the lease of %s", self._worker, slot, who)
+                self._mark(slot, holder, f"memory kept after the lease of pid {holder.pid}")
+                log.error("%s: slot %d is in quarantine: memory kept after %r", self._worker, slot, holder)
             await asyncio.sleep(PROBE_QUARANTINED_S if waited_out else PROBE_S)
         self._freeing.discard(lease)
         lease.release()
-        pool.unquarantine(slot)  # also where it was overdue
+        self._unmark(slot, holder)  # also where it was overdue
+
+    async def _is_free(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
+        if mode == "exclusive":
+            return await self._inventory.memory_is_free(slot)
+        reading = (await self._inventory.sample())[slot]
+        return reading.health != "unresponsive" and not any(each.pid in pids for each in reading.processes)
 
     def _overdue(self, holder: Holder) -> None:
         asked = holder.asked_back
         for slot in holder.slots:
-            self._pool.quarantine(slot, f"asked back from pid {holder.pid}: {asked.reason if asked else ''}")
+            self._mark(slot, holder, f"asked back from pid {holder.pid}: {asked.reason if asked else ''}")
         log.error("%s: %r was asked to give back and did not", self._worker, holder)
+
+    def _mark(self, slot: int, holder: Holder, reason: str) -> None:
+        self._marked.setdefault(slot, set()).add(holder)
+        self._pool.quarantine(slot, reason)
+
+    def _unmark(self, slot: int, holder: Holder) -> None:
+        """Sharers of a device may each have been marked: the last one lifts the quarantine."""
+        marks = self._marked.get(slot, set())
+        marks.discard(holder)
+        if not marks and self._marked.pop(slot, None) is not None:
+            self._pool.unquarantine(slot)
 
 
 def matches(spec: GpuSpec, device: Device) -> bool:
-    """Whether a device is what a spec asks for: vendor, model, memory."""
+    """Whether a device is what a spec asks for: vendor, model, memory, and its index where time-slicing names one."""
+    if spec.time_slice_index is not None and device.index != spec.time_slice_index:
+        return False
     if spec.effective_vendor and device.vendor.lower() != spec.effective_vendor:
         return False
     if spec.models and not any(model_matches(pattern, device.name) for pattern in spec.models):
@@ -351,6 +422,14 @@ def matches(spec: GpuSpec, device: Device) -> bool:
 
 def _refusal(message: str, found: object = None) -> Problem:
     return problem("failed-precondition", message, found=found)
+
+
+async def _heard(reader: asyncio.StreamReader) -> None:
+    """Let a peer that is sent away read why: closed under its own first word, it would see a broken pipe instead."""
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(FIRST_WORD_S_MAX):
+            await reader.read(FRAME_BYTES_MAX)
+            await reader.read(1)
 
 
 async def _give_up(*tasks: asyncio.Task[Any]) -> None:

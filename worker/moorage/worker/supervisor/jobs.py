@@ -26,6 +26,7 @@ from moorage.worker.proctree import (
     read_environ,
     read_process,
 )
+from moorage.worker.supervisor.checkpoint import AGAIN_S, tell
 from moorage.worker.supervisor.journal import Over, Record, Running
 from moorage.worker.supervisor.launch import Launches
 from moorage.worker.supervisor.member import Member, State
@@ -121,9 +122,10 @@ class Jobs:
         start = member.start
         if start.timeout_s is not None:
             member.timers.append(self._loop.call_later(start.timeout_s, self._timed_out, member))
-            if start.checkpoint_signal is not None and start.checkpoint_before_s is not None:
-                delay_s = max(0.0, start.timeout_s - start.checkpoint_before_s)
-                member.timers.append(self._loop.call_later(delay_s, self._checkpoint, member))
+        ends_s = min((end for end in (start.timeout_s, start.ends_in_s) if end is not None), default=None)
+        if start.checkpoint_signal is not None and start.checkpoint_before_s is not None and ends_s is not None:
+            delay_s = max(0.0, ends_s - start.checkpoint_before_s)
+            member.checkpoint_timer = self._loop.call_later(delay_s, self._checkpoint, member)
         if member.end_grace_s is not None:
             self._ask_to_end(member, member.end_grace_s)
 
@@ -233,11 +235,16 @@ class Jobs:
         self.end(member.key, "timeout", member.start.grace_s, f"ran for its {member.start.timeout_s} s")
 
     def _checkpoint(self, member: Member) -> None:
+        """Tell it to save itself, once; before it runs its program, or until somebody in it takes the signal, later."""
         self.reap()
-        if member.state is State.RUNNING and member.wait_status is None:
-            assert member.pid is not None
-            assert member.start.checkpoint_signal is not None
-            os.kill(member.pid, signal_number(member.start.checkpoint_signal))
+        member.checkpoint_timer = None
+        if member.state is not State.RUNNING or member.wait_status is not None:
+            return
+        assert member.pid is not None
+        assert member.start.checkpoint_signal is not None
+        number = signal_number(member.start.checkpoint_signal)
+        if not (member.confirmed and tell(member.pid, number)):
+            member.checkpoint_timer = self._loop.call_later(AGAIN_S, self._checkpoint, member)
 
     def fence(self, grace_s: float) -> None:
         """End every member that may not live through a partition, and start none until the fence is lifted."""

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import become_subreaper, boot_id, boottime_s, read_process
@@ -336,7 +336,10 @@ async def serve(state: Path, listener: socket.socket, cgroups: CgroupBase | None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
     supervisor.jobs.launches.start_launcher()
-    server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener)
+    # From 3.13 on asyncio would look up the bound name to remove it in the end: that led through a descriptor that is
+    # closed by now, and the name is the next supervisor's to take over.
+    keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+    server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener, **keep)
     try:
         await supervisor.finished.wait()
     finally:

@@ -70,6 +70,7 @@ class Member:
     usage: resource.struct_rusage | None = None
     pumps: list[OutputPump] = field(default_factory=list)
     kill_timer: asyncio.TimerHandle | None = None
+    checkpoint_timer: asyncio.TimerHandle | None = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     unproven: bool = False
 
@@ -85,8 +86,9 @@ class Member:
 
     def release(self) -> None:
         """Cancel timers and close pipes."""
-        if self.kill_timer is not None:
-            self.kill_timer.cancel()
+        for timer in (self.kill_timer, self.checkpoint_timer):
+            if timer is not None:
+                timer.cancel()
         for timer in self.timers:
             timer.cancel()
         for pump in self.pumps:

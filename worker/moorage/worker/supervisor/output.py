@@ -7,6 +7,7 @@ and the file says so once. A file is made with its first byte, so that a silent 
 import contextlib
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,25 @@ from moorage.worker.supervisor.protocol import OUTPUT_CHUNK_BYTES_MAX, OUTPUT_FO
 
 DRAIN_BYTES_MAX: Final = 4 * 1024 * 1024
 """After the tree is gone: more than any pipe holds by default (1 MiB at most), so that its rest is surely read."""
+
+
+NOTICE_BYTES_MAX: Final = 96
+"""Of the line that a file ends with when not all of its stream is in it."""
+_NOTICE: Final = re.compile(rb"\n\[moorage: std(?:out|err) is cut at (\d{1,16}) bytes; the rest is dropped\]\n\Z")
+
+
+def cut_notice(stream: Stream, kept_bytes: int) -> bytes:
+    """The last line of a file that has only the first `kept_bytes` of its stream."""
+    return f"\n[moorage: {stream} is cut at {kept_bytes} bytes; the rest is dropped]\n".encode()
+
+
+def cut_at(tail: bytes, offset: int) -> int | None:
+    """Where the stream is cut, from the end of its file, which begins at `offset`; None for one that is whole.
+
+    The line names the very offset at which it stands: a job that writes such a line by chance writes it elsewhere.
+    """
+    found = _NOTICE.search(tail)
+    return offset + found.start() if found is not None and int(found[1]) == offset + found.start() else None
 
 
 def member_digest(key: str) -> str:
@@ -62,9 +82,7 @@ class OutputPump:
         if kept == len(data):
             return
         if not self.dropped_bytes:
-            self._write(
-                f"\n[moorage: {self.stream} passed its {self._cap_bytes} bytes; the rest is dropped]\n".encode()
-            )
+            self._write(cut_notice(self.stream, self.written_bytes))
         self.dropped_bytes += len(data) - kept
 
     def _write(self, data: bytes) -> int:
@@ -81,7 +99,10 @@ class OutputPump:
         return written
 
     def close(self) -> None:
-        """Close pipe and file."""
+        """Close pipe and file; the file's time says when its stream ended, which is what its keeping counts from."""
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.utime(self._file)
         for descriptor in (self.descriptor, self._file):
             if descriptor >= 0:
                 with contextlib.suppress(OSError):

@@ -40,8 +40,9 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     `key` is opaque: 1..512 characters, one child per key until it is forgotten. `env` is the whole environment.
     `cwd` null is `/`. `user` is a name or uid, null is the supervisor's own. `limits` maps a name such as `NOFILE` to
-    (soft, hard), -1 for unlimited. Without `timeout_s` it may run for ever. `checkpoint_signal` goes to the main
-    process alone, `checkpoint_before_s` ahead of the timeout. `output_cap_bytes` holds for each of stdout and stderr.
+    (soft, hard), -1 for unlimited. Without `timeout_s` it may run for ever. `ends_in_s` is when somebody else will end
+    it, counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` ahead of the earlier of the two
+    (see `checkpoint.py` for whom it goes to). `output_cap_bytes` holds for each of stdout and stderr.
     """
 
     key: str
@@ -51,6 +52,7 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     user: str | int | None = None
     limits: dict[str, tuple[int, int]] = {}
     timeout_s: float | None = None
+    ends_in_s: float | None = None
     grace_s: float = 10.0
     checkpoint_signal: str | None = None
     checkpoint_before_s: float | None = None

@@ -98,6 +98,7 @@ def judge(member: StartMember) -> Child:
     _check(bool(member.argv) and bool(member.argv[0]), "exec", "argv must begin with the name of a program")
     _check(_is_duration(member.grace_s), "request", "grace_s must be a duration in seconds")
     _check(member.timeout_s is None or _is_duration(member.timeout_s), "request", "timeout_s must be a duration")
+    _check(member.ends_in_s is None or _is_duration(member.ends_in_s), "request", "ends_in_s must be a duration")
     _check(0 <= member.output_cap_bytes <= OUTPUT_CAP_BYTES_MAX, "request", "output_cap_bytes out of bounds")
     _check(member.cpu_milli is None or member.cpu_milli > 0, "request", "cpu_milli must be above 0")
     _check(member.memory_bytes is None or member.memory_bytes > 0, "request", "memory_bytes must be above 0")
@@ -105,9 +106,11 @@ def judge(member: StartMember) -> Child:
         signal_number(member.checkpoint_signal)
         before_s = member.checkpoint_before_s
         _check(
-            before_s is not None and _is_duration(before_s) and member.timeout_s is not None,
+            before_s is not None
+            and _is_duration(before_s)
+            and (member.timeout_s is not None or member.ends_in_s is not None),
             "request",
-            "checkpoint_signal needs timeout_s and checkpoint_before_s",
+            "checkpoint_signal needs checkpoint_before_s, and timeout_s or ends_in_s",
         )
     for name in member.env:
         _check(bool(name) and "=" not in name, "request", f"not a name of a variable: {name!r}")
@@ -130,9 +133,11 @@ def judge(member: StartMember) -> Child:
 def signal_number(name: str) -> signal.Signals:
     """The signal called `SIGUSR1` or the like. Raises `StartRefused`."""
     try:
-        return signal.Signals[name]
+        number = signal.Signals[name]
     except KeyError:
         raise StartRefused(errno.EINVAL, "request", f"no such signal: {name}") from None
+    _check(number not in (signal.SIGKILL, signal.SIGSTOP), "request", f"no process can take {name}")
+    return number
 
 
 def _check(fine: bool, stage: str, message: str) -> None:

@@ -1,0 +1,203 @@
+"""What the SDK costs: its callers beside bare inboxes, its followers, one that stops reading, and large batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from bench.callers import Callers
+from bench.stack import SUBJECTS, Stack, stack
+from moorage.client import AsyncClient
+from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.job import Resources
+
+Figures = dict[str, float]
+
+HERE = Path(__file__).resolve().parent
+FLEET = "256x8xH100"
+CALLERS = 1000
+JOBS = 20_000
+TURNS = 10
+STOPPED_JOBS = 5000
+BATCH = 10_000
+FOLLOWED = 1000
+FOLLOWED_JOBS = 3000
+FOLLOWED_TURNS = 5
+#: said on the stopped follower's subjects: more than the kernel and the server keep for it
+FLOOD_BYTES = 320 * 1024 * 1024
+FLOOD_FRAME_BYTES = 512 * 1024
+
+#: the request of `bench.callers.BODY`, in the SDK's words
+ASKS = {
+    "gpu": GpuSpec(model=["H100"], min_memory_mib=70_000),
+    "driver": "noop",
+    "env": {"SEED": "7", "BATCH": "8"},
+    "timeout_s": 3600.0,
+    "resources": Resources(1000, 1024),
+    "retries": 2,
+    "labels": {"team": "a"},
+}
+
+
+async def closed_loop(moorage: AsyncClient, jobs: int, in_flight: int) -> None:
+    """As `Callers.closed_loop`, by `AsyncClient.submit`."""
+    left = jobs
+
+    async def caller() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await moorage.submit((), events="tenant", **ASKS)  # type: ignore[arg-type]
+
+    await asyncio.gather(*(caller() for _ in range(in_flight)))
+
+
+async def sdk_callers() -> Figures:
+    """1,000 callers in flight by the SDK, and by bare inboxes, on one stack: to the terminal state."""
+    async with stack(FLEET) as it:
+        bare = await Callers.open(it, tenants=1)
+        async with AsyncClient(it.url, tenant="t0", timeout=60.0) as moorage:
+            by_sdk = functools.partial(closed_loop, moorage)
+            await bare.closed_loop(2000, CALLERS)
+            await by_sdk(2000, CALLERS)
+            await bare.until_ended(4000)
+            took = {"SDK": 0.0, "bare inboxes": 0.0}
+            cpu_s = dict(took)
+            for name in [*took] * TURNS:  # in turns, so that both meet the same machine
+                callers = by_sdk if name == "SDK" else bare.closed_loop
+                already, cpu, began = bare.ended, it.cpu_s("callers"), time.monotonic()
+                await callers(JOBS // TURNS, CALLERS)
+                await bare.until_ended(already + JOBS // TURNS)
+                took[name] += time.monotonic() - began
+                cpu_s[name] += it.cpu_s("callers") - cpu
+        await bare.close()
+    figures = {f"1,000 callers, {name}, jobs/s": JOBS / seconds for name, seconds in took.items()}
+    figures |= {f"1,000 callers, {name}, callers' CPU µs a job": used / JOBS * 1e6 for name, used in cpu_s.items()}
+    return figures | {"1,000 callers, SDK / bare inboxes": took["bare inboxes"] / took["SDK"]}
+
+
+async def batches() -> Figures:
+    """`submit_many` of 10,000 and `wait` for all of them."""
+    async with stack(FLEET) as it, AsyncClient(it.url, tenant="batches", timeout=60.0) as moorage:
+        await moorage.wait(await moorage.submit_many([()] * 2000, events="tenant", **ASKS))  # type: ignore[arg-type]
+        before = {role: it.cpu_s(role) for role in it.pids}
+        began = time.monotonic()
+        jobs = await moorage.submit_many([()] * BATCH, events="tenant", **ASKS)  # type: ignore[arg-type]
+        answered = time.monotonic()
+        results = await moorage.wait(jobs, timeout=120)
+        took = time.monotonic() - began
+        assert all(result.state == "SUCCEEDED" for result in results)
+        cpu = {role: (it.cpu_s(role) - was) / BATCH * 1e6 for role, was in before.items()}
+    figures = {
+        "submit_many of 10,000, to the terminal state, jobs/s": BATCH / took,
+        "submit_many of 10,000, answered after s": answered - began,
+    }
+    return figures | {f"submit_many of 10,000, CPU µs a job, {role}": value for role, value in cpu.items()}
+
+
+async def followers() -> Figures:
+    """The leader's CPU a job: events to the tenant alone, and to each job's own subject with 1,000 followers there."""
+    async with stack(FLEET) as it, AsyncClient(it.url, tenant="t0", timeout=60.0) as moorage:
+        bare = await Callers.open(it, tenants=1)
+        left: list[str] = []
+
+        async def load(name: str, **more: Any) -> float:
+            """So many jobs, of which the first 1,000 may be followed; how much CPU the leader took."""
+            left[:] = [f"{name}-{number}" for number in reversed(range(FOLLOWED_JOBS))]
+            already, cpu_s = bare.ended, it.cpu_s("scheduler")
+
+            async def caller() -> None:
+                while left:
+                    await moorage.submit((), key=left.pop(), **more, **ASKS)  # type: ignore[arg-type]
+
+            await asyncio.gather(*(caller() for _ in range(CALLERS)))
+            await bare.until_ended(already + FOLLOWED_JOBS)
+            return it.cpu_s("scheduler") - cpu_s
+
+        await load("warm", events="tenant")
+        alone, followed = 0.0, 0.0
+        for turn in range(FOLLOWED_TURNS):  # in turns, so that both meet the same machine
+            alone += await load(f"a{turn}", events="tenant")
+            async with _following(it, f"f{turn}") as following:
+                followed += await load(f"f{turn}")
+                assert await following.line() == f"over {5 * FOLLOWED}"
+        await bare.close()
+    jobs = FOLLOWED_JOBS * FOLLOWED_TURNS
+    return {
+        "events to the tenant alone, scheduler's CPU µs a job": alone / jobs * 1e6,
+        "events to 1,000 followers of different jobs, scheduler's CPU µs a job": followed / jobs * 1e6,
+        "1,000 followers / tenant alone, scheduler's CPU": followed / alone,
+    }
+
+
+class Following:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def line(self) -> str:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(120):
+            return (await self.process.stdout.readline()).decode().strip()
+
+
+@contextlib.asynccontextmanager
+async def _following(it: Stack, prefix: str, count: int = FOLLOWED, *more: str) -> AsyncIterator[Following]:
+    """`follower.py` as a process, ready."""
+    arguments = [str(HERE / "follower.py"), it.url, "t0", prefix, str(count), *more]
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    following = Following(process)
+    try:
+        assert await following.line() == "ready"
+        yield following
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def stopped_follower() -> Figures:
+    """A follower that reads no more, with 320 MiB under way to it: what it costs the leader and all the others."""
+    async with stack(FLEET) as it, AsyncClient(it.url, tenant="t0", timeout=60.0) as moorage:
+        bare = await Callers.open(it, tenants=1)
+
+        async def load() -> float:
+            already, cpu_s = bare.ended, it.cpu_s("scheduler")
+            await bare.closed_loop(STOPPED_JOBS, CALLERS)
+            await bare.until_ended(already + STOPPED_JOBS)
+            return (it.cpu_s("scheduler") - cpu_s) / STOPPED_JOBS * 1e6
+
+        for _ in range(2):  # as many ended jobs as the leader keeps whole
+            await load()
+        before_mib = it.rss_mib("scheduler")
+        without, without_mib = await load(), it.rss_mib("scheduler")
+        async with _following(it, "loud", 1, "output") as following:
+            job = await moorage.submit(["hang"], key="loud-0", driver="noop")
+            following.process.send_signal(signal.SIGSTOP)
+            piece = b"x" * FLOOD_FRAME_BYTES
+            for _ in range(FLOOD_BYTES // FLOOD_FRAME_BYTES):
+                await bare.connection.send([(SUBJECTS.log("t0", "loud-0", 0), piece, "")])
+            await bare.connection.flush()
+            server_mib = it.rss_mib("server")
+            beside, beside_mib = await load(), it.rss_mib("scheduler")
+            log = it.folder / "nats" / "server.log"
+            async with asyncio.timeout(60):
+                while "Slow Consumer" not in log.read_text():  # noqa: ASYNC110  another process writes it
+                    await asyncio.sleep(0.1)
+            await job.cancel("enough")
+            following.process.send_signal(signal.SIGCONT)
+            assert await following.line() == "over 6"  # nothing missed, nothing twice, and it ended by itself
+        await bare.close()
+    return {
+        "scheduler's CPU µs a job, no follower": without,
+        "scheduler's CPU µs a job, beside a stopped follower": beside,
+        "scheduler RSS grown by MiB, no follower": without_mib - before_mib,
+        "scheduler RSS grown by MiB, beside a stopped follower": beside_mib - without_mib,
+        "server RSS MiB, holding 320 MiB for a stopped follower": server_mib,
+    }

@@ -1,0 +1,230 @@
+"""The operator's acts on jobs and tenants: `moorage admin hold` and its sisters."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import say, tell
+from moorage.cli.options import ROWS, RowOptions, with_client
+from moorage.cli.render import many, table
+from moorage.cli.selectors import HELP, ids_of
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.operate import Done, Hold, Limit
+
+WHY: Final = "For the job's story, explain and the ledger."
+QUEUE: Final = "The tenant's whole queue, jobs to come too, in place of single jobs."
+
+
+def hold(
+    *jobs: Annotated[str, Parameter(help=HELP)],
+    queue: Annotated[bool, Parameter(help=QUEUE)] = False,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Keep what waits of jobs from being placed; what runs goes on.
+
+    A time bound of a held job goes on, too: it may expire. What runs and ends to be tried again waits as well; to take
+    a job off its GPUs, hold it and then requeue it.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if not _one_of(jobs, queue, "hold"):
+            done = await client.admin.hold(why=why)
+            if not options.shown(done, [done]):
+                gpus = f", its jobs on {many(done.gpus, 'GPU')} go on" if done.gpus else ""
+                tell(f"tenant {done.tenant}\t{_now('held', done)}{_by(done.hold)}{gpus}")
+                say(f"undo: moorage admin release --queue --tenant {done.tenant}")
+            return None
+        await _each(client, jobs, lambda name: client.admin.hold(name, why=why), options, _held)
+        if not (options.json or options.format):
+            say(f"undo: moorage admin release {','.join(jobs)}")
+        return None
+
+    return with_client(options, work)
+
+
+def _held(done: Done) -> str:
+    goes_on = f", {many(done.members, 'replica')} of it {_goes(done.members)} on" if done.members else ""
+    return f"{_now('held', done)}{_by(done.hold)}, was {done.state}{goes_on}"
+
+
+def release(
+    *jobs: Annotated[str, Parameter(help=HELP)],
+    queue: Annotated[bool, Parameter(help=QUEUE)] = False,
+    worker: Annotated[str | None, Parameter(help="In place of jobs: a worker's quarantined GPUs are well.")] = None,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Undo hold; or give a worker's quarantined GPUs back to use.
+
+    Releasing the queue leaves those jobs held that are held by themselves.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if worker is not None and (jobs or queue):
+            raise _ambiguous("release takes jobs, or --queue, or --worker", "release")
+        if worker is not None:
+            done = await client.admin.release_worker(worker, why=why)
+            if not options.shown(done, [done]):
+                tell(f"{worker}\t{'released' if done.changed else 'has nothing in quarantine'}")
+            return None
+        if not _one_of(jobs, queue, "release"):
+            done = await client.admin.release(why=why)
+            if not options.shown(done, [done]):
+                tell(f"tenant {done.tenant}\t{'released' if done.changed else 'was not held'}")
+            return None
+        await _each(client, jobs, lambda name: client.admin.release(name, why=why), options, _released)
+        return None
+
+    return with_client(options, work)
+
+
+def _released(done: Done) -> str:
+    return f"{'released' if done.changed else 'was not held'}, is {done.state}"
+
+
+def requeue(
+    *jobs: Annotated[str, Parameter(help=HELP)],
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """End what runs of jobs, within their grace, and have them wait for a new attempt.
+
+    It counts as no retry. A replica that is kept through a partition (LOST_KEPT) waits again at once: you say with
+    this that it runs no more.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        await _each(client, jobs, lambda name: client.admin.requeue(name, why=why), options, _requeued)
+        return None
+
+    return with_client(options, work)
+
+
+def _requeued(done: Done) -> str:
+    did = f"requeued {many(done.members, 'replica')}" if done.changed else "unchanged"
+    return f"{did}, was {done.state}"
+
+
+def priority(
+    *jobs: Annotated[str, Parameter(help=HELP)],
+    to: Annotated[int, Parameter(help="0..100, higher first; a request's own is 50 unless it says.", value="NUMBER")],
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Give jobs a priority in place of their requests'."""
+
+    async def work(client: AsyncClient) -> int | None:
+        await _each(client, jobs, lambda name: client.admin.priority(name, to, why=why), options, _prioritized)
+        return None
+
+    return with_client(options, work)
+
+
+def _prioritized(done: Done) -> str:
+    return f"priority {done.priority}{'' if done.changed else ' already'}, is {done.state}"
+
+
+def limit(
+    *,
+    gpus: Annotated[int | None, Parameter(help="GPUs leased at once; 0 is no limit.", value="NUMBER")] = None,
+    jobs: Annotated[int | None, Parameter(help="Jobs that are not over; 0 is no limit.", value="NUMBER")] = None,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Bound what a tenant may have: GPUs leased at once, jobs that are not over.
+
+    Over the GPUs a job waits, with the reason `limit`; over the jobs a submit is refused, and the durable queue waits.
+    What is over a new limit already goes on.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        done = await client.admin.limit(gpus=gpus, jobs=jobs, why=why)
+        if not options.shown(done, [done]):
+            tell(f"tenant {done.tenant}\t{_bounds(done.limit)}{'' if done.changed else ' already'}")
+            if done.limit is not None and 0 < done.limit.gpus < done.gpus:
+                say(f"{many(done.gpus, 'GPU')} leased now: nothing starts until fewer than {done.limit.gpus} are")
+        return None
+
+    return with_client(options, work)
+
+
+def tenants(*, options: RowOptions = ROWS) -> int:
+    """Tenants with jobs, leases, holds or limits; those with most GPUs first."""
+
+    async def work(client: AsyncClient) -> int | None:
+        answer = await client.operate("tenants")
+        if options.shown(answer, answer.data["tenants"]):
+            return None
+        rows = await client.admin.tenants()
+        if not rows:
+            say("no tenant has a job")
+            return None
+        cells = [
+            [row.tenant, row.jobs, row.gpus, _bounds(row.limit), _by(row.hold, "") if row.hold is not None else ""]
+            for row in rows
+        ]
+        tell(table(["TENANT", "JOBS", "GPUS", "LIMIT", "HELD"], cells, numbers=("JOBS", "GPUS")))
+        return None
+
+    return with_client(options, work)
+
+
+# --------------------------------------------------------------------------------------------------------------- inside
+
+
+async def _each(
+    client: AsyncClient,
+    jobs: Sequence[str],
+    act: Callable[[str], Awaitable[Done]],
+    options: RowOptions,
+    told: Callable[[Done], str],
+) -> None:
+    names = await ids_of(client, jobs)
+    for name in names:
+        done = await act(name)
+        if not options.shown(done, [done]):
+            tell(f"{name}\t{told(done)}")
+    if len(names) != 1 and not (options.json or options.format):
+        say(many(len(names), "job"))
+
+
+def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:
+    """Whether single jobs are meant. Raises `Rejected` for both or neither: a whole queue is named on purpose."""
+    if bool(jobs) == queue:
+        raise _ambiguous(f"{verb} takes jobs, or --queue for all that a tenant has", verb)
+    return bool(jobs)
+
+
+def _ambiguous(message: str, verb: str) -> Exception:
+    from moorage.client.errors import rejected
+
+    return rejected("invalid-argument", message, next=f"moorage admin {verb} --help")
+
+
+def _now(word: str, done: Done) -> str:
+    return word if done.changed else f"{word} already"
+
+
+def _by(hold: Hold | None, head: str = " by ") -> str:
+    """Who holds and why, as ` by ana: month end`."""
+    if hold is None:
+        return ""
+    return f"{head}{hold.by or 'an operator'}" + (f": {hold.why}" if hold.why else "")
+
+
+def _bounds(limit: Limit | None) -> str:
+    parts: list[Any] = []
+    if limit is not None and limit.gpus:
+        parts.append(many(limit.gpus, "GPU"))
+    if limit is not None and limit.jobs:
+        parts.append(many(limit.jobs, "job"))
+    return "at most " + " and ".join(parts) if parts else "no limit"
+
+
+def _goes(count: int) -> str:
+    return "goes" if count == 1 else "go"

@@ -1,0 +1,204 @@
+"""A verb's command line, read by argparse as the verb's own signature says: one description of each option.
+
+`Annotated[int, Parameter(help="…")]` on a keyword is an option, on a positional-only or starred argument a word; a
+dataclass of such fields is a group of options. Kinds: bool (a switch), str, int, float, Path, `Literal` (choices), and
+lists of them (may be repeated). argparse costs a fortieth of what NATS does, so every line is read by the same reader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+GROUP_TITLE: Final = "__group__"
+_KINDS: Final[dict[Any, str]] = {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """What an annotation says of a word or an option. `names` are the option's, else `--` and the field's name;
+    `value` stands for its value in the help; `alone` is its value where none follows; `command` takes what is behind
+    `--`."""
+
+    help: str
+    names: tuple[str, ...] = ()
+    value: str = ""
+    alone: str | None = None
+    command: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """One word or option of a verb, as its signature says. `choices` are of a `Literal`; `group` is a dataclass's."""
+
+    field: str
+    names: tuple[str, ...]
+    kind: Any
+    many: bool
+    required: bool
+    default: Any
+    choices: tuple[Any, ...]
+    parameter: Parameter
+    group: str = ""
+    holder: str = ""
+
+    @property
+    def is_option(self) -> bool:
+        return bool(self.names)
+
+    @property
+    def is_switch(self) -> bool:
+        return self.kind is bool
+
+    @property
+    def value(self) -> str:
+        """What stands for the value in a help."""
+        if self.is_switch:
+            return ""
+        if self.choices:
+            return "|".join(map(str, self.choices))
+        return self.parameter.value or (_KINDS[self.kind] if self.is_option else self.field.upper())
+
+
+class CannotRead(Exception):
+    """The line is none of this verb. `fixes` are lines that can be pasted."""
+
+    def __init__(self, why: str, *fixes: str) -> None:
+        super().__init__(why)
+        self.fixes = fixes
+
+
+def arguments_of(act: Callable[..., Any]) -> list[Argument]:
+    """Every word and option of a verb's function, in its order; those of a dataclass where it stands."""
+    found: list[Argument] = []
+    hints = get_type_hints(act, include_extras=True)
+    for parameter in inspect.signature(act).parameters.values():
+        hint = hints[parameter.name]
+        if dataclasses.is_dataclass(hint):
+            found += _fields(hint, parameter.name)
+            continue
+        is_word = parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY)
+        default = None if parameter.default is parameter.empty else parameter.default
+        argument = _argument(parameter.name, hint, default, is_word=is_word)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            argument = dataclasses.replace(argument, many=True, default=())
+        else:
+            argument = dataclasses.replace(argument, required=parameter.default is parameter.empty)
+        found.append(argument)
+    return found
+
+
+def _fields(group: Any, holder: str) -> Iterator[Argument]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in dataclasses.fields(group):
+        argument = _argument(field.name, hints[field.name], field.default, is_word=False)
+        yield dataclasses.replace(argument, group=getattr(group, GROUP_TITLE), holder=holder)
+
+
+def _argument(name: str, hint: Any, default: Any, *, is_word: bool) -> Argument:
+    kind, parameter = get_args(hint)[:2]
+    if get_origin(kind) in (UnionType, Union):  # `… | None`
+        (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    many = get_origin(kind) is list
+    if many:
+        (kind,) = get_args(kind)
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    names = () if is_word else parameter.names or ("--" + name.replace("_", "-"),)
+    return Argument(name, names, type(choices[0]) if choices else kind, many, False, default, choices, parameter)
+
+
+class _Reader(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CannotRead(message.removeprefix("argument "))
+
+
+def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[], int | None]:
+    """The verb's function with what the words say, ready to be called. Raises `CannotRead`."""
+    arguments = arguments_of(act)
+    takes_command = next((one for one in arguments if one.parameter.command), None)
+    before, behind = list(words), []
+    if takes_command is not None and "--" in before:
+        at = before.index("--")
+        before, behind = before[:at], before[at + 1 :]
+    reader = _Reader(prog=f"moorage {verb}", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for one in arguments:
+        reader.add_argument(*(one.names or (one.field,)), **_for_argparse(one))
+    read_words, unknown = reader.parse_known_intermixed_args(before)
+    given = vars(read_words)
+    if takes_command is not None:
+        _check_command(verb, list(words), given.get(takes_command.field) or [], behind, unknown)
+        if behind:
+            given[takes_command.field] = behind
+    if unknown:
+        raise _unknown(verb, words, unknown[0], arguments)
+    return _bound(act, arguments, given)
+
+
+def _for_argparse(one: Argument) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if one.is_switch:
+        return {"action": "store_true", "dest": one.field}
+    if one.is_option:
+        said["dest"] = one.field
+        said["action"] = "append" if one.many else "store"
+        said["required"] = one.required
+        if one.parameter.alone is not None:
+            said |= {"nargs": "?", "const": one.parameter.alone}
+    elif one.many or not one.required:
+        said["nargs"] = "*" if one.many else "?"
+    return {**said, "type": one.kind, "choices": one.choices or None, "metavar": one.value}
+
+
+def _check_command(verb: str, words: list[str], bare: list[str], behind: list[str], unknown: list[str]) -> None:
+    """Bare words are a command where nothing stands behind them: else who means what could not be told."""
+    if behind and not bare:
+        return
+    if bare and not behind and words[-len(bare) :] == bare:
+        return
+    if bare:
+        import shlex
+
+        start = words.index(bare[0])
+        command = [word for word in words[start:] if word != "--"]
+        fix = shlex.join(["moorage", verb, *words[:start], "--", *command])
+        raise CannotRead("the command to run stands behind --", fix)
+
+
+def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Argument]) -> CannotRead:
+    option, equals, value = word.partition("=")
+    if not option.startswith("-"):
+        return CannotRead(f"{word!r} is one word too many", f"moorage {verb} --help")
+    import difflib
+    import shlex
+
+    known = [name for one in arguments for name in one.names]
+    near = difflib.get_close_matches(option, known, n=1)
+    if not near:
+        return CannotRead(f"no option {option}", f"moorage {verb} --help")
+    meant = [near[0] + equals + value if one == word else one for one in words]
+    return CannotRead(f"no option {option}", shlex.join(["moorage", verb, *meant]), f"moorage {verb} --help")
+
+
+def _bound(act: Callable[..., Any], arguments: Sequence[Argument], given: dict[str, Any]) -> Callable[[], int | None]:
+    words: list[Any] = []
+    named: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {one.holder: {} for one in arguments if one.holder}
+    for one in arguments:
+        value = given.get(one.field, one.default)
+        if one.holder:
+            groups[one.holder][one.field] = value
+        elif one.is_option:
+            named[one.field] = value
+        elif one.many:
+            words += value
+        else:
+            words.append(value)
+    hints = get_type_hints(act)
+    for holder, fields in groups.items():
+        named[holder] = hints[holder](**fields)
+    return lambda: act(*words, **named)

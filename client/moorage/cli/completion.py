@@ -1,0 +1,131 @@
+"""`moorage completion`: a shell's script, made from the table of verbs; static, so that no Python starts at a Tab."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
+
+from moorage.cli.arguments import Argument, Parameter, arguments_of
+from moorage.cli.console import tell
+from moorage.cli.main import Verb, all_verbs, below
+
+_BASH: Final = """\
+_moorage() {{
+  local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" words="" found
+  case "$before " in
+{choices}
+    " ") words={verbs} ;;
+{options}
+  esac
+  COMPREPLY=()
+  while IFS= read -r found; do COMPREPLY+=("$found"); done < <(compgen -W "$words" -- "$current")
+}}
+complete -o default -F _moorage moorage"""
+
+_ZSH: Final = """\
+#compdef moorage
+_moorage() {{
+  local -a found
+  local before="${{words[2,CURRENT-1]}}"
+  case "$before " in
+{choices}
+    " ") found=({verbs}) ;;
+{options}
+  esac
+  _describe moorage found || _files
+}}
+compdef _moorage moorage"""
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell reads it.")],
+    /,
+) -> int:
+    """A script that completes verbs and options in your shell; static, so that no Python starts at a Tab."""
+    tell({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]())
+    return 0
+
+
+def _firsts() -> dict[str, str]:
+    """The first words of all verbs, and what each is for."""
+    return {name.partition(" ")[0]: verb.help for name, verb in all_verbs().items()}
+
+
+def _options(verb: Verb) -> Iterator[tuple[str, Argument]]:
+    for one in arguments_of(verb.load()):
+        for name in one.names:
+            yield name, one
+
+
+def _choices(verb: Verb) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What may follow: behind an option of few values, or behind the verb itself."""
+    for one in arguments_of(verb.load()):
+        if one.choices:
+            for name in one.names or ("",):
+                yield name, tuple(map(str, one.choices))
+    if " " not in verb.name and below(verb.name):
+        yield "", tuple(other.name.partition(" ")[2] for other in below(verb.name))
+
+
+def _cases(quoted: bool) -> tuple[str, str]:
+    """The branches of a shell's case: what stands behind options of few values, and each verb's options."""
+    choices, options = [], []
+    for verb in all_verbs().values():
+        for option, values in _choices(verb):
+            pattern = f'"{verb.name} "*"{option} "' if option else f'"{verb.name} "'
+            choices.append(f"    {pattern}) {_words([(value, '') for value in values], quoted)} ;;")
+        rows = [(name, one.parameter.help) for name, one in _options(verb)]
+        options.append(f'    "{verb.name} "*) {_words(rows, quoted)} ;;')
+    for first in _firsts():
+        if first not in all_verbs():
+            rows = [(verb.name.partition(" ")[2], verb.help) for verb in below(first)]
+            choices.append(f'    "{first} ") {_words(rows, quoted)} ;;')
+    return "\n".join(choices), "\n".join(options)
+
+
+def _words(rows: list[tuple[str, str]], quoted: bool) -> str:
+    return f"found=({_described(rows)})" if quoted else f"words={shlex.quote(' '.join(name for name, _ in rows))}"
+
+
+def _described(rows: list[tuple[str, str]]) -> str:
+    return " ".join(shlex.quote(name + (":" + about.replace(":", r"\:") if about else "")) for name, about in rows)
+
+
+def _bash() -> str:
+    choices, options = _cases(quoted=False)
+    return _BASH.format(choices=choices, options=options, verbs=shlex.quote(" ".join(_firsts())))
+
+
+def _zsh() -> str:
+    choices, options = _cases(quoted=True)
+    return _ZSH.format(choices=choices, options=options, verbs=_described(list(_firsts().items())))
+
+
+def _fish() -> str:
+    lines = [
+        f"complete -c moorage -n __fish_use_subcommand -f -a {first} -d {shlex.quote(about)}"
+        for first, about in _firsts().items()
+    ]
+    for verb in all_verbs().values():
+        seen = " ".join(f"; and __fish_seen_subcommand_from {word}" for word in verb.name.split())[6:]
+        for name, one in _options(verb):
+            spelled = f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
+            value = (
+                ""
+                if one.is_switch
+                else f" -xa {shlex.quote(' '.join(map(str, one.choices)))}"
+                if one.choices
+                else " -r"
+            )
+            about = shlex.quote(one.parameter.help)
+            lines.append(f"complete -c moorage -n {shlex.quote(seen)} {spelled}{value} -d {about}")
+        for option, values in _choices(verb):
+            if not option:
+                lines.append(f"complete -c moorage -n {shlex.quote(seen)} -f -a {shlex.quote(' '.join(values))}")
+    for first in _firsts():
+        if first not in all_verbs():
+            words = " ".join(verb.name.partition(" ")[2] for verb in below(first))
+            seen = f"__fish_seen_subcommand_from {first}"
+            lines.append(f"complete -c moorage -n {shlex.quote(seen)} -f -a {shlex.quote(words)}")
+    return "\n".join(lines)

@@ -1,0 +1,58 @@
+"""`--format '{job} {state}'`: str.format on the fields of a frame, and on nothing behind them."""
+
+from __future__ import annotations
+
+import difflib
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from moorage.client.errors import Rejected, rejected
+
+NAMES_SHOWN_MAX: Final = 12
+
+
+class _Fields(string.Formatter):
+    """`{request.run.argv}` and `{changes.0.state}` look into objects and lists of JSON, and at no attribute."""
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        value: Any = kwargs
+        for part in field_name.split("."):
+            if isinstance(value, Mapping) and part in value:
+                value = value[part]
+            elif isinstance(value, list) and part.isascii() and part.isdigit() and int(part) < len(value):
+                value = value[int(part)]
+            else:
+                raise _no_field(field_name, part, value)
+        return value, field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, bool | list | dict):
+            value = msgspec.json.encode(value).decode()
+        return str(format("-" if value is None else value, format_spec))
+
+
+def filled(template: str, row: object) -> str:
+    """The template with the row's fields in it. Raises `Rejected`, naming the fields that there are."""
+    fields = msgspec.to_builtins(row)
+    try:
+        return _Fields().vformat(template.replace("\\t", "\t").replace("\\n", "\n"), (), fields)
+    except (ValueError, KeyError, IndexError) as error:
+        raise rejected(
+            "invalid-argument", f"--format cannot be read: {error}", found=template, next="--format '{job} {state}'"
+        ) from None
+
+
+def _no_field(name: str, part: str, value: Any) -> Rejected:
+    names = [str(key) for key in value] if isinstance(value, Mapping) else []
+    near = difflib.get_close_matches(part, names, n=1)
+    shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", …" if len(names) > NAMES_SHOWN_MAX else "")
+    return rejected(
+        "invalid-argument",
+        f"--format: no field {name!r}",
+        found=name,
+        allowed=shown,
+        next=f"--format '{{{name.removesuffix(part) + near[0]}}}'" if near else "--json shows every field",
+    )

@@ -1,0 +1,65 @@
+"""The pages of `moorage help TOPIC`: what concerns every verb alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from moorage.cli.console import EXIT_CODES
+from moorage.cli.render import facts
+
+
+class Topic(NamedTuple):
+    """`about` is its line in `moorage help`; `text` makes the page."""
+
+    about: str
+    text: Callable[[], str]
+
+
+def _exit_codes() -> str:
+    return facts([(str(code), means) for code, means in EXIT_CODES.items()])
+
+
+def _jobs() -> str:
+    from moorage.cli import selectors
+
+    return (selectors.__doc__ or "").partition("\n\n")[2].rstrip()
+
+
+def _gpu() -> str:
+    return facts(
+        [
+            ("--gpu", "one GPU, any model"),
+            ("2xH100", "two H100 of one host, one exclusive lease each"),
+            ("2xH100:80G", "with 80 GB each, as sold; 70000M is exact MiB"),
+            ("H100|A100", "either model; a model is a part of the device's name, in any case"),
+            ("=A10", "whole words only: no A100"),
+            ("3x2xA100", "three replicas of two; --gang starts all or none, --spread one a host"),
+            ("1xL40S@mps=50%", "a share of one GPU by mps; @time-slice, too; a memory share is 4G"),
+            ("any", "moorage fleet shows what there is, and what fits now"),
+        ]
+    )
+
+
+def _environment() -> str:
+    return facts(
+        [
+            ("NATS_CONTEXT", "the nats context to use; --nats is stronger (a URL, or a context's name)"),
+            ("NATS_URL", "the server, where no context is selected"),
+            ("MOORAGE_HOME", "the folder of moorage up; else ./.moorage, where the other verbs find it"),
+            ("MOORAGE_TENANT", "whose jobs; --tenant is stronger"),
+            ("MOORAGE_LEDGER_URL_FILE", "a file with the ledger's URL, for moorage scheduler"),
+            ("NO_COLOR", "no colour; --color is stronger"),
+            ("CLICOLOR_FORCE", "colour in a pipe, too"),
+            ("TERM=dumb", "no colour, and no line is rewritten"),
+            ("COLUMNS", "the terminal's width, where it is not to be asked"),
+        ]
+    )
+
+
+TOPICS: Final[dict[str, Topic]] = {
+    "exit-codes": Topic("How a verb ends, in numbers.", _exit_codes),
+    "jobs": Topic("How to name jobs: ids, beginnings, last, all.", _jobs),
+    "gpu": Topic("The word for GPUs: 2xH100:80G.", _gpu),
+    "environment": Topic("The variables that moorage reads.", _environment),
+}

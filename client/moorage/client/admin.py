@@ -1,0 +1,71 @@
+"""What an operator does to jobs and tenants: `AsyncClient.admin`. Every act is recorded with who did it and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from moorage.client.errors import Rejected
+from moorage.client.values import who
+from moorage.schemas.errors import Refused
+from moorage.schemas.operate import Done, TenantRow, act_of
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+
+class Admin:
+    """The acts on jobs and tenants, over an open client; `tenant` is the client's own unless named.
+
+    Each is answered once it is in the ledger. Sent again it changes nothing: `Done.changed` is then false. All raise
+    `NotFound`, `Rejected` (a job that is over, text over its bound), `NotPermitted`, `NoScheduler`, `Unreachable`.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
+        """Nothing that waits of a job, or without one of the tenant's whole queue, is placed; what runs goes on."""
+        return await self._act("hold", tenant=self._tenant(tenant), job=job, why=why)
+
+    async def release(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
+        """Undo `hold`: of a job, or without one of the tenant's queue. A job that is held by itself stays held."""
+        return await self._act("release", tenant=self._tenant(tenant), job=job, why=why)
+
+    async def release_worker(self, worker: str, *, why: str = "") -> Done:
+        """An operator's word that a worker's quarantined devices are well: they are free again."""
+        return await self._act("release", worker=worker, why=why)
+
+    async def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
+        """What runs or is placed of a job ends and waits for a new attempt, which counts as no retry."""
+        return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why)
+
+    async def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
+        """Give a job a priority 0..100 in place of its request's."""
+        return await self._act("priority", tenant=self._tenant(tenant), job=job, priority=priority, why=why)
+
+    async def limit(
+        self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None
+    ) -> Done:
+        """At most so many GPUs leased to a tenant at once, and so many jobs of it that are not over.
+
+        0 is no limit, None leaves it as it is. What is over a new limit already goes on.
+        """
+        return await self._act("limit", tenant=self._tenant(tenant), gpus=gpus, jobs=jobs, why=why)
+
+    async def tenants(self) -> list[TenantRow]:
+        """Tenants with jobs, leases, holds or limits; at most 1,000, those with most GPUs first."""
+        answer = await self._client.operate("tenants")
+        return msgspec.convert(answer.data["tenants"], list[TenantRow])
+
+    def _tenant(self, tenant: str | None) -> str:
+        return self._client.tenant if tenant is None else tenant
+
+    async def _act(self, verb: str, **arguments: str | int | None) -> Done:
+        given = {name: value for name, value in arguments.items() if value is not None}
+        try:
+            act = act_of(verb, {**given, "by": who()})
+        except Refused as refused:
+            raise Rejected(refused.problem) from None
+        return await self._client.act(verb, act)

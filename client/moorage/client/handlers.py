@@ -1,0 +1,158 @@
+"""Functions of a service that the fleet calls: the request for one, how far it is, and what it returned.
+
+The other side is `moorage.worker.embed`. A result lies in the tenant's bucket of NATS' object store before its job is
+SUCCEEDED (decision 0004); a small one was said on the job's log subject too: where it was heard, nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from moorage.bus.jetstream import JetStream
+from moorage.client.errors import rejected
+from moorage.client.values import build_request
+from moorage.client.watch import HANDLER, Piece
+from moorage.schemas.codec import REQUEST_BYTES_MAX, encode
+from moorage.schemas.frames import Change
+from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.job import Request
+from moorage.worker.handler_context import CONFIG_KEY, HANDLER_NAME, INPUT_KEY
+from moorage.worker.handler_results import ResultStore, decode_inline, decode_result, result_object
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+#: characters of a line of output that may still become one of ours
+LINE_CHARS_MAX: Final = 128 * 1024
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a handler says it is: `fraction` 0..1, with a line of text."""
+
+    fraction: float
+    text: str = ""
+    replica: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A line of a handler's standard output: progress, or the result's name with a small result itself."""
+
+    progress: float | None = None
+    text: str = ""
+    result: str = ""
+    content_type: str = ""
+    value: Any = msgspec.UNSET
+
+
+_decode_line: Final = msgspec.json.Decoder(_Line).decode
+
+
+def handler_request(
+    name: str, input: Any, gpu: GpuSpec | str | int | None, key: str | None, fields: Mapping[str, Any]
+) -> Request:
+    """The checked request for a handler, to be placed only on workers that offer it. Raises `Rejected`."""
+    if not HANDLER_NAME.fullmatch(name):
+        raise rejected(
+            "invalid-argument", f"{name[:80]!r} is no name of a handler", found=name, allowed="[a-z0-9_.-]{1,48}"
+        )
+    named = dict(fields)
+    config = dict(named.pop("driver_config", {}))
+    if input is not None:
+        config[CONFIG_KEY] = {INPUT_KEY: _plain(input)}
+    body = {
+        "run": {"driver": HANDLER, "argv": [name]},
+        "driver_config": config,
+        "requires": {**named.pop("requires", {}), f"{HANDLER}.{name}": ["1"]},
+    }
+    request = build_request(body, gpu, key, named)
+    if (size := len(encode(request))) > REQUEST_BYTES_MAX:
+        raise rejected(
+            "too-large",
+            f"the request for handler {name} has {size} bytes",
+            field="$.driver_config.handler.input",
+            found=str(size),
+            allowed=f"{REQUEST_BYTES_MAX} bytes",
+            next="put the data where the handler can fetch it, and send its place",
+        )
+    return request
+
+
+def _plain(value: Any) -> Any:
+    try:
+        if isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError("bytes are not")
+        return msgspec.to_builtins(value, str_keys=True)
+    except (TypeError, ValueError) as error:
+        raise rejected(
+            "invalid-argument",
+            f"a handler's input is what JSON can hold: {error}",
+            field="$.driver_config.handler.input",
+            found=type(value).__name__,
+        ) from None
+
+
+class Heard:
+    """What a handler said of itself, from the output of its job as it is watched."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._on_progress = on_progress
+        self._begun: dict[int, str] = {}
+        self._values: dict[str, _Line] = {}
+
+    def take(self, piece: Piece) -> None:
+        if piece.stream != "out":
+            return
+        *lines, rest = (self._begun.pop(piece.replica, "") + piece.text).split("\n")
+        if 0 < len(rest) <= LINE_CHARS_MAX:
+            self._begun[piece.replica] = rest
+        for text in lines:
+            try:
+                line = _decode_line(text)
+            except msgspec.MsgspecError:
+                continue
+            if line.result:
+                self._values[line.result] = line
+            elif line.progress is not None and self._on_progress is not None:
+                self._on_progress(Progress(line.progress, line.text, piece.replica))
+
+    def value(self, name: str) -> Any:
+        """The small result of this name; UNSET where it was not heard."""
+        line = self._values.get(name)
+        if line is None or line.value is msgspec.UNSET:
+            return msgspec.UNSET
+        return decode_inline(line.content_type, line.value)
+
+
+async def value_of(
+    client: AsyncClient, job: str, changes: Sequence[Change], heard: Heard, shown: dict[str, Any]
+) -> Any:
+    """What the function returned; a list by replica where there are several. None where nothing is kept.
+
+    `shown` is what `show` said of the job, at any time. Raises as `AsyncClient.submit`, and `NotPermitted` for a user
+    who may not read the tenant's bucket.
+    """
+    replicas = shown["request"].get("replicas", 1)
+    fences = {change.replica: change.fence for change in changes if change.fence}
+    if len(fences) < replicas:
+        rows = (await client.read("show", {"job": job})).get("replica_states", ())
+        fences |= {row["replica"]: row["fence"] for row in rows}
+    values: list[Any] = []
+    for replica in range(replicas):
+        name = result_object(job, replica, fences.get(replica, 0))
+        value = heard.value(name)
+        values.append(await _stored(client, name) if value is msgspec.UNSET else value)
+    return values if replicas > 1 else values[0]
+
+
+async def _stored(client: AsyncClient, name: str) -> Any:
+    context = client.context
+    api = "$JS.API" if context is None else context.api_prefix
+    store = ResultStore(JetStream(client.link, api), client.subjects.prefix)
+    found = await client.again(lambda: store.get(client.tenant, name))
+    return None if found is None else decode_result(found)

@@ -1,0 +1,196 @@
+"""Output of the past, page by page, from the worker that keeps it; and output as it comes joined to it without gap or
+double."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
+from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+OVERLOADED_TRIES_MAX: Final = 50
+STREAMS: Final[tuple[Literal["out", "err"], ...]] = ("out", "err")
+#: what one line of a tail may have on average, before the tail is shorter than asked for
+TAIL_LINE_BYTES: Final = 1024
+
+#: replica, attempt (None: the newest, where no number is known), stream
+_Key = tuple[int, int | None, str]
+
+
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
+    """A piece of output: of a replica's attempt and stream, the bytes from `offset` up to `next`.
+
+    `text` is decoded with replacement; `data` has the bytes themselves where they are no UTF-8.
+    `end` marks the last piece of a stream.
+    """
+
+    replica: int
+    attempt: int
+    stream: str
+    offset: int
+    text: str
+    end: bool = False
+    next: int = 0
+    data: bytes | None = None
+
+    @property
+    def behind(self) -> int:
+        """The offset behind it, from a worker that does not say it, too."""
+        return self.next or self.offset + len(self.text.encode())
+
+
+async def read_page(
+    client: AsyncClient,
+    job: str,
+    replica: int,
+    attempt: int | None,
+    stream: str,
+    offset: int,
+    limit: int = LOG_PAGE_BYTES_MAX,
+) -> LogPage:
+    """One page; waits its turn where the workers are asked too much. Raises `NoOutput`, `NotFound`, as `show`."""
+    arguments: dict[str, Any] = {"job": job, "replica": replica, "stream": stream, "offset": offset, "limit": limit}
+    if attempt is not None:
+        arguments["attempt"] = attempt
+    for left in reversed(range(OVERLOADED_TRIES_MAX)):
+        try:
+            return msgspec.convert(await client.read("logs", arguments), LogPage)
+        except Overloaded as busy:
+            if not left:
+                raise
+            await asyncio.sleep(busy.problem.retry_after_s or 0.2)
+    raise AssertionError("unreachable")
+
+
+def piece_of(page: LogPage) -> Piece:
+    text = page.text if page.data is None else page.data.decode(errors="replace")
+    return Piece(page.replica, page.attempt, page.stream, page.offset, text, page.over, page.next, page.data)
+
+
+async def tail_of(client: AsyncClient, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
+    """The end of what a member said, stdout before stderr; "" where nothing of it is kept."""
+    texts = []
+    for stream in STREAMS:
+        try:
+            texts.append(piece_of(await read_page(client, job, replica, attempt, stream, -chars_max, chars_max)).text)
+        except (NoOutput, NotFound, Overloaded):
+            continue
+    return "".join(texts)
+
+
+class Joiner:
+    """How far each stream has been given, and what is missing before the next piece.
+
+    `tail` lines, where it is not None, are all that is given of what was said before. `lost` counts bytes that nobody
+    keeps, `trouble` is the first reason.
+    """
+
+    def __init__(self, client: AsyncClient, job: str, tail: int | None = None) -> None:
+        self.lost = 0
+        self.trouble: ClientError | None = None
+        self.truncated: set[_Key] = set()
+        self._client = client
+        self._job = job
+        self._tail = tail
+        self._at: dict[_Key, int] = {}
+        self._over: set[_Key] = set()
+
+    async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
+        """What is kept of an attempt and was not given yet, stdout before stderr."""
+        for stream in STREAMS:
+            key = (replica, attempt, stream)
+            if key not in self._over:
+                async for piece in self._up_to(key, None):
+                    yield piece
+
+    def is_over(self, replica: int, attempt: int, stream: str) -> bool:
+        """Whether all of a stream was given."""
+        return (replica, attempt, stream) in self._over
+
+    async def joined(self, piece: Piece) -> AsyncIterator[Piece]:
+        """A piece as it came, behind what is missing before it; nothing where it was given already."""
+        key = (piece.replica, piece.attempt, piece.stream)
+        at = self._at.get(key, 0)
+        if key in self._over:
+            return
+        if piece.offset > at:
+            async for before in self._up_to(key, piece.offset):
+                yield before
+            at = self._at.get(key, 0)
+            if at < piece.offset:
+                self.lost += piece.offset - at
+                at = piece.offset
+        behind = piece.behind
+        if at > piece.offset and at < behind:
+            encoded = piece.text.encode() if piece.data is None else piece.data
+            if len(encoded) != behind - piece.offset:  # not as it was written: the worker has the bytes
+                async for before in self._up_to(key, behind):
+                    yield before
+                at = self._at.get(key, at)
+            else:
+                rest = encoded[at - piece.offset :]
+                data = rest if piece.data is not None else None
+                piece = msgspec.structs.replace(piece, offset=at, text=rest.decode(errors="replace"), data=data)
+        if behind > at or (piece.end and behind == at):
+            self._at[key] = behind
+            if behind == at:
+                piece = msgspec.structs.replace(piece, offset=at, text="", data=None)
+            yield piece
+        if piece.end:
+            self._over.add(key)
+
+    async def _up_to(self, key: _Key, until: int | None) -> AsyncIterator[Piece]:
+        """Pages up to an offset, or to the end of what is kept now."""
+        replica, attempt, stream = key
+        while key not in self._over:
+            at = self._at.get(key)
+            limit = LOG_PAGE_BYTES_MAX
+            offset = at or 0
+            if at is None and self._tail is not None:
+                limit = min(max(self._tail, 1) * TAIL_LINE_BYTES, limit)
+                offset = -limit
+            elif until is not None:
+                limit = min(until - offset, limit)
+            if limit <= 0:
+                return
+            try:
+                page = await read_page(self._client, self._job, replica, attempt, stream, offset, limit)
+            except (NoOutput, NotFound, Overloaded, Unreachable) as gone:
+                self.trouble = self.trouble or gone
+                return
+            if page.truncated:
+                self.truncated.add(key)
+            self._at[key] = max(at or 0, page.next)
+            if page.over and not page.truncated:
+                self._over.add(key)
+            piece = piece_of(page)
+            if at is None and self._tail is not None:
+                piece = last_lines(piece, self._tail)
+            if piece.text or piece.end:
+                yield piece
+            if page.next == page.offset or page.next >= page.size or page.over:
+                return
+
+
+def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
+    """Each replica's newest attempt, by what `show` says; None where nobody knows any more which it was."""
+    if "replica_states" in shown:
+        return {row["replica"]: row["attempt"] for row in shown["replica_states"]}
+    newest: dict[int, int | None] = {}
+    for change in shown.get("changes", ()):  # of a job that left the scheduler's memory
+        if change["replica"] >= 0:
+            newest[change["replica"]] = max(newest.get(change["replica"]) or 0, change["attempt"])
+    return newest or {0: None}
+
+
+def last_lines(piece: Piece, lines: int) -> Piece:
+    """The piece with its last lines alone."""
+    text = "".join(piece.text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""
+    return msgspec.structs.replace(piece, text=text, data=None)

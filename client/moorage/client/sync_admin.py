@@ -1,0 +1,49 @@
+"""The twin of `Admin` without await: `Client.admin`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moorage.schemas.operate import Done, TenantRow
+
+if TYPE_CHECKING:
+    from moorage.client.admin import Admin
+    from moorage.client.sync import LoopThread
+
+
+class SyncAdmin:
+    """The acts on jobs and tenants, as `Admin` has them."""
+
+    def __init__(self, thread: LoopThread, twin: Admin) -> None:
+        self._thread = thread
+        self._twin = twin
+
+    def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.hold`."""
+        return self._thread.call(self._twin.hold(job, why=why, tenant=tenant))
+
+    def release(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.release`."""
+        return self._thread.call(self._twin.release(job, why=why, tenant=tenant))
+
+    def release_worker(self, worker: str, *, why: str = "") -> Done:
+        """As `Admin.release_worker`."""
+        return self._thread.call(self._twin.release_worker(worker, why=why))
+
+    def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.requeue`."""
+        return self._thread.call(self._twin.requeue(job, why=why, tenant=tenant))
+
+    def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
+        """As `Admin.priority`."""
+        return self._thread.call(self._twin.priority(job, priority, why=why, tenant=tenant))
+
+    def limit(
+        self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None
+    ) -> Done:
+        """As `Admin.limit`."""
+        return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
+
+    def tenants(self) -> list[TenantRow]:
+        """As `Admin.tenants`."""
+        return self._thread.call(self._twin.tenants())

@@ -1,0 +1,132 @@
+"""Who keeps the output of an attempt: found from the folded state, or from what the history says of a job."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.state import IS_TERMINAL, Job, Worker
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog
+from moorage.schemas.job import Request
+
+
+class Kept(NamedTuple):
+    """The worker that ran the attempt, and what to ask it."""
+
+    worker: Worker
+    ask: ReadLog
+
+
+def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | Problem | None:
+    """Whom to ask for a page. A replica that was not placed yet, or ended before it was, has an empty one.
+
+    None for a job that left memory: see `find_in_story`.
+    """
+    job = engine.state.job(tenant, asked.job)
+    if job is None:
+        if engine.state.finished.find(job_key(tenant, asked.job)) is not None:
+            return None
+        return problem(
+            "not-found",
+            f"no job {asked.job} of tenant {tenant}",
+            job=asked.job,
+            next="moorage ls shows the jobs there are",
+        )
+    if asked.replica >= len(job.replicas):
+        return _no_replica(asked, len(job.replicas))
+    replica = job.replicas[asked.replica]
+    attempt = asked.attempt if asked.attempt is not None else replica.attempt
+    if attempt == 0:
+        return LogPage(0, asked.stream, over=IS_TERMINAL[replica.state], replica=asked.replica)
+    if attempt > replica.attempt:
+        return _no_attempt(asked, replica.attempt)
+    found = _holder(engine, job, asked.replica, attempt)
+    if found is None:
+        return _no_holder(asked, attempt)
+    worker, fence, ended_ms = found
+    return Kept(worker, _read(worker, tenant, asked, attempt, fence, engine.request_of(job).workload.driver, ended_ms))
+
+
+def find_in_story(
+    engine: Engine, tenant: str, asked: LogsAsked, changes: list[Change], request: Request | None
+) -> Kept | LogPage | Problem:
+    """As `find_log`, from the transitions that the history has of a job; `request` None: it was kept without."""
+    rows = [change for change in changes if change.replica == asked.replica]
+    if not rows:
+        return _no_replica(asked, 1 + max(change.replica for change in changes))
+    last = max(change.attempt for change in rows)
+    attempt = asked.attempt if asked.attempt is not None else last
+    if attempt == 0:
+        return LogPage(0, asked.stream, over=True, replica=asked.replica)
+    if attempt > last:
+        return _no_attempt(asked, last)
+    of_attempt = [change for change in rows if change.attempt == attempt]
+    held = next((change for change in of_attempt if change.worker), None)
+    worker = engine.state.workers.get(held.worker) if held is not None else None
+    if held is None or worker is None:
+        return _no_holder(asked, attempt)
+    driver = request.workload.driver if request is not None else ""
+    return Kept(worker, _read(worker, tenant, asked, attempt, held.fence, driver, of_attempt[-1].time_ms))
+
+
+def _read(
+    worker: Worker, tenant: str, asked: LogsAsked, attempt: int, fence: int, driver: str, ended_ms: int
+) -> ReadLog:
+    return ReadLog(
+        worker.session,
+        tenant,
+        asked.job,
+        asked.replica,
+        attempt,
+        fence,
+        driver,
+        asked.stream,
+        asked.offset,
+        asked.limit,
+        ended_ms,
+    )
+
+
+def _no_replica(asked: LogsAsked, replicas: int) -> Problem:
+    return problem(
+        "invalid-argument",
+        f"job {asked.job} has no replica {asked.replica}",
+        field="$.replica",
+        found=asked.replica,
+        allowed=f"0..{replicas - 1}",
+        job=asked.job,
+    )
+
+
+def _no_attempt(asked: LogsAsked, last: int) -> Problem:
+    return problem(
+        "not-found",
+        f"replica {asked.replica} of job {asked.job} has had no attempt {asked.attempt}",
+        field="$.attempt",
+        found=asked.attempt,
+        allowed=f"1..{last}",
+        job=asked.job,
+    )
+
+
+def _no_holder(asked: LogsAsked, attempt: int) -> Problem:
+    return problem(
+        "not-found",
+        f"who ran attempt {attempt} of replica {asked.replica} of job {asked.job} is no longer known",
+        job=asked.job,
+        next=f"moorage show {asked.job} has the transitions that are",
+    )
+
+
+def _holder(engine: Engine, job: Job, replica: int, attempt: int) -> tuple[Worker, int, int] | None:
+    """(worker, fence, ledger time of the end or 0) of an attempt."""
+    member = job.replicas[replica].member
+    if member is not None and member.attempt == attempt:
+        return member.worker, member.fence, 0
+    rows = [row for row in job.story if row[2] == replica and row[3] == attempt]
+    held = next((row for row in rows if row[5] >= 0), None)
+    if held is None:
+        return None
+    return engine.state.worker_by_num[held[5]], held[9], rows[-1][1]

@@ -1,0 +1,315 @@
+"""What became of a job, from memory and from the history stream: the verb `history`, and `show` of what left memory.
+
+Where a frame stands is known (the row of a finished job, the parts of a long story), so a look-up reads that message
+and no other. It runs beside the loop, a few at a time; who comes on top of a bounded crowd is told to ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.jetstream import JetStream, StoredMessage
+from moorage.scheduler.core import views
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.outputs import accepted, changes_since, fitting
+from moorage.scheduler.core.state import Job
+from moorage.scheduler.core.story import Found, Frame, changes_in, read_frame
+from moorage.scheduler.ledger import microseconds
+from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.frames import Change
+from moorage.schemas.job import Request
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.history")
+
+#: changes in one answer
+LIMIT_DEFAULT: Final = 1000
+LIMIT_MAX: Final = 2000
+#: messages that are read at a time, questions that wait for one, frames kept for the next question
+READS_MAX: Final = 4
+QUESTIONS_MAX: Final = 256
+FRAMES_KEPT: Final = 16
+#: parts of a long story that one answer reads; what is left comes with the next
+PARTS_MAX: Final = 8
+RETRY_AFTER_S: Final = 0.5
+
+
+class Gone(Exception):
+    """The frame is not in the stream any more, or never was."""
+
+
+class Read(msgspec.Struct, frozen=True):
+    """A frame of the history by its jobs, and when it was stored, in ms."""
+
+    frame: Frame
+    jobs: dict[str, list[Found]]
+    stored_ms: int
+
+
+class HistoryReader:
+    """`answer` sends what a look-up found: reply subject, frame, whether as JSON."""
+
+    def __init__(
+        self, jetstream: JetStream, subjects: Subjects, engine: Engine, answer: Callable[[str, Any, str, bool], None]
+    ) -> None:
+        self._js = jetstream
+        self._subjects = subjects
+        self._engine = engine
+        self._answer = answer
+        self._frames: OrderedDict[int, asyncio.Task[Read]] = OrderedDict()
+        self._slots = asyncio.Semaphore(READS_MAX)
+        self._questions: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Give up what is being read; nobody is answered."""
+        tasks = [*self._questions, *self._frames.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------- questions
+
+    def show(self, tenant: str, name: str, reply: str, json: bool) -> dict[str, Any] | Problem | None:
+        """What `show` answers now; None where the stream is asked first."""
+        data = views.show(self._engine, tenant, name)
+        if isinstance(data, Problem) or not data.get("compacted"):
+            return data
+        seq = self._seq(tenant, name)
+        if seq == 0:
+            return data
+        return self._ask("show", self._shown(tenant, name, seq, data), reply, json, name)
+
+    def history(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Any:
+        """What `history` answers now; None where the stream is asked first. The arguments are checked."""
+        name = arguments["job"]
+        after, limit = check_page(arguments)
+        job = self._engine.state.job(tenant, name)
+        if job is not None:
+            first = job.story[0][0] if job.story else 2
+            if after + 1 >= first or first <= 2 or not job.parts:
+                return self._of_memory(job, after, limit, [])
+            return self._ask("history", self._of_parts(job, after, limit), reply, json, name)
+        seq = self._seq(tenant, name)
+        if seq > 0:
+            return self._ask("history", self._of_stream(tenant, name, seq, after, limit), reply, json, name)
+        known = views.show(self._engine, tenant, name)
+        return _gone(name) if isinstance(known, dict) else known
+
+    async def story(self, tenant: str, name: str) -> tuple[list[Change], Request | None] | Problem:
+        """The transitions of a job that left memory, as far as its last part has them, and its request if kept."""
+        try:
+            read, found = await self._story(tenant, name, self._seq(tenant, name))
+        except Gone:
+            return _gone(name)
+        except (BusError, TimeoutError) as error:
+            log.warning("the history cannot be read now: %s", error)
+            return _busy(name, "the history cannot be read now")
+        changes = [change for story in found for change in changes_in(read.frame, story)]
+        return changes, views.request_in(found[-1])
+
+    def _seq(self, tenant: str, name: str) -> int:
+        row = self._engine.state.finished.find(job_key(tenant, name))
+        return row[3] if row is not None else 0
+
+    def _ask(self, verb: str, work: Any, reply: str, json: bool, name: str) -> Problem | None:
+        if len(self._questions) >= QUESTIONS_MAX:
+            work.close()
+            return _busy(name, f"{QUESTIONS_MAX} questions about finished jobs wait")
+        task = asyncio.get_running_loop().create_task(self._run(verb, work, reply, json, name))
+        self._questions.add(task)
+        task.add_done_callback(self._questions.discard)
+        return None
+
+    async def _run(self, verb: str, work: Any, reply: str, json: bool, name: str) -> None:
+        try:
+            answer = await work
+        except Gone:
+            answer = _gone(name)
+        except (BusError, TimeoutError) as error:
+            log.warning("the history cannot be read now: %s", error)
+            answer = _busy(name, "the history cannot be read now")
+        except Exception:  # a defect of ours must not leave a caller without an answer
+            log.exception("the history of %s could not be shown", name)
+            answer = problem("internal", "moorage failed on this question", job=name)
+        self._answer(verb, answer, reply, json)
+
+    # --------------------------------------------------------------------------------------------- answers
+
+    def _of_memory(self, job: Job, after: int, limit: int, before: list[Change]) -> dict[str, Any]:
+        changes = _merged((before, changes_since(self._engine.state, job, after)), after)
+        return _page(job.tenant, job.name, job.state, job.rev, changes, after, limit)
+
+    async def _of_parts(self, job: Job, after: int, limit: int) -> dict[str, Any]:
+        """Of a job in memory whose older transitions stand in the stream."""
+        begin = [accepted(job.tenant, job.accepted_ms)]
+        before, whole = await self._parts(job.tenant, job.name, job.parts, after, limit)
+        if not whole:
+            changes = _merged((begin, before), after)
+            return _page(job.tenant, job.name, job.state, job.rev, changes, after, limit)
+        return self._of_memory(job, after, limit, begin + before)
+
+    async def _of_stream(self, tenant: str, name: str, seq: int, after: int, limit: int) -> dict[str, Any]:
+        read, found = await self._story(tenant, name, seq)
+        last = found[-1]
+        before, whole = await self._parts(tenant, name, last.parts, after, limit)
+        rest = [change for story in found for change in changes_in(read.frame, story)] if whole else []
+        changes = _merged(([accepted(tenant, last.accepted_ms)], before, rest), after)
+        data = _page(tenant, name, last.state, last.rev, changes, after, limit)
+        return data | self._kept(read)
+
+    async def _shown(self, tenant: str, name: str, seq: int, row: dict[str, Any]) -> dict[str, Any] | Problem:
+        """The job as `show` has it while it is in memory; the bare row where its history is gone."""
+        try:
+            read, found = await self._story(tenant, name, seq)
+        except Gone:
+            return row
+        except (BusError, TimeoutError) as error:
+            log.warning("the history cannot be read now: %s", error)
+            return row
+        last = found[-1]
+        changes = [change for story in found for change in changes_in(read.frame, story)]
+        if not last.parts:
+            changes.insert(0, accepted(tenant, last.accepted_ms))
+        simulated = {worker.worker for worker in read.frame.workers.values() if worker.simulated}
+        return row | views.of_story(self._engine, last, changes, simulated) | self._kept(read)
+
+    def _kept(self, read: Read) -> dict[str, Any]:
+        return {"kept_until_ms": read.stored_ms + int(self._engine.config.history_keep * 1000)}
+
+    async def _parts(
+        self, tenant: str, name: str, parts: Iterable[tuple[int, int, int]], after: int, limit: int
+    ) -> tuple[list[Change], bool]:
+        """Transitions of earlier parts behind `after`, and whether none of those asked for was left out."""
+        changes: list[Change] = []
+        reads = 0
+        for seq, _, last in parts:
+            if last <= after:
+                continue
+            if reads >= PARTS_MAX or len(changes) >= limit:
+                return changes, False
+            try:
+                read, found = await self._story(tenant, name, seq)
+            except Gone:
+                continue  # the answer says that it is not complete
+            reads += 1
+            for story in found:
+                changes += [change for change in changes_in(read.frame, story) if change.rev > after]
+        return changes, True
+
+    # ------------------------------------------------------------------------------------------- the stream
+
+    async def _story(self, tenant: str, name: str, seq: int) -> tuple[Read, list[Found]]:
+        """What a frame holds of a job. Raises `Gone`, `BusError`."""
+        if seq == 0:
+            raise Gone
+        known = seq in self._frames
+        read = await self._frame(seq)
+        if known and name not in read.jobs:  # the stream was deleted since, and counts from 1 again
+            self._frames.pop(seq, None)
+            read = await self._frame(seq)
+        found = read.jobs.get(name)
+        if found is None or read.frame.tenant != tenant:
+            raise Gone
+        return read, found
+
+    async def _frame(self, seq: int) -> Read:
+        task = self._frames.get(seq)
+        if task is None:
+            task = self._frames[seq] = asyncio.get_running_loop().create_task(self._read(seq))
+            while len(self._frames) > FRAMES_KEPT and next(iter(self._frames.values())).done():
+                self._frames.popitem(last=False)
+        self._frames.move_to_end(seq)
+        try:
+            return await asyncio.shield(task)
+        except Exception:
+            if self._frames.get(seq) is task:
+                del self._frames[seq]  # next time it may be there
+            raise
+
+    async def _read(self, seq: int) -> Read:
+        async with self._slots:
+            message = await self._message(seq)
+        try:
+            frame = read_frame(message.data)
+        except Refused as refused:
+            log.warning("message %d of the history cannot be read: %s", seq, refused)
+            raise Gone from None
+        if message.subject != self._subjects.history(frame.tenant):
+            raise Gone
+        jobs: dict[str, list[Found]] = {}
+        for found in frame.jobs:
+            jobs.setdefault(found.job, []).append(found)
+        return Read(frame, jobs, int(datetime.fromisoformat(microseconds(message.stored_at)).timestamp() * 1000))
+
+    async def _message(self, seq: int) -> StoredMessage:
+        """By direct get, and where a replica lags from the stream's leader."""
+        stream = self._subjects.history_stream
+        try:
+            for message in await self._js.direct_get_batch(stream, seq=seq, batch=1):
+                if message.seq == seq:
+                    return message
+            found = await self._js.get_message(stream, seq)
+        except JetStreamRefused:
+            raise Gone from None  # no such stream
+        if found is None:
+            raise Gone
+        return found
+
+
+def check_page(arguments: dict[str, Any]) -> tuple[int, int]:
+    """`after_rev` and `limit` of a question. Raises `Refused`."""
+    return _number(arguments, "after_rev", 0, 0, 2**53), _number(arguments, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
+
+
+def _number(arguments: dict[str, Any], name: str, default: int, least: int, most: int) -> int:
+    value = arguments.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        allowed = f"{least}..{most}"
+        raise refuse("invalid-argument", f"{name} must be {allowed}", field=f"$.{name}", found=value, allowed=allowed)
+    return value
+
+
+def _merged(lists: Iterable[list[Change]], after: int) -> list[Change]:
+    """In order, each revision once: a part and memory may both hold it."""
+    by_rev = {change.rev: change for changes in lists for change in changes if change.rev > after}
+    return [by_rev[rev] for rev in sorted(by_rev)]
+
+
+def _page(
+    tenant: str, name: str, state: str, rev: int, changes: list[Change], after: int, limit: int
+) -> dict[str, Any]:
+    """The answer: at most `limit` changes, and no more than a frame has room for."""
+    changes = changes[:limit]
+    changes = changes[: fitting(changes)]
+    last = changes[-1].rev if changes else rev
+    return {
+        "job": name,
+        "tenant": tenant,
+        "state": state,
+        "rev": rev,
+        "changes": msgspec.to_builtins(changes),
+        "complete": len(changes) == max(0, last - after),
+        "more": last < rev,
+    }
+
+
+def _gone(name: str) -> Problem:
+    return problem(
+        "history-gone",
+        f"the history of {name} is kept no longer",
+        job=name,
+        next="moorage show still knows its state; history_keep and history_bytes say how long the scheduler keeps it",
+    )
+
+
+def _busy(name: str, why: str) -> Problem:
+    return problem("overloaded", why, job=name, next="send again", retry_after_s=RETRY_AFTER_S)

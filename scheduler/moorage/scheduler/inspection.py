@@ -1,0 +1,108 @@
+"""Asking every worker to look at its own devices, for an audit: one question to all, answers until a time-out.
+
+Said, not answered: a worker replies on its own subject, which nobody else may write, so that an answer is proven to
+be its own. Audits that come while workers look share that look: one that is asked again is answered all the sooner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+from moorage.bus.transport import Delivery, Transport
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Look, Looked
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.scheduler")
+
+#: how long workers may take: a device that hangs is given up after 2 s
+LOOK_S: Final = 2.5
+
+_decode_looked: Final = Decoder[Looked](Looked)
+
+
+class Inspection:
+    """Looks of one leader. `run` for the life of the reign; `ask` calls back with what the workers answered."""
+
+    def __init__(self, world: Transport, subjects: Subjects, expected: Callable[[], set[str]], reign: int) -> None:
+        self._world = world
+        self._subjects = subjects
+        self._expected = expected
+        self._reign = reign
+        self._asked: list[Callable[[dict[str, Looked], list[str]], None]] = []
+        self._some = asyncio.Event()
+        self._number = 0
+        self._missing: set[str] = set()
+        self._answers: dict[str, Looked] = {}
+        self._all = asyncio.Event()
+
+    def ask(self, told: Callable[[dict[str, Looked], list[str]], None]) -> None:
+        """`told` gets the answers by worker, and the workers that gave none in time."""
+        self._asked.append(told)
+        self._some.set()
+
+    def on_looked(self, delivery: Delivery) -> None:
+        """A worker's answer; of another look, of nobody asked, or unreadable: dropped."""
+        worker = self._subjects.token(delivery.subject, 1)
+        if worker not in self._missing:
+            return
+        try:
+            frame = _decode_looked(delivery.data)
+        except Refused:
+            return
+        if frame.ask != self._number:
+            return
+        self._missing.discard(worker)
+        self._answers[worker] = frame
+        if not self._missing:
+            self._all.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            if not self._asked:
+                continue  # it came during the look before, and was answered by it
+            answers, silent = await self._look()
+            asked, self._asked = self._asked, []
+            for told in asked:
+                try:
+                    told(answers, silent)
+                except Exception:  # a defect of ours must not end the reign; who asked asks again
+                    log.exception("an audit could not be answered")
+
+    async def _look(self) -> tuple[dict[str, Looked], list[str]]:
+        self._number, self._answers, self._missing = secrets.randbits(48), {}, self._expected()
+        if self._missing:
+            self._all.clear()
+            await self._world.send([(self._subjects.look, encode(Look(self._number, self._reign)), "")])
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._all.wait()
+            except TimeoutError:
+                pass  # who did not answer is told
+        silent, self._missing = sorted(self._missing), set()
+        return self._answers, silent
+
+
+def device_drift(answers: dict[str, Looked]) -> list[dict[str, Any]]:
+    """The findings as rows of an audit's `drift`; `member` names device and process alike from one look to the next."""
+    return [
+        {
+            "worker": worker,
+            "kind": finding.kind,
+            "member": f"{finding.uuid} pid {finding.pid} {finding.name}".rstrip() if finding.pid else finding.uuid,
+            "gpu": finding.uuid,
+            "slot": finding.slot,
+            "pid": finding.pid,
+            "name": finding.name,
+            "memory_mib": finding.memory_mib,
+        }
+        for worker, frame in sorted(answers.items())
+        for finding in frame.findings
+    ]

@@ -1,0 +1,62 @@
+"""Everything about a scheduler that an operator may set: its numbers, and how it runs as a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
+from moorage.scheduler.core.rank import RANKERS
+from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
+from moorage.schemas.subjects import PREFIX_DEFAULT, is_prefix
+
+SECTION: Final = "scheduler"
+LEDGER_URL_VARIABLE: Final = "MOORAGE_LEDGER_URL"
+LEDGER_URL_FILE_VARIABLE: Final = "MOORAGE_LEDGER_URL_FILE"
+
+
+class SchedulerSettings(Config, frozen=True, kw_only=True):
+    """Settings of one scheduler process. Raises ValueError for what cannot be."""
+
+    nats: Annotated[str | None, setting("URL or nats context of the users' account; else as nats says.")] = None
+    ledger_url_file: Annotated[
+        Path | None,
+        setting("File with the URL of the ledger's account, password in it.", env=LEDGER_URL_FILE_VARIABLE),
+    ] = None
+    replicas: Annotated[
+        Literal[1, 3, 5], setting("Copies of the ledger: servers of the cluster. Above 1 other numbers are default.")
+    ] = 1
+    prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
+    name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
+    ] = "INFO"
+
+    def __post_init__(self) -> None:
+        Config.__post_init__(self)
+        if self.ranker not in RANKERS:
+            raise ValueError(f"ranker must be {' or '.join(RANKERS)}, found {self.ranker!r}")
+        if not is_prefix(self.prefix):
+            raise ValueError(f"prefix must be words of letters, digits, - and _ dots between, found {self.prefix!r}")
+
+
+def ledger_url(file: Path | None = None) -> str | None:
+    """The ledger account's URL: from the file, else from the one that MOORAGE_LEDGER_URL_FILE names, else
+    MOORAGE_LEDGER_URL. Raises OSError."""
+    named = file or os.environ.get(LEDGER_URL_FILE_VARIABLE)
+    return Path(named).read_text().strip() if named else os.environ.get(LEDGER_URL_VARIABLE) or None
+
+
+def scheduler_settings(
+    flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: SettingsFile = NO_FILE
+) -> tuple[SchedulerSettings, dict[str, Found]]:
+    """The settings, and each with where it is from. Raises Refused with bad-settings."""
+    found = settle(SECTION, SchedulerSettings, flags=flags, env=env, file=file)
+    if found["replicas"].value > 1:
+        found = settle(SECTION, SchedulerSettings, flags=flags, env=env, file=file, defaults=CLUSTER_DEFAULTS)
+    file_of_url = found["ledger_url_file"]
+    if file_of_url.source == str(file.path) and (os.environ if env is None else env).get(LEDGER_URL_VARIABLE):
+        found["ledger_url_file"] = file_of_url._replace(value=None)  # the environment comes before the file
+    return made(SchedulerSettings, found), found

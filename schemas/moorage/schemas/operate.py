@@ -1,0 +1,215 @@
+"""What an operator may ask of jobs and tenants on `moorage.admin.<verb>`, and how it is answered.
+
+Every act names who asks (`by`) and why, both for the ledger, the job's story and `explain`. All of them are
+idempotent: what is so already is answered with `"changed": false` and recorded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from moorage.schemas.codec import Decoder, explain_decode_error
+from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.job import PRIORITY_MAX
+from moorage.schemas.names import is_job, is_tenant, is_worker
+
+BY_CHARS_MAX: Final = 64
+WHY_CHARS_MAX: Final = 200
+#: 0 is no limit
+GPUS_LIMIT_MAX: Final = 1_000_000
+JOBS_LIMIT_MAX: Final = 1_000_000
+
+_JOB_ALLOWED: Final = "[A-Za-z0-9_-]{1,64}"
+_TENANT_ALLOWED: Final = "[a-z0-9-]{1,32}"
+
+
+class _Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Raises ValueError for text over its bound or with control characters."""
+
+    by: str = ""
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        for name, text, bound in (("by", self.by, BY_CHARS_MAX), ("why", self.why, WHY_CHARS_MAX)):
+            if len(text) > bound or not text.isprintable():
+                raise ValueError(f"{name} must be at most {bound} printable characters, found {text[:80]!r}")
+
+
+class HoldAct(_Act, frozen=True, kw_only=True):
+    """`hold`: a job, or without one the tenant's whole queue, is not placed until `release`; what runs goes on.
+
+    A held job's `deadline_s` and `start_within_s` go on, too. Refused `not-found`, and `failed-precondition` for a
+    job that is over.
+    """
+
+    tenant: str
+    job: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_tenant(self.tenant)
+        if self.job is not None:
+            _check_job(self.job)
+
+
+class ReleaseAct(_Act, frozen=True, kw_only=True):
+    """`release`: of a held `tenant` or `job` of one, or of a `worker`'s quarantined devices; exactly one of both."""
+
+    tenant: str | None = None
+    job: str | None = None
+    worker: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.worker is None) == (self.tenant is None):
+            both = "both" if self.worker is not None else "neither"
+            raise ValueError(
+                "release must have either worker (its quarantined devices) or tenant (its hold, or with job that of"
+                f" one job), found {both}"
+            )
+        if self.worker is not None:
+            if self.job is not None:
+                raise ValueError("release must name no job beside worker: a job is released with its tenant")
+            if not is_worker(self.worker):
+                raise ValueError(f"worker must match {_JOB_ALLOWED}, found {self.worker[:80]!r}")
+        if self.tenant is not None:
+            _check_tenant(self.tenant)
+        if self.job is not None:
+            _check_job(self.job)
+
+
+class RequeueAct(_Act, frozen=True, kw_only=True):
+    """`requeue`: what runs or is placed of a job ends, within the job's grace, and waits again for a new attempt.
+
+    It counts as no retry. A replica kept through a partition is given up on the operator's word that it is over.
+    Refused `not-found`, and `failed-precondition` for a job that is over.
+    """
+
+    tenant: str
+    job: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_tenant(self.tenant)
+        _check_job(self.job)
+
+
+class PriorityAct(_Act, frozen=True, kw_only=True):
+    """`priority`: 0..100 in place of the request's own, for what waits of the job now and later."""
+
+    tenant: str
+    job: str
+    priority: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_tenant(self.tenant)
+        _check_job(self.job)
+        if not 0 <= self.priority <= PRIORITY_MAX:
+            raise ValueError(f"priority must be 0..{PRIORITY_MAX}, found {self.priority}")
+
+
+class LimitAct(_Act, frozen=True, kw_only=True):
+    """`limit`: at most so many GPUs leased to a tenant at once, and so many jobs of it that are not over.
+
+    0 or null is no limit, a field that is left out stays as it is. What is over a new limit already goes on. A sharer
+    of a device counts as a whole one.
+    """
+
+    tenant: str
+    gpus: int | msgspec.UnsetType | None = msgspec.UNSET
+    jobs: int | msgspec.UnsetType | None = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_tenant(self.tenant)
+        if self.gpus is msgspec.UNSET and self.jobs is msgspec.UNSET:
+            raise ValueError("limit must have gpus or jobs, found neither")
+        for name, value, bound in (("gpus", self.gpus, GPUS_LIMIT_MAX), ("jobs", self.jobs, JOBS_LIMIT_MAX)):
+            if isinstance(value, int) and not 0 <= value <= bound:
+                raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
+
+
+Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct
+ACTS: Final[dict[str, type[Act]]] = {
+    "hold": HoldAct,
+    "release": ReleaseAct,
+    "requeue": RequeueAct,
+    "priority": PriorityAct,
+    "limit": LimitAct,
+}
+
+
+def act_of(verb: str, arguments: dict[str, Any]) -> Act:
+    """The act of a verb in `ACTS` from its decoded arguments. Raises `Refused` with what is wrong of which field."""
+    try:
+        return msgspec.convert(arguments, ACTS[verb])
+    except msgspec.ValidationError as error:
+        raise Refused(explain_decode_error(error)) from None
+
+
+def _check_tenant(tenant: str) -> None:
+    if not is_tenant(tenant):
+        raise ValueError(f"tenant must match {_TENANT_ALLOWED}, found {tenant[:80]!r}")
+
+
+def _check_job(job: str) -> None:
+    if not is_job(job):
+        raise ValueError(f"job must match {_JOB_ALLOWED}, found {job[:80]!r}")
+
+
+# --------------------------------------------------------------------------------------------------------- answers
+
+
+class Hold(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who holds a job or a tenant, why, and since which ledger millisecond."""
+
+    since_ms: int
+    by: str = ""
+    why: str = ""
+
+
+class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tenant's bounds (0 is none) and who set them."""
+
+    gpus: int = 0
+    jobs: int = 0
+    since_ms: int = 0
+    by: str = ""
+    why: str = ""
+
+
+class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="done"):
+    """The answer to an operator's act. `changed` is false where it was so already: nothing was recorded then.
+
+    For a worker `members` are those it holds; for a job those that run or are placed: they go on after `hold`, and
+    end after `requeue`. For a tenant `gpus` are leased to it now. `state` is the job's before the act; `hold`,
+    `priority` and `limit` are as they are now.
+    """
+
+    verb: str
+    changed: bool
+    worker: str = ""
+    tenant: str = ""
+    job: str = ""
+    state: str = ""
+    members: int = 0
+    gpus: int = 0
+    priority: int | None = None
+    hold: Hold | None = None
+    limit: Limit | None = None
+
+
+decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)
+
+
+class TenantRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tenant as `tenants` lists it: jobs that are not over, GPUs leased, and what an operator has set."""
+
+    tenant: str
+    jobs: int = 0
+    gpus: int = 0
+    hold: Hold | None = None
+    limit: Limit | None = None

@@ -1,0 +1,404 @@
+"""Settings: how a key is declared, and how its value is found: flag, environment, file, default, in this order.
+
+A section of the settings file is a msgspec struct whose fields are annotated with `setting(...)`; nothing else lists
+keys. From the declaration come the keys of the TOML file, the environment's names (`MOORAGE_<SECTION>_<KEY>`), the
+flags, the checks and the reference page. Durations and sizes are numbers of the unit that the key declares, or text
+with a unit: `20`, `"20s"`, `"1h30m"`, `10737418240`, `"10GiB"`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.units import DURATION_S, duration_s, size_bytes
+
+#: the tables of a settings file, one a service
+SECTIONS: Final = ("scheduler", "worker", "up", "client")
+FILE_BYTES_MAX: Final = 256 * 1024
+DEFAULT: Final = "default"
+
+_WITH_PASSWORD: Final = re.compile(r"[a-z]+://[^/@\s]+@")
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def setting(
+    help: str,
+    *,
+    unit: Literal["", "s", "bytes"] = "",
+    ge: float | None = None,
+    le: float | None = None,
+    flag: str = "",
+    env: str = "",
+) -> msgspec.Meta:
+    """What `Annotated` holds for a key: its line of help, unit and bounds; `flag` and `env` where they have names of
+    their own (a flag without its dashes)."""
+    return msgspec.Meta(description=help, ge=ge, le=le, extra={"unit": unit, "flag": flag, "env": env})
+
+
+class Setting(NamedTuple):
+    """A key as it was declared. `kind` is its annotation, bounds in it; `field` its name in the struct."""
+
+    section: str
+    key: str
+    field: str
+    kind: Any
+    help: str
+    unit: str
+    ge: float | None
+    le: float | None
+    default: Any
+    flag: str
+    env: str
+
+    @property
+    def type(self) -> Any:
+        """The annotation without its notes and without None."""
+        return _bare(self.kind)
+
+    @property
+    def allowed(self) -> str:
+        """What may stand there, for errors and the reference."""
+        bare = self.type
+        if get_origin(bare) is Literal:
+            return ", ".join(map(str, get_args(bare)))
+        if self.unit:
+            what = "a duration" if self.unit == "s" else "a size"
+        else:
+            what = _WORDS.get(get_origin(bare) or bare, "text")
+        low, high = (shown(self, bound) if bound is not None else "" for bound in (self.ge, self.le))
+        return f"{what}, {low}..{high}" if low or high else what
+
+
+_WORDS: Final[dict[Any, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    tuple: "a list",
+    list: "a list",
+    dict: "a table",
+}
+
+
+class Found(NamedTuple):
+    """A key's value, and where it is from: a flag, a variable, a file, or `default`."""
+
+    setting: Setting
+    value: Any
+    source: str
+
+
+class SettingsFile(NamedTuple):
+    """A settings file as it was read."""
+
+    path: Path
+    tables: Mapping[str, Any]
+
+
+NO_FILE: Final = SettingsFile(Path(), {})
+
+
+def declared(section: str, struct: type[msgspec.Struct]) -> dict[str, Setting]:
+    """The keys of a section, in the order in which its struct declares them. Raises TypeError for a key without a
+    word of help."""
+    found: dict[str, Setting] = {}
+    hints = get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        kind = hints[field.name]
+        meta = _meta_of(kind)
+        if meta is None or not meta.description:
+            raise TypeError(f"{struct.__name__}.{field.name} is a setting without a description")
+        extra, key = meta.extra or {}, field.encode_name
+        default = field.default if field.default is not msgspec.NODEFAULT else None
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        found[key] = Setting(
+            section,
+            key,
+            field.name,
+            kind,
+            meta.description,
+            extra.get("unit", ""),
+            meta.ge,
+            meta.le,
+            default,
+            "--" + (extra.get("flag") or key.replace("_", "-")),
+            extra.get("env") or f"MOORAGE_{section.upper()}_{key.upper()}",
+        )
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ file
+
+
+def read_file(path: Path | None) -> SettingsFile:
+    """The tables of a settings file; `NO_FILE` for None. Raises Refused with bad-settings: a file that cannot be
+    read, is no TOML, or has a table that is no section, and for root one that others may write."""
+    if path is None:
+        return NO_FILE
+    import tomllib
+
+    try:
+        with path.open("rb") as file:
+            _check_owner(path, os.fstat(file.fileno()))
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise _refuse(f"the settings file {path} cannot be read: {error.strerror}", found=str(path)) from None
+    if len(raw) > FILE_BYTES_MAX:
+        raise _refuse(f"{path} is too large for a settings file", allowed=f"{FILE_BYTES_MAX} bytes")
+    try:
+        tables = tomllib.loads(raw.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise _refuse(f"{path} is no TOML: {error}", next="mend that line") from None
+    for name, table in tables.items():
+        if name not in SECTIONS:
+            raise _refuse(
+                f"{path} has no section for {name!r}",
+                found=name,
+                allowed=", ".join(f"[{section}]" for section in SECTIONS),
+                next=_nearest(name, SECTIONS) or "put the key under the section of its service",
+            )
+        if not isinstance(table, dict):
+            raise _refuse(f"{name} in {path} must be a table", found=repr(table), next=f"write [{name}]")
+    return SettingsFile(path, tables)
+
+
+def _check_owner(path: Path, about: os.stat_result) -> None:
+    """Root must not do what another user wrote."""
+    if not stat.S_ISREG(about.st_mode):
+        raise _refuse(f"{path} is no file", next="name a plain file")
+    if os.geteuid() != 0:
+        return
+    if about.st_uid != 0 or about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and about.st_gid != 0):
+        raise _refuse(
+            f"root reads no settings that others may write: {path}",
+            found=f"owner {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}",
+            allowed="owner root, writable by nobody else",
+            next=f"chown root: {path} && chmod go-w {path}",
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- values
+
+
+def settle(
+    section: str,
+    struct: type[msgspec.Struct],
+    *,
+    flags: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    file: SettingsFile = NO_FILE,
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Found]:
+    """Every key of a section with its value: flag before environment before file before default.
+
+    `flags` and `defaults` go by key; a flag that is None was not given. `defaults` take the place of the declared ones.
+    Raises Refused with bad-settings, naming the key, what was found and what is allowed.
+    """
+    env = os.environ if env is None else env
+    keys = declared(section, struct)
+    table = file.tables.get(section, {})
+    for name in table:
+        if name not in keys:
+            raise _refuse(
+                f"[{section}] has no key {name!r}, in {file.path}",
+                found=name,
+                next=_nearest(name, keys) or f"moorage doctor --example lists the keys of [{section}]",
+            )
+    found: dict[str, Found] = {}
+    for key, one in keys.items():
+        value, source = None, ""
+        if flags and flags.get(key) is not None:
+            value, source = flags[key], one.flag
+        elif env.get(one.env):
+            value, source = env[one.env], one.env
+        elif key in table:
+            value, source = table[key], str(file.path)
+            if isinstance(value, str) and _WITH_PASSWORD.match(value):
+                raise _refuse(
+                    f"{key} in {file.path} holds a password or token",
+                    field=f"[{section}] {key}",
+                    next="keep it in a file of its own: a nats context with creds, or ledger_url_file",
+                )
+        if source:
+            found[key] = Found(one, converted(one, value, source, from_text=source != str(file.path)), source)
+        else:
+            found[key] = Found(one, (defaults or {}).get(key, one.default), DEFAULT)
+    return found
+
+
+def made(struct: type[S], found: Mapping[str, Found]) -> S:
+    """The struct of these values. Raises Refused with bad-settings for those that do not go together."""
+    try:
+        return struct(**{one.setting.field: one.value for one in found.values()})
+    except ValueError as error:
+        sources = sorted({one.source for one in found.values() if one.source != DEFAULT})
+        where = f" (from {', '.join(sources)})" if sources else ""
+        raise _refuse(f"these settings do not go together: {error}{where}", next="moorage doctor --settings") from None
+
+
+def told(found: Mapping[str, Found]) -> str:
+    """What differs from the defaults and where it is from, for a service's first line of log."""
+    return "; ".join(
+        f"{key} = {shown(one.setting, one.value)} ({one.source})" for key, one in found.items() if one.source != DEFAULT
+    )
+
+
+def unknown_variables(section: str, found: Mapping[str, Found], env: Mapping[str, str] | None = None) -> list[str]:
+    """Variables that look like settings of a section and are none: told, not refused, since Kubernetes makes such
+    names for a service called moorage-scheduler."""
+    env = os.environ if env is None else env
+    known = {one.setting.env for one in found.values()}
+    return sorted(name for name in env if name.startswith(f"MOORAGE_{section.upper()}_") and name not in known)
+
+
+def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
+    """A value as its key wants it. Raises Refused with bad-settings."""
+    bare = one.type
+    raw = value
+    try:
+        if isinstance(value, str) and one.unit:
+            value = duration_s(value) if one.unit == "s" else size_bytes(value)
+            if get_origin(bare) is None and bare is int and value == int(value):
+                value = int(value)
+        elif from_text and get_origin(bare) in (tuple, list, dict) and not isinstance(value, dict):
+            words = [value] if isinstance(value, str) else value
+            parts = [part.strip() for word in words for part in word.split(",") if part.strip()]
+            value = dict(_pair(part) for part in parts) if get_origin(bare) is dict else parts
+        if get_origin(bare) is Literal and from_text and isinstance(get_args(bare)[0], int):
+            value = int(value)
+        if bare is bool and isinstance(value, str) and from_text:
+            value = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower(), value)
+        if isinstance(value, float) and value != value:
+            raise ValueError("nan is no number")
+        return msgspec.convert(value, one.kind, strict=not from_text, dec_hook=_decode)
+    except (msgspec.ValidationError, ValueError) as error:
+        why = "" if isinstance(error, msgspec.ValidationError) else f": {error}"
+        raise _refuse(
+            f"{one.key} of [{one.section}] must be {one.allowed}{why}",
+            field=f"[{one.section}] {one.key}",
+            found=f"{raw!r}, from {source}",
+            allowed=one.allowed,
+            next="for example " + _example_of(one, source),
+        ) from None
+
+
+def shown(one: Setting, value: Any) -> str:
+    """A value as one writes it in a settings file."""
+    if value is None:
+        return "none"
+    if one.unit == "s":
+        for unit in ("d", "h", "m"):
+            if value and value % DURATION_S[unit] == 0:
+                return f"{int(value // DURATION_S[unit])}{unit}"
+        return f"{value:.15g}s"
+    if one.unit == "bytes":
+        for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+            if value and value % (1 << power) == 0:
+                return f"{int(value) >> power}{unit}"
+        return str(int(value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items()) or "none"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) or "none"
+
+
+def _example_of(one: Setting, source: str) -> str:
+    """How one sets a key where it was set."""
+    if source not in (one.flag, one.env):
+        return example(one)
+    word = shown(one, one.default)
+    if word == "none":
+        word = example(one).partition(" = ")[2].strip('"[]{ }').replace(" = ", "=").replace('"', "")
+    return f"{one.flag} {word}" if source == one.flag else f"{one.env}={word}"
+
+
+def example(one: Setting) -> str:
+    """A line of TOML that sets a key: its default, or what one might write."""
+    value, bare = one.default, one.type
+    if value is None or value == "" or value == {} or value == ():
+        value = _EXAMPLES.get(one.key) or _EXAMPLES.get(get_origin(bare) or bare, "…")
+    elif one.unit:
+        value = f'"{shown(one, value)}"'
+    elif isinstance(value, bool | int | float):
+        value = shown(one, value)
+    elif isinstance(value, tuple):
+        value = "[" + ", ".join(f'"{item}"' for item in value) + "]"
+    else:
+        value = f'"{value}"'
+    return f"{one.key} = {value}"
+
+
+_EXAMPLES: Final[dict[Any, str]] = {
+    str: '"…"',
+    Path: '"/path/to/it"',
+    int: "1",
+    tuple: "[]",
+    dict: '{ … = "…" }',
+    "nats": '"nats://127.0.0.1:4222"',
+    "simulate": '"4x8xH100"',
+    "labels": '{ zone = "a" }',
+    "sharers_max": "{ mps = 8 }",
+    "lent_slots": "[0, 1, 2, 3]",
+    "lease_uids": "[1000]",
+    "port": "4222",
+}
+
+
+def _pair(part: str) -> tuple[str, str]:
+    name, equals, value = part.partition("=")
+    if not equals:
+        raise ValueError(f"write {part!r} as name=value")
+    return name.strip(), value.strip()
+
+
+def _bare(kind: Any) -> Any:
+    while True:
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        elif get_origin(kind) is not Literal and NoneType in get_args(kind):
+            (kind,) = (part for part in get_args(kind) if part is not NoneType)
+        else:
+            return kind
+
+
+def _meta_of(kind: Any) -> msgspec.Meta | None:
+    """The note of a key; bounds stand inside an optional type, as msgspec wants them."""
+    for part in (kind, *get_args(kind)):
+        for note in getattr(part, "__metadata__", ()):
+            if isinstance(note, msgspec.Meta):
+                return note
+    return None
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value).expanduser()
+    raise ValueError("write a path as text")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"the nearest is {near[0]}" if near else ""
+
+
+def _refuse(message: str, **fields: object) -> Refused:
+    return refuse("bad-settings", message, **fields)

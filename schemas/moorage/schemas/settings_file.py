@@ -1,0 +1,30 @@
+"""Where the settings file lies. A module of its own: a one-shot command looks whether there is one, and no more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+FILE_VARIABLE: Final = "MOORAGE_SETTINGS"
+FILE_NAME: Final = "moorage.toml"
+SYSTEM_FOLDER: Final = "/etc/moorage"
+
+
+def find_file(given: str | Path | None = None, env: Mapping[str, str] | None = None) -> Path | None:
+    """The settings file: the one given, else $MOORAGE_SETTINGS, else `moorage/moorage.toml` in the user's
+    configuration folder, else the one in /etc/moorage; None where there is none.
+
+    Never one of the folder where somebody happens to stand: a checkout must not choose the server a command talks to.
+    """
+    env = os.environ if env is None else env
+    if given:
+        return Path(given)
+    if named := env.get(FILE_VARIABLE):
+        return Path(named)
+    base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".config")
+    for path in (os.path.join(base, "moorage", FILE_NAME), os.path.join(SYSTEM_FOLDER, FILE_NAME)):
+        if os.path.exists(path):
+            return Path(path)
+    return None

@@ -1,0 +1,33 @@
+"""Durations and sizes as people write them: `1h30m`, `500ms`, `10GiB`, `500MB`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+DURATION_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kKMGT]i?)?B?)", re.ASCII)
+_NUMBER: Final = re.compile(r"-?\d*\.?\d+(?:e[+-]?\d{1,3})?", re.ASCII)
+_POWERS: Final = "KMGT"
+
+
+def duration_s(text: str) -> float:
+    """`90s`, `1h30m`, `500ms`, or a bare number of seconds. Raises ValueError."""
+    text = text.strip()
+    if _DURATION.fullmatch(text):
+        return sum(float(number) * DURATION_S[unit] for number, unit in _PART.findall(text))
+    if not _NUMBER.fullmatch(text):
+        raise ValueError("write it with ms, s, m, h or d")
+    return float(text)
+
+
+def size_bytes(text: str) -> int:
+    """`10GiB` (binary), `500MB` (decimal), or a bare number of bytes; fractions are rounded. Raises ValueError."""
+    matched = _SIZE.fullmatch(text.strip())
+    if matched is None:
+        raise ValueError("write it with KiB, MiB, GiB or TiB, or with kB, MB, GB or TB")
+    word = (matched[2] or "").upper()
+    factor = (1024 if word.endswith("I") else 1000) ** (_POWERS.index(word[0]) + 1) if word else 1
+    return round(float(matched[1]) * factor)

@@ -1,0 +1,114 @@
+"""A line becomes what the verb's signature says, and is refused otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.cli import jobs, main, submit
+from moorage.cli.arguments import CannotRead, arguments_of, read
+from moorage.cli.main import all_verbs, below, find
+from moorage.cli.options import Options, RowOptions
+from moorage.cli.processes import SchedulerFlags
+from moorage.cli.submit import JobFlags
+
+
+def _read(line: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the verb would be called with; its signature is the verb's own."""
+    verb, rest = find(line)
+    assert verb is not None
+    act = verb.load()
+    called: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def seen(*words: Any, **named: Any) -> int:
+        called.append((words, named))
+        return 0
+
+    seen.__wrapped__ = act  # type: ignore[attr-defined]
+    seen.__annotations__ = act.__annotations__
+    read(verb.name, seen, rest)()
+    return called[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "named"),
+    [
+        ("ls", (), {"options": RowOptions()}),
+        ("ls --limit 3 --state RUNNING --state queued", (), {"limit": 3, "state": ["RUNNING", "queued"]}),
+        ("ls --limit=3 --json", (), {"limit": 3, "options": RowOptions(json=True)}),
+        ("show a,b c --json", ("a,b", "c"), {"options": RowOptions(json=True)}),
+        ("show a --watch b", ("a", "b"), {"watch": True}),
+        ("show a --nats nats://h:1 --color never", ("a",), {"options": RowOptions(nats="nats://h:1", color="never")}),
+        ("drain n07 --tenant t", ("n07",), {"options": Options(tenant="t")}),
+        ("events", (None,), {}),
+        ("events a", ("a",), {}),
+        ("submit -f -", (), {"file": "-"}),
+        ("run --gpu -- x --gpu", ("x", "--gpu"), {"flags": JobFlags(gpu="1")}),
+        ("run --gpu --json -- x", ("x",), {"flags": JobFlags(gpu="1"), "options": Options(json=True)}),
+        ("run --gpu 2xH100 -- x", ("x",), {"flags": JobFlags(gpu="2xH100")}),
+        ("run --gpu 2xH100 train", ("train",), {"flags": JobFlags(gpu="2xH100")}),
+        ("run -- -x --", ("-x", "--"), {}),
+        ("submit --cpu 0.5 --priority -1 -- x", ("x",), {"flags": JobFlags(cpu=0.5, priority=-1)}),
+        ("submit --env A=1 --env B=-2 --gang -- x", ("x",), {"flags": JobFlags(env=["A=1", "B=-2"], gang=True)}),
+        ("submit --on-no-match wait -- x", ("x",), {"flags": JobFlags(on_no_match="wait")}),
+        ("scheduler --replicas 3", (), {"flags": SchedulerFlags(replicas="3")}),
+    ],
+)
+def test_a_line_becomes_what_the_signature_says(
+    line: str, words: tuple[Any, ...], named: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got_words, got = _read(line.split(), monkeypatch)
+    assert got_words == words
+    assert {name: got[name] for name in named} == named
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ls --limit many",
+        "ls --limit",
+        "ls --lim 3",
+        "ls extra",
+        "ls --json=true",
+        "ls --color pink",
+        "drain",
+        "drain a b",
+        "run train --fast",
+        "run a -- b",
+        "submit --priority high -- x",
+        "scheduler --replica 2",
+        "completion csh",
+    ],
+)
+def test_what_is_none_is_refused(line: str) -> None:
+    verb, rest = find(line.split())
+    assert verb is not None
+    with pytest.raises(CannotRead):
+        read(verb.name, verb.load(), rest)
+
+
+def test_every_verb_describes_all_that_it_takes() -> None:
+    for verb in all_verbs().values():
+        for one in arguments_of(verb.load()):
+            assert one.parameter.help.endswith("."), (verb.name, one.field)
+            assert one.value or one.is_switch
+    assert {one.group for one in arguments_of(submit.submit)} == {"", "Job", "Common"}
+
+
+def test_a_verb_of_two_words_is_found_by_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = main.Verb("tool list", "moorage.cli.jobs:ls", "As ls.")
+    monkeypatch.setitem(main.VERBS, main.FLEET, (*main.VERBS[main.FLEET], two))
+    assert find(["tool", "list", "--json"]) == (two, ["--json"])
+    assert two.load() is jobs.ls
+    assert below("tool") == [two]
+    assert main.run(["tool"]) == 0
+    assert "list  As ls." in capsys.readouterr().out
+    assert main.run([]) == 0
+    assert "  tool      list." in capsys.readouterr().out
+    assert main.run(["tool", "lst"]) == 2
+    assert "moorage tool list --help" in capsys.readouterr().err
+    assert main.run(["tool", "list", "--help"]) == 0
+    assert "usage: moorage tool list" in capsys.readouterr().out

@@ -1,0 +1,152 @@
+"""The settings file from the command line: what is read, what it costs who has none, what is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorage.cli.settings import example_file
+from tests.cli.node import Node, environment, moorage, node_on
+
+NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "100ms")
+
+
+def settings(tmp_path: Path, text: str) -> dict[str, str]:
+    path = tmp_path / "moorage.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return {"MOORAGE_SETTINGS": str(path)}
+
+
+async def imported(env: dict[str, str], *argv: str) -> set[str]:
+    """Every module that a command imports."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-X", "importtime", "-m", "moorage.cli", *argv),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(**env),
+    )
+    _, err = await process.communicate()
+    return {line.rpartition("|")[2].strip() for line in err.decode().splitlines() if line.startswith("import time:")}
+
+
+@pytest.mark.parametrize("argv", [("--version",), ("ls", *NOWHERE), ("submit", *NOWHERE, "--", "true")])
+async def test_without_a_file_a_one_shot_command_pays_nothing_for_settings(argv: tuple[str, ...]) -> None:
+    modules = await imported({}, *argv)
+    assert "moorage.cli.main" in modules
+    assert not {"tomllib", "moorage.schemas.settings", "moorage.cli.settings"} & modules
+
+
+async def test_a_file_says_what_no_flag_and_no_variable_does(tmp_path: Path) -> None:
+    env = settings(tmp_path, '[client]\nnats = "nats://127.0.0.1:2"\ntimeout = "150ms"\n')
+    assert "tomllib" in await imported(env, "ls")
+    ran = await moorage("ls", env=env)
+    assert ran.code == 5
+    assert "127.0.0.1:2" in ran.err
+    assert "127.0.0.1:1" in (await moorage("ls", *NOWHERE, env=env)).err
+    assert "127.0.0.1:3" in (await moorage("ls", env=env | {"NATS_URL": "nats://127.0.0.1:3"})).err
+
+
+async def test_a_bad_file_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
+    env = settings(tmp_path, '[client]\ntenat = "vision"\n')
+    for argv in (("ls", *NOWHERE), ("doctor",), ("up",), ("worker",), ("scheduler",)):
+        ran = await moorage(*argv, env=env)
+        assert ran.code == 2, argv
+        assert ran.err.startswith("error[bad-settings]: [client] has no key 'tenat'"), argv
+        assert "fix: the nearest is tenant" in ran.err
+    # a section of somebody else's stops no one-shot command; the doctor tells
+    env = settings(tmp_path, "[worker]\noutput_keep = 5\noutput_bites = 6\n")
+    assert (await moorage("ls", *NOWHERE, env=env)).code == 5
+    told = {row[1]: row for row in (await moorage("doctor", *NOWHERE, env=env)).rows}
+    assert told["settings"][0] == "fail"
+    assert "output_bites" in told["settings"][2]
+
+
+async def test_the_doctor_shows_what_holds_and_where_it_is_from(tmp_path: Path) -> None:
+    env = settings(tmp_path, '[worker]\noutput_keep = "90m"\n') | {"MOORAGE_SCHEDULER_LEASE_S": "40"}
+    shown = await moorage("doctor", "--settings", env=env)
+    rows = {(row[0], row[1]): row[2:] for row in shown.rows[1:]}
+    assert rows["worker", "output_keep"] == ["90m", env["MOORAGE_SETTINGS"]]
+    assert rows["scheduler", "lease_s"] == ["40s", "MOORAGE_SCHEDULER_LEASE_S"]
+    assert rows["scheduler", "grace_s"] == ["5s", "default"]
+    assert env["MOORAGE_SETTINGS"] in shown.err
+    frames = (await moorage("doctor", "--settings", "--json", env=env)).frames
+    assert {"section": "up", "key": "port", "value": "none", "source": "default"} in frames
+    assert (await moorage("doctor", "--example")).out == example_file()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is asked for more")
+async def test_root_refuses_a_file_that_others_may_write(tmp_path: Path) -> None:
+    env = settings(tmp_path, "[client]\n")
+    Path(env["MOORAGE_SETTINGS"]).chmod(0o666)
+    ran = await moorage("ls", *NOWHERE, env=env)
+    assert ran.code == 2
+    assert "others may write" in ran.err
+
+
+async def test_up_takes_its_services_settings_from_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[scheduler]\nname = "mine"\nfinished_keep = "2h"\n[worker]\noutput_keep = "3h"\nlabels = { zone = "a" }\n'
+    )
+    path.chmod(0o600)
+    async with node_on(tmp_path / "home", "--settings", str(path), simulate="1xH100") as node:
+        fleet = (await node.run("fleet", "--json")).frame["data"]
+        assert fleet["leader"] == "mine"
+        assert fleet["keeps"]["finished_keep"] == 7200
+        (worker,) = fleet["workers"]
+        assert worker["labels"]["zone"] == "a"
+        assert worker["keeps"]["output_s"] == 10_800
+        for log in ("scheduler.log", "worker.log"):
+            assert f"({path})" in (node.folder / log).read_text()
+
+
+# ---------------------------------------------------------------------------------------------------------- logs
+
+
+def test_logs_of_a_job_that_is_over(node: Node, node_loop: asyncio.AbstractEventLoop, unique: str) -> None:
+    async def scenario() -> None:
+        script = "seq 1 3; echo trouble >&2; exit 7"
+        assert (await node.run("run", "--job", "j", "--", "sh", "-c", script, tenant=unique)).code == 7
+        every = await node.run("logs", "j", tenant=unique)
+        assert (every.code, every.out) == (7, "1\n2\n3\n")
+        assert "trouble\n" in every.err
+        tail = await node.run("logs", "j", "--tail", "1", "--no-follow", tenant=unique)
+        assert (tail.code, tail.out, tail.err) == (0, "3\n", "trouble\n")
+        pieces = (await node.run("logs", "j", "--no-follow", "--json", tenant=unique)).frames
+        assert [(piece["stream"], piece["text"], piece["end"]) for piece in pieces] == [
+            ("out", "1\n2\n3\n", True),
+            ("err", "trouble\n", True),
+        ]
+        shown = dict(row for row in (await node.run("show", "j", tenant=unique)).rows if len(row) == 2)
+        assert "on sim-0000" in shown["output until"]
+        other = await node.run("logs", "j", tenant="other")
+        assert (other.code, other.out) == (3, "")
+        none = await node.run("logs", "j", "--replica", "4", tenant=unique)
+        assert none.code == 2
+        assert "has no replica 4" in none.err
+
+    node_loop.run_until_complete(scenario())
+
+
+def test_binary_output_comes_through_a_pipe_as_it_was_written(
+    node: Node, node_loop: asyncio.AbstractEventLoop, unique: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        wanted = tmp_path / "wanted"
+        script = f"head -c 300000 /dev/urandom | tee {wanted}"
+        for argv in (("run", "--job", "j", "--", "sh", "-c", script), ("logs", "j"), ("logs", "j", "--no-follow")):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "moorage.cli", *argv),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=environment(**node.env(unique)),
+            )
+            out, _ = await process.communicate()
+            assert out == wanted.read_bytes(), argv
+
+    node_loop.run_until_complete(scenario())

@@ -1,0 +1,44 @@
+"""What a one-shot command does not import: start-up is most of its processor time (`make bench-cli` measures it)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+NOT_FOR_ONE_SHOT = {
+    "difflib",
+    "moorage.bus.jetstream",
+    "moorage.client.gather",
+    "moorage.client.watch",
+    "moorage.scheduler",
+    "moorage.worker",
+    "uvloop",
+}
+NOT_WITHOUT_A_SERVER = {"argparse", "asyncio", "msgspec", "nats", *NOT_FOR_ONE_SHOT}
+
+
+@pytest.mark.parametrize(
+    ("line", "heavy"),
+    [
+        ("--version", NOT_WITHOUT_A_SERVER),
+        ("ls --json --limit 3 --state RUNNING --nats {url} --timeout 1ms", NOT_FOR_ONE_SHOT),
+        ("fleet --nats {url} --timeout 1ms", NOT_FOR_ONE_SHOT),
+        ("cancel a,b --reason x --nats {url} --timeout 1ms", NOT_FOR_ONE_SHOT - {"moorage.client.watch"}),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(line: str, heavy: set[str], nats_url: str) -> None:
+    words = line.format(url=nats_url).split()
+    script = (
+        "import sys\n"
+        "from moorage.cli import main\n"
+        "def leave(code):\n"
+        f"    print(sorted(name for name in {sorted(heavy)!r} if name in sys.modules), file=sys.stderr)\n"
+        "    raise SystemExit(code)\n"
+        "main.os._exit = leave\n"
+        f"sys.argv = ['moorage', *{words!r}]\n"
+        "main.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr

@@ -1,0 +1,34 @@
+"""What a person sees is what `tests/cli/transcripts` says: every help, and a first session at a real terminal."""
+
+from __future__ import annotations
+
+import difflib
+
+from tests.cli.terminal import need_tmux
+from tests.cli.transcribe import FOLDER, SESSION, comparable, first_session, helps
+
+AGAIN = "look at it, and if it is meant: make transcripts"
+
+
+def test_every_help_is_as_it_was_written_down() -> None:
+    made = helps()
+    assert {path.name for path in FOLDER.iterdir()} == {*made, SESSION}, AGAIN
+    for name, text in made.items():
+        assert (FOLDER / name).read_text() == text, f"{name}: {AGAIN}"
+
+
+def test_what_differs_from_run_to_run_is_not_compared_and_all_else_is() -> None:
+    one = "  server     nats://127.0.0.1:41189  pid 25373\nbig    RUNNING    1s\nepoch 1  ledger 12  1 live"
+    other = "  server     nats://127.0.0.1:4222  pid 7\nbig    RUNNING  1m12s\nepoch 1  ledger 9  1 live"
+    assert comparable(one) == comparable(other)
+    for wrong in (other.replace("RUNNING", "QUEUED"), other.replace("1 live", "2 live"), other.replace("big", "bug")):
+        assert comparable(one) != comparable(wrong)
+
+
+async def test_a_first_session_at_a_terminal() -> None:
+    need_tmux()
+    before, now = comparable((FOLDER / SESSION).read_text()), comparable(await first_session())
+    changed = "\n".join(
+        difflib.unified_diff(before.splitlines(), now.splitlines(), "written down", "seen", lineterm="")
+    )
+    assert not changed, f"{changed}\n{AGAIN}"

@@ -1,0 +1,149 @@
+"""What a person sees, as text: every help, and a first session at a real terminal. `make transcripts` writes it down.
+
+The files are in `tests/cli/transcripts`; `test_transcripts` makes them again and compares, but for what differs from
+run to run: process ids, ports, ages, ledger records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from moorage.cli.help import first_help, verb_help, whole_help
+from moorage.cli.main import all_verbs
+from moorage.cli.topics import TOPICS
+from moorage.client.client import AsyncClient
+from moorage.client.target import read_up
+from tests.cli.terminal import COLUMNS, Terminal, terminal
+from tests.waiting import until
+
+FOLDER: Final = Path(__file__).resolve().parent / "transcripts"
+SESSION: Final = "first-session.txt"
+HOME: Final = "/home/ana/gpu"
+
+#: what is never twice the same, and what stands for it in a comparison
+_VARYING: Final = (
+    (re.compile(r"\^C"), ""),
+    (re.compile(r"\bpid \d+"), "pid N"),
+    (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),
+    (re.compile(r"\bledger( record)? \d+"), r"ledger\1 N"),
+    (re.compile(r"\b\d+(ms|s|m\d*s?)(?= |$)", re.MULTILINE), "AGE"),
+    (re.compile(r" {2,}"), "  "),
+)
+
+
+def comparable(text: str) -> str:
+    """The text without what differs from run to run."""
+    for pattern, instead in _VARYING:
+        text = pattern.sub(instead, text)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def helps() -> dict[str, str]:
+    """Every help and every topic by its file's name."""
+    with mock.patch.dict(os.environ, COLUMNS=str(COLUMNS), NO_COLOR="1"), contextlib.redirect_stdout(io.StringIO()):
+        made = {"moorage.txt": first_help(), "help.txt": whole_help()}
+        made |= {f"help-{name.replace(' ', '-')}.txt": verb_help(verb) for name, verb in all_verbs().items()}
+        made |= {f"topic-{name}.txt": topic.text() for name, topic in TOPICS.items()}
+    return {name: text + "\n" for name, text in made.items()}
+
+
+async def first_session() -> str:
+    """Somebody without a GPU starts everything on one machine, runs a job, waits, detaches, attaches, and looks."""
+    async with terminal() as screen:
+        told = _Told(screen)
+        screen.type("moorage up --simulate 1x8xH100", window=0)
+        told.note("One command starts all of it.", await screen.shows("Ctrl-C ends all of it", window=0))
+        screen.window()
+        screen.type("moorage run --gpu 2xH100 --job hello -- sh -c 'echo Hello from $MOORAGE_JOB'")
+        await screen.shows("SUCCEEDED")
+        told.note("In a second terminal: a job, followed to its end.", await screen.ended())
+        screen.type("moorage submit --gpu 8xH100 --job big -- sleep 600")
+        told.note("A job that is not followed.", await screen.ended())
+        await _reaches(screen, "big", "RUNNING")
+        screen.type("moorage fleet")
+        told.note("What there is.", await screen.ended())
+        screen.type("moorage run --gpu 2xH100 --job train -- sh -c 'echo epoch 1; sleep 600'")
+        told.note("Nothing is free: it waits, and says for what.", await screen.shows("needs 2 more H100"))
+        screen.interrupt()
+        told.note("Ctrl-C detaches.", await screen.ended())
+        screen.type("moorage explain train")
+        told.note("Why does it wait?", await screen.ended())
+        screen.type("moorage ls --watch")
+        told.note("All jobs, as they change.", await screen.shows("1 QUEUED", "1 RUNNING"))
+        await _client(screen, lambda client: client.job("big").cancel())
+        told.note("The big one is cancelled elsewhere.", await screen.shows("1 CANCELLED", "1 RUNNING"))
+        screen.interrupt()
+        await screen.ended()
+        screen.type("moorage logs train")
+        told.note("Attached again, from the beginning of its output.", await screen.shows("epoch 1"))
+        screen.interrupt()
+        await screen.ended()
+        screen.type("moorage cancel train --reason enough; moorage wait train; echo code $?")
+        told.note("Its end.", await screen.ended())
+        screen.type("moorage submit --gpu 1xH10O --on-no-match reject -- true")
+        told.note("A slip of the finger.", await screen.ended())
+        screen.interrupt(window=0)
+        await screen.shows("ended", window=0)
+        told.note("And in the first terminal, Ctrl-C.", await screen.ended(window=0))
+        return told.text
+
+
+async def _reaches(screen: Terminal, job: str, state: str) -> None:
+    async def there(client: AsyncClient) -> None:
+        async def is_there() -> bool:
+            return bool((await client.job(job).show())["state"] == state)
+
+        await until(is_there, 30.0, f"{job} {state}")
+
+    await _client(screen, there)
+
+
+async def _client(screen: Terminal, act: Any) -> None:
+    up = read_up(screen.folder / ".moorage")
+    assert up is not None
+    async with AsyncClient(up.url) as client:
+        await act(client)
+
+
+class _Told:
+    """Screens under their headings."""
+
+    def __init__(self, screen: Terminal) -> None:
+        self._screen = screen
+        self._folder = str(screen.folder)
+        self._parts: list[str] = []
+
+    def note(self, heading: str, screen: str) -> None:
+        """A screen, below the line that made it where that is new."""
+        typed, self._screen.typed = self._screen.typed, ""
+        text = screen.replace(self._folder, HOME)
+        self._parts.append(f"# {heading}\n\n" + (f"$ {typed}\n" if typed else "") + text + "\n")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._parts)
+
+
+def main() -> int:
+    FOLDER.mkdir(exist_ok=True)
+    made = {**helps(), SESSION: asyncio.run(first_session())}
+    for stale in {path.name for path in FOLDER.iterdir()} - set(made):
+        (FOLDER / stale).unlink()
+    for name, text in made.items():
+        file = FOLDER / name
+        if not file.exists() or comparable(file.read_text()) != comparable(text):
+            file.write_text(text)
+            print(f"wrote {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""Functions of a service called through the fleet: the SDK, a real scheduler, an embedded worker in this process.
+
+The handler's row of the promise table (ended by asking, overdue quarantined, freed when it returned) is here as a
+caller sees it; `tests/worker/test_handler.py` has it as the scheduler does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import JetStream
+from moorage.client import AsyncClient, Client, JobFailed, Progress, Rejected
+from moorage.worker.embed import EmbeddedWorker
+from moorage.worker.handler_context import HandlerContext
+from moorage.worker.handler_results import INLINE_BYTES_MAX, result_bucket
+from moorage.worker.settings import WorkerSettings
+from tests.live.stack import QUICK, Stack, stack
+from tests.waiting import until
+
+LARGE = 5 * INLINE_BYTES_MAX
+
+
+class Service:
+    """Functions that a test steers, offered by an embedded worker with two simulated GPUs."""
+
+    def __init__(self, made: Stack, state: Path) -> None:
+        self.seen: list[HandlerContext] = []
+        self.overdue: list[HandlerContext] = []
+        self.go_on = asyncio.Event()
+        self.may_end = threading.Event()
+        settings = WorkerSettings(state, "service", made.subjects.prefix, simulate="2xL40S")
+        self.worker = EmbeddedWorker(made.url, settings, on_overdue=self.overdue.append)
+        for function in (self.echo, self.large, self.steps, self.nothing, self.broken, self.hang, self.stubborn):
+            self.worker.handler(function.__name__)(function)
+
+    async def echo(self, context: HandlerContext) -> Any:
+        self.seen.append(context)
+        return {"input": context.input, "gpus": list(context.uuids), "replica": context.replica}
+
+    async def large(self, context: HandlerContext) -> bytes:
+        return bytes(context.input)
+
+    async def steps(self, context: HandlerContext) -> str:
+        for step in range(3):
+            await asyncio.sleep(0.3)  # progress is thinned out to some five a second
+            context.progress((step + 1) / 4, f"step {step}")
+        return "done"
+
+    async def nothing(self, context: HandlerContext) -> None:
+        self.seen.append(context)
+
+    def broken(self, context: HandlerContext) -> None:
+        raise LookupError(f"no input {context.input}")
+
+    def hang(self, context: HandlerContext) -> None:
+        self.seen.append(context)
+        while not context.wait_cancelled(0.01):
+            pass
+        context.raise_if_cancelled()
+
+    def stubborn(self, context: HandlerContext) -> str:
+        self.seen.append(context)
+        self.may_end.wait(60)
+        return "too late"
+
+
+@contextlib.asynccontextmanager
+async def world(server: EmbeddedServer, prefix: str, tmp_path: Path) -> AsyncIterator[tuple[AsyncClient, Service]]:
+    async with stack(server, prefix) as made:
+        await made.scheduler(config=QUICK)
+        service = Service(made, tmp_path / "service")
+        async with service.worker, AsyncClient(made.url, tenant="acme", prefix=prefix) as moorage:
+            try:
+                await until(lambda: service.worker.is_live, 30, "the service has joined")
+                yield moorage, service
+            finally:
+                service.may_end.set()
+                with contextlib.suppress(BusError):  # a bucket has its bound set aside while it is there
+                    await JetStream(moorage.link).delete_stream(f"OBJ_{result_bucket(prefix, 'acme')}")
+
+
+async def test_a_call_gives_what_the_function_returned(
+    nats_server: EmbeddedServer, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_server, unique, tmp_path) as (moorage, service):
+        job = await moorage.submit_handler("echo", {"clip": "a.mp4", "size": [320, 240]}, gpu="1xL40S")
+        result = await job.result("30s")
+        placed = next(change for change in result.changes if change.state == "PLACED")
+        assert result.value == {
+            "input": {"clip": "a.mp4", "size": [320, 240]},
+            "gpus": placed.gpus,
+            "replica": 0,
+        }
+        assert service.seen[0].request.requires == {"handler.echo": ["1"]}
+        # a handle from the id alone, later: nothing was heard, so it is read from the bucket
+        assert (await moorage.job(job.id).result("10s")).value == result.value
+        assert (await (await moorage.submit_handler("nothing")).result("30s")).value is None
+        both = await (await moorage.submit_handler("echo", 7, gpu="2x1xL40S")).result("30s")
+        assert [value["replica"] for value in both.value] == [0, 1]
+
+
+async def test_a_large_result_is_read_from_the_store(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
+    async with world(nats_server, unique, tmp_path) as (moorage, _):
+        jobs = [await moorage.submit_handler("large", size) for size in (LARGE, 0, 1)]
+        assert [result.value for result in await moorage.gather(*jobs, timeout="30s")] == [bytes(LARGE), b"", b"\0"]
+
+
+async def test_progress_is_told_while_the_result_is_waited_for(
+    nats_server: EmbeddedServer, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_server, unique, tmp_path) as (moorage, _):
+        told: list[Progress] = []
+        job = await moorage.submit_handler("steps")
+        assert (await job.result("30s", told.append)).value == "done"
+        assert told == [Progress((step + 1) / 4, f"step {step}") for step in range(3)]
+
+
+async def test_what_a_function_raised_is_why_the_job_failed(
+    nats_server: EmbeddedServer, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_server, unique, tmp_path) as (moorage, _):
+        job = await moorage.submit_handler("broken", "in.mp4")
+        with pytest.raises(JobFailed) as failed:
+            await job.result("30s")
+        assert failed.value.state == "FAILED"
+        assert "LookupError: no input in.mp4" in failed.value.why
+        assert failed.value.result.value is None
+        wrong = {"driver_config": {"handler": {"inputs": 1}}, "run": {"driver": "handler", "argv": ["echo"]}}
+        with pytest.raises(JobFailed, match=r"driver_config\.handler has one field, input"):
+            await (await moorage.submit(wrong, requires={"handler.echo": ["1"]})).result("30s")
+
+
+async def test_a_function_that_nobody_offers_waits_with_the_reason_and_runs_once_somebody_does(
+    nats_server: EmbeddedServer, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_server, unique, tmp_path) as (moorage, _):
+        job = await moorage.submit_handler("paint", "a wall")
+        assert job.accepted is not None
+        assert any("no-match" in warning for warning in job.accepted.warnings)
+        settings = WorkerSettings(tmp_path / "painter", "painter", unique, simulate="cpu")
+        painter = EmbeddedWorker(moorage._where, settings)
+        painter.handler("paint")(lambda context: f"{context.input} is blue")
+        async with painter:
+            assert (await job.result("30s")).value == "a wall is blue"
+
+
+async def test_a_cancelled_function_is_asked_and_frees_its_gpu(
+    nats_server: EmbeddedServer, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_server, unique, tmp_path) as (moorage, service):
+        job = await moorage.submit_handler("hang", gpu=2)
+        await until(lambda: service.seen, what="it runs")
+        await job.cancel("enough")
+        with pytest.raises(JobFailed) as cancelled:
+            await job.result("30s")
+        assert (cancelled.value.state, service.seen[0].cancelled) == ("CANCELLED", True)
+        assert (await (await moorage.submit_handler("echo", gpu=2)).result("30s")).state == "SUCCEEDED"
+
+
+async def test_a_function_that_does_not_stop_keeps_its_gpu_until_it_returns(
+    nats_server: EmbeddedServer, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_server, unique, tmp_path) as (moorage, service):
+        job = await moorage.submit_handler("stubborn", gpu=2, grace_s=0.1)
+        await until(lambda: service.seen, what="it runs")
+        await job.cancel("enough")
+        await until(lambda: service.overdue, what="the service is told")
+        waits = await moorage.submit_handler("echo", gpu=1)
+        await until(lambda: _quarantined(moorage), what="both slots are out of use")
+        assert (await job.show())["state"] == "CANCELLING"
+        assert (await waits.show())["state"] == "QUEUED"
+        service.may_end.set()
+        assert (await waits.result("30s")).value["gpus"]
+        assert (await job.show())["state"] != "CANCELLING"
+
+
+async def _quarantined(moorage: AsyncClient) -> bool:
+    [row] = (await moorage.fleet())["workers"]
+    return bool(row["cells"] == "!!")
+
+
+async def test_the_sync_twin_calls_too(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
+    async with world(nats_server, unique, tmp_path) as (moorage, _):
+
+        def call() -> tuple[Any, list[Progress], list[str]]:
+            told: list[Progress] = []
+            with Client(moorage._where, tenant="acme", prefix=unique) as sync:
+                job = sync.submit_handler("steps")
+                value = job.result("30s", told.append).value
+                return value, told, [step.state for step in job.steps("10s")]
+
+        value, told, states = await asyncio.to_thread(call)
+        assert (value, len(told)) == ("done", 3)
+        assert states == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+
+
+@pytest.mark.parametrize(
+    ("name", "input", "code"),
+    [
+        ("Trans Code", None, "invalid-argument"),
+        ("x" * 49, None, "invalid-argument"),
+        ("echo", b"raw", "invalid-argument"),
+        ("echo", object(), "invalid-argument"),
+        ("echo", "x" * 70_000, "too-large"),
+    ],
+)
+async def test_a_call_is_checked_before_it_is_sent(name: str, input: Any, code: str) -> None:
+    with pytest.raises(Rejected) as refused:
+        await AsyncClient("nats://127.0.0.1:1").submit_handler(name, input)
+    assert refused.value.code == code

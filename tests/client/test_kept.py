@@ -1,0 +1,151 @@
+"""Output as it comes joined to what is kept: whatever is lost, doubled or late, every byte is given once."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import random
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from moorage.client.client import AsyncClient
+from moorage.client.errors import NoOutput, Overloaded
+from moorage.client.kept import Joiner, Piece, last_lines
+from moorage.schemas.errors import problem
+from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
+from moorage.worker.output_pages import page_of
+
+ALPHABET = [b"line\n", "né€🚢".encode(), b"\xff\xfe", b"\0" * 9, b"x" * 50, b"\xe2\x82"]
+
+
+class Keeping:
+    """What answers the verb `logs`: the worker's own paging over bytes in memory, as far as they are written."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.written = 0
+        self.is_over = False
+        self.asked = 0
+        self.refusals: list[Exception] = []
+
+    async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        self.asked += 1
+        if self.refusals:
+            raise self.refusals.pop()
+        asked = msgspec.convert(arguments, LogsAsked)
+        ask = ReadLog(
+            "s", "acme", asked.job, asked.replica, 1, 7, "process", asked.stream, asked.offset, min(asked.limit, 64)
+        )
+        page = page_of(self.data[: self.written], ask, self.is_over) if asked.stream == "out" else LogPage(1, "err")
+        built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(page))
+        return built
+
+
+def joiner_on(source: Keeping, tail: int | None = None) -> Joiner:
+    return Joiner(cast(AsyncClient, source), "j", tail)
+
+
+def pieces_of(data: bytes, chance: random.Random) -> list[Piece]:
+    """As a worker says them: cut anywhere, but text never inside a character."""
+    decoder, pieces, at = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
+    begin = 0
+    while at < len(data):
+        size = chance.randint(1, 40)
+        part = data[at : at + size]
+        at += len(part)
+        text = decoder.decode(part)
+        behind = at - len(decoder.getstate()[0])
+        exact = data[begin:behind]
+        pieces.append(Piece(0, 1, "out", begin, text, next=behind, data=exact if text.encode() != exact else None))
+        begin = behind
+    rest = decoder.decode(b"", final=True)
+    pieces.append(Piece(0, 1, "out", begin, rest, True, len(data), data[begin:] if begin < len(data) else None))
+    return pieces
+
+
+def raw(piece: Piece) -> bytes:
+    return piece.text.encode() if piece.data is None else piece.data
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_byte_is_given_once_whatever_is_lost_doubled_or_late(seed: int) -> None:
+    chance = random.Random(seed)
+    data = b"".join(chance.choice(ALPHABET) for _ in range(chance.randint(0, 40)))
+
+    async def scenario() -> bytes:
+        source = Keeping(data)
+        joiner = joiner_on(source)
+        got = b""
+
+        def take(piece: Piece) -> None:
+            nonlocal got
+            assert piece.offset == len(got)
+            got += raw(piece)
+            assert piece.behind == len(got)
+
+        pieces = pieces_of(data, chance)
+        began = chance.randint(0, len(pieces))
+        for at, piece in enumerate(pieces):
+            source.written = piece.behind
+            if at == began:
+                async for each in joiner.kept(0, 1):
+                    take(each)
+            if at < began or chance.random() < 0.3:
+                continue
+            for again in [piece] * chance.choice([1, 1, 2]):
+                async for each in joiner.joined(again):
+                    take(each)
+            if chance.random() < 0.1:
+                async for each in joiner.joined(chance.choice(pieces[: at + 1])):
+                    take(each)
+        source.written, source.is_over = len(data), True
+        async for each in joiner.kept(0, 1):
+            take(each)
+        assert joiner.lost == 0
+        assert joiner.trouble is None
+        assert joiner.is_over(0, 1, "out")
+        return got
+
+    assert asyncio.run(scenario()) == data
+
+
+def test_what_nobody_keeps_is_counted_and_the_rest_is_given() -> None:
+    async def scenario() -> None:
+        source = Keeping(b"0123456789")
+        source.refusals = [NoOutput(problem("not-kept", "cleared"))]
+        joiner = joiner_on(source)
+        got = [each async for each in joiner.joined(Piece(0, 1, "out", 4, "4567", next=8))]
+        assert [(each.offset, each.text) for each in got] == [(4, "4567")]
+        assert joiner.lost == 4
+        assert joiner.trouble is not None
+        assert joiner.trouble.code == "not-kept"
+
+    asyncio.run(scenario())
+
+
+def test_it_waits_its_turn_where_too_much_is_asked() -> None:
+    async def scenario() -> None:
+        source = Keeping(b"hello")
+        source.written, source.is_over = 5, True
+        source.refusals = [Overloaded(problem("overloaded", "busy", retry_after_s=0.001)) for _ in range(3)]
+        joiner = joiner_on(source)
+        assert [each.text async for each in joiner.kept(0, 1)] == ["hello"]
+        assert joiner.trouble is None
+
+    asyncio.run(scenario())
+
+
+def test_a_tail_is_the_last_lines_of_what_was_said_before() -> None:
+    async def scenario() -> None:
+        source = Keeping(b"one\ntwo\nthree\nfour\nfive\n")
+        source.written = 19
+        joiner = joiner_on(source, tail=2)
+        assert [each.text async for each in joiner.kept(0, 1)] == ["three\nfour\n"]
+        source.written = 24
+        assert [each.text async for each in joiner.joined(Piece(0, 1, "out", 19, "five\n", next=24))] == ["five\n"]
+
+    asyncio.run(scenario())
+    assert last_lines(Piece(0, 1, "out", 0, "a\nb\nc"), 2).text == "b\nc"
+    assert last_lines(Piece(0, 1, "out", 0, "a\nb\n"), 0).text == ""

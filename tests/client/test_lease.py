@@ -1,0 +1,422 @@
+"""Leases by the SDK: real agents and schedulers, and borrowers that are processes of their own.
+
+The lease's row of the promise table: asked back with a deadline over the agent's UNIX socket; freed when the socket is
+closed or the pid is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import moorage
+from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.transport import Delivery
+from moorage.client import (
+    AsyncClient,
+    Client,
+    Gpu,
+    NoAgent,
+    NotPermitted,
+    Rejected,
+    SimFleet,
+    SimulatedClock,
+    TimedOut,
+)
+from moorage.client.lease import SYSTEM_SOCKET, find_sockets, torch_device
+from moorage.schemas.frames import Device
+from moorage.worker.leases.client import LeaseRefused, recall
+from moorage.worker.leases.protocol import SOCKET_NAME
+from tests.live.stack import QUICK, RealProcess, Stack, stack
+from tests.waiting import until
+
+NOBODY = 65534
+_ROOTS = os.pathsep.join(str(Path(root).parent) for root in moorage.__path__)
+
+#: borrows with the SDK and says in lines what becomes of it; a word on stdin makes it give back
+BORROWER = """
+import asyncio, os, sys
+import moorage.client.lease  # before this may be a user who cannot read it
+from moorage.client import AsyncClient, Client, ClientError
+how, gpu = sys.argv[1:3]
+if how == "nobody":
+    os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+
+def say(*words):
+    print(*words, flush=True)
+
+def asked(back):
+    say("asked", back.reason, round(back.left_s))
+
+async def plain():
+    async with AsyncClient("nats://127.0.0.1:1").lease(gpu, purpose="test", on_asked_back=asked) as lease:
+        say("held", lease.worker, lease.mode, ",".join(lease.uuids), lease.environment["CUDA_VISIBLE_DEVICES"])
+        word = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        gone = asyncio.ensure_future(lease.wait_asked_back())
+        await asyncio.wait((word, gone), return_when=asyncio.FIRST_COMPLETED)
+        if lease.lost:
+            say("lost")
+        if how == "stubborn":
+            await word
+    say("given back")
+
+def sync(url):
+    with Client(url) as m, m.lease(gpu, purpose="test", on_asked_back=asked) as lease:
+        say("held", lease.worker, lease.mode, ",".join(lease.uuids), lease.environment["CUDA_VISIBLE_DEVICES"])
+        lease.wait_asked_back("60s")
+    say("given back")
+
+try:
+    sync(sys.argv[3]) if how == "sync" else asyncio.run(plain())
+except ClientError as error:
+    say("error", type(error).__name__, error.code, "|", *error.fixes)
+"""
+
+
+class Borrower:
+    """A process that borrows."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    async def line(self) -> list[str]:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(30):
+            return (await self.process.stdout.readline()).decode().split()
+
+    def speak(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"go on\n")
+
+
+@contextlib.asynccontextmanager
+async def borrower(socket: Path, gpu: str = "1x", how: str = "plain", *more: str) -> AsyncIterator[Borrower]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        BORROWER,
+        how,
+        gpu,
+        *more,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": _ROOTS, "MOORAGE_LEASE_SOCKET": str(socket)},
+    )
+    try:
+        yield Borrower(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+class World:
+    """A scheduler and one agent process whose socket the tests know."""
+
+    def __init__(self, made: Stack, moorage: AsyncClient) -> None:
+        self.made = made
+        self.moorage = moorage
+        self.state = made.folder / "w"
+        self.socket = self.state / SOCKET_NAME
+        self.agent: RealProcess
+        self.pending_claimers = 0
+
+    def on_load(self, delivery: Delivery) -> None:
+        self.pending_claimers = msgspec.json.decode(delivery.data).get("pending_claimers", 0)
+
+    async def start(self, simulate: str = "2xL40S", **settings: Any) -> None:
+        settings.setdefault("modes", ("exclusive", "mps", "time-slice"))
+        self.agent = await self.made.agent("w", simulate, worker="w1", drivers=("noop",), load_s=0.2, **settings)
+        await until(self.up, 30, "the worker is up")
+
+    async def up(self) -> bool:
+        """The fleet has it, and this agent's socket answers (one that was killed leaves its own behind)."""
+        rows = (await self.moorage.fleet())["workers"]
+        with contextlib.suppress(LeaseRefused):
+            await recall(self.socket, "nobody holds anything", 60.0, pid=1)
+            return [(row["worker"], row["state"]) for row in rows] == [("w1", "up")]
+        return False
+
+    async def cells(self) -> str:
+        [row] = (await self.moorage.fleet())["workers"]
+        return str(row["cells"])
+
+    def shows(self, *cells: str) -> Callable[[], Any]:
+        async def seen() -> bool:
+            return await self.cells() in cells
+
+        return seen
+
+    async def state_of(self, job: str) -> str:
+        return str((await self.moorage.job(job).show())["state"])
+
+    def job_is(self, job: str, state: str) -> Callable[[], Any]:
+        async def seen() -> bool:
+            return await self.state_of(job) == state
+
+        return seen
+
+
+@contextlib.asynccontextmanager
+async def world(server: EmbeddedServer, prefix: str, simulate: str = "2xL40S", **settings: Any) -> AsyncIterator[World]:
+    async with stack(server, prefix) as made, AsyncClient(made.url, prefix=prefix) as client:
+        await made.scheduler(config=QUICK)
+        it = World(made, client)
+        await client.subscribe(client.subjects.load_all, it.on_load)
+        await it.start(simulate, **settings)
+        yield it
+
+
+async def test_a_lease_hides_its_devices_from_the_fleet_until_it_is_given_back(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with world(nats_server, unique) as w:
+        async with w.moorage.lease(Gpu("L40S"), purpose="fine-tune", timeout="10s", socket=w.socket) as lease:
+            assert (lease.worker, lease.mode, lease.simulated, len(lease.devices)) == ("w1", "exclusive", True, 1)
+            assert lease.environment["CUDA_VISIBLE_DEVICES"] == lease.uuids[0] == lease.devices[0].uuid
+            assert (lease.asked_back, lease.lost) == (None, False)
+            assert lease.device == f"cuda:{lease.devices[0].index}"
+            await until(w.shows("x·"), what="the fleet sees that somebody of the host holds it")
+            with pytest.raises(TimedOut, match="nobody asked back"):
+                await lease.wait_asked_back("50ms")
+            await lease.give_back()
+            await until(w.shows("··"), what="both are free")
+        async with w.moorage.lease(2, timeout="10s", socket=w.socket) as both:
+            assert len(set(both.uuids)) == 2
+
+
+async def test_leases_and_placements_stand_in_one_line(nats_server: EmbeddedServer, unique: str) -> None:
+    async with world(nats_server, unique, "1xL40S") as w:
+        first = await w.moorage.submit(["hang"], gpu=1, driver="noop", key="first")
+        await until(w.job_is("first", "RUNNING"), what="a job has the device")
+        async with borrower(w.socket) as process:
+            held = asyncio.create_task(process.line())
+            await until(lambda: w.pending_claimers, what="it stands in line")
+            second = await w.moorage.submit(["hang"], gpu=1, driver="noop", key="second")
+            await first.cancel("make room")
+            assert (await held)[:3] == ["held", "w1", "exclusive"]  # it came before the second job
+            assert await w.state_of("second") in ("QUEUED", "PLACED")  # and a placement is refused
+            process.speak()
+            assert await process.line() == ["given", "back"]
+        await until(w.job_is("second", "RUNNING"), what="the second job's turn")
+        with pytest.raises(TimedOut, match=r"no 1xany came free on this host within 0\.1 s"):
+            async with w.moorage.lease(timeout="100ms", socket=w.socket):
+                pass
+        await second.cancel()
+
+
+async def test_a_borrower_that_is_killed_gives_back_by_dying(nats_server: EmbeddedServer, unique: str) -> None:
+    async with world(nats_server, unique, "1xL40S") as w, borrower(w.socket) as one, borrower(w.socket) as other:
+        lines = {asyncio.create_task(each.line()): each for each in (one, other)}
+        (first,), (second,) = await asyncio.wait(lines, return_when=asyncio.FIRST_COMPLETED)
+        os.kill(lines[first].pid, signal.SIGKILL)
+        assert (first.result()[0], second.done()) == ("held", False)
+        assert (await second)[3] == first.result()[3]
+
+
+async def test_an_agent_that_leaves_asks_back_with_reason_and_deadline(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with (
+        world(nats_server, unique) as w,
+        borrower(w.socket, "1x", "sync", w.made.url) as polite,
+        borrower(w.socket) as other,
+    ):
+        assert (await polite.line())[0] == (await other.line())[0] == "held"
+        assert await recall(w.socket, "maintenance at noon", 60.0, pid=polite.pid) == 1
+        assert await polite.line() == ["asked", "maintenance", "at", "noon", "60"]
+        assert await polite.line() == ["given", "back"]
+        await until(w.shows("x·", "·x"), what="the other one holds on")
+        w.agent.process.send_signal(signal.SIGTERM)
+        assert (await other.line())[:4] == ["asked", "the", "agent", "stops"]
+        assert await other.line() == ["given", "back"]
+        async with asyncio.timeout(20):
+            assert await w.agent.process.wait() == 0
+
+
+async def test_a_drained_worker_asks_back_and_lends_no_more_until_it_is_taken_back(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with world(nats_server, unique) as w, borrower(w.socket, "1x", "sync", w.made.url) as process:
+        assert (await process.line())[0] == "held"
+        await w.moorage.drain("w1")
+        assert await process.line() == ["asked", "the", "worker", "is", "drained", "3600"]
+        assert await process.line() == ["given", "back"]
+        with pytest.raises(Rejected, match="no more leases: the worker is drained"):
+            async with w.moorage.lease(timeout="10s", socket=w.socket):
+                pass
+        await w.moorage.uncordon("w1")
+
+        async def lends() -> bool:
+            with contextlib.suppress(Rejected):
+                async with w.moorage.lease(timeout="10s", socket=w.socket):
+                    return True
+            return False
+
+        await until(lends, 20, "it lends again")
+
+
+async def test_a_borrower_that_does_not_give_back_loses_nobody_elses_devices(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with world(nats_server, unique) as w, borrower(w.socket, "1x", "stubborn") as stubborn:
+        assert (await stubborn.line())[0] == "held"
+        assert await recall(w.socket, "now", 0.0) == 1
+        await until(w.shows("!·"), what="its device is marked; it is not ended")
+        await until(
+            lambda: w.moorage.run(["exit", "0"], gpu=1, driver="noop", timeout="20s"), 30, "the other one works"
+        )
+        assert await stubborn.line() == ["asked", "now", "0"]
+        stubborn.speak()
+        assert await stubborn.line() == ["given", "back"]
+        await until(w.shows("··"), what="both are free")
+
+
+async def test_an_agent_that_is_killed_takes_its_leases_along_and_the_next_one_lends_anew(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with world(nats_server, unique) as w:
+        told: list[str] = []
+        lending = w.moorage.lease(
+            2, timeout="10s", socket=w.socket, on_asked_back=lambda back: told.append(back.reason)
+        )
+        async with lending as lease:
+            await w.agent.kill()
+            asked = await lease.wait_asked_back("20s")
+            assert (lease.lost, asked.reason, asked.left_s, told) == (True, "agent-gone", 0.0, ["agent-gone"])
+            with pytest.raises(NoAgent) as nobody:
+                async with w.moorage.lease(timeout="10s", socket=w.socket):
+                    pass
+            assert nobody.value.code == "no-agent"
+            await w.start()
+            async with w.moorage.lease(2, timeout="20s", socket=w.socket) as again:
+                assert again.uuids == lease.uuids
+        assert "lost" in repr(lease)
+
+
+async def test_sharers_of_one_mode_share_and_the_fleet_keeps_out(nats_server: EmbeddedServer, unique: str) -> None:
+    async with world(nats_server, unique, "1xL40S", sharers_max={"time-slice": 2}) as w:
+        async with (
+            w.moorage.lease("1xL40S@time-slice", timeout="10s", socket=w.socket) as one,
+            borrower(w.socket, "1xL40S@time-slice") as other,
+        ):
+            assert (await other.line())[2:4] == ["time-slice", one.uuids[0]]
+            assert one.mode == "time-slice"
+            with pytest.raises(TimedOut):  # as many as share it
+                async with w.moorage.lease(Gpu(share="time-slice"), timeout="100ms", socket=w.socket):
+                    pass
+            await w.moorage.submit(["exit", "0"], gpu="1xL40S@time-slice", driver="noop", key="shares")
+            await until(lambda: _reason(w.moorage, "shares"), what="it waits for the device")
+            other.speak()
+            assert await other.line() == ["given", "back"]
+            whole = asyncio.create_task(_uuids(w, "1xL40S"))
+            await asyncio.sleep(0)
+        assert await whole == one.uuids
+        await until(w.job_is("shares", "SUCCEEDED"), what="the job's turn")
+
+
+async def _reason(moorage: AsyncClient, job: str) -> bool:
+    return (await moorage.job(job).explain()).get("reason") in ("busy", "sick", "contended", "backoff")
+
+
+async def _uuids(w: World, gpu: str) -> tuple[str, ...]:
+    async with w.moorage.lease(gpu, timeout="20s", socket=w.socket) as lease:
+        return lease.uuids
+
+
+async def test_what_cannot_be_lent_is_told_with_what_to_do(nats_server: EmbeddedServer, unique: str) -> None:
+    async with world(nats_server, unique, modes=("exclusive",)) as w:
+        for gpu, code in {
+            "1xH100": "no-match",
+            "3x": "no-match",
+            "2x1xL40S": "invalid-argument",
+            "1x:80Q": "invalid-argument",
+            "1x@time-slice": "failed-precondition",
+        }.items():
+            with pytest.raises(Rejected) as refused:
+                async with w.moorage.lease(gpu, timeout="10s", socket=w.socket):
+                    pass
+            assert refused.value.code == code
+            assert refused.value.fixes
+        with pytest.raises(NoAgent) as nobody:
+            async with w.moorage.lease(socket=w.socket.with_name("nothing.sock")):
+                pass
+        assert nobody.value.fixes[0] == "start one on this host: moorage worker"
+        assert "nothing.sock" in nobody.value.why
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_another_user_may_not_borrow_unless_the_worker_says_so(nats_server: EmbeddedServer, unique: str) -> None:
+    async with world(nats_server, unique) as w:
+        for folder in (w.made.folder, w.state):
+            folder.chmod(0o711)
+        async with borrower(w.socket, "1x", "nobody") as process:
+            assert (await process.line())[:3] == ["error", "NotPermitted", "not-permitted"]
+        await w.agent.terminate()
+        await w.start(lease_uids=(NOBODY,), lease_gid=NOBODY)
+        w.state.chmod(0o711)
+        async with borrower(w.socket, "1x", "nobody") as process:
+            assert (await process.line())[0] == "held"
+
+
+async def test_a_socket_of_another_owner_is_told_as_such(tmp_path: Path) -> None:
+    assert issubclass(NoAgent, Exception)
+    assert not issubclass(NotPermitted, NoAgent)
+    (tmp_path / SOCKET_NAME).write_text("no socket at all")
+    with pytest.raises(NoAgent):
+        async with AsyncClient("nats://127.0.0.1:1").lease(socket=tmp_path / SOCKET_NAME):
+            pass
+
+
+def test_where_a_socket_is_looked_for(tmp_path: Path) -> None:
+    for worker in ("here", "up"):
+        (tmp_path / "workers" / worker).mkdir(parents=True)
+        (tmp_path / "workers" / worker / SOCKET_NAME).touch()
+    env = {"MOORAGE_HOME": str(tmp_path)}
+    found = [tmp_path / "workers" / worker / SOCKET_NAME for worker in ("here", "up")]
+    assert find_sockets(None, env) == [*found, SYSTEM_SOCKET]
+    assert find_sockets(None, {**env, "MOORAGE_LEASE_SOCKET": "/x/y.sock"}) == [Path("/x/y.sock")]
+    assert find_sockets("/z.sock", {**env, "MOORAGE_LEASE_SOCKET": "/x/y.sock"}) == [Path("/z.sock")]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "visible", "expected"),
+    [
+        ("nvidia", None, "cuda:3"),
+        ("amd", None, "cuda:3"),
+        ("intel", None, "xpu:3"),
+        ("nvidia", "7,3", "cuda:1"),
+        ("nvidia", "GPU-aaaa, GPU-bbbb-cc", "cuda:1"),
+        ("nvidia", "GPU-bbbb", "cuda:0"),
+    ],
+)
+def test_a_device_as_torch_names_it_here(vendor: str, visible: str | None, expected: str) -> None:
+    device = Device(3, vendor, "card", "GPU-bbbb-cc")
+    assert torch_device(device, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == expected
+
+
+@pytest.mark.parametrize("visible", ["", "0,1", "GPU-aaaa"])
+def test_a_device_that_this_process_cannot_see_is_told(visible: str) -> None:
+    with pytest.raises(Rejected, match="cannot see GPU-bbbb"):
+        torch_device(Device(3, "nvidia", "card", "GPU-bbbb-cc"), {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def test_a_simulated_fleet_lends_nothing_and_says_so() -> None:
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("1xL40S")) as client:
+            with pytest.raises(Rejected, match="lends nothing"):
+                client.lease()
+
+    SimulatedClock().run(scene())
+    with Client(transport=SimFleet("1xL40S")) as sync, pytest.raises(Rejected, match="lends nothing"):
+        sync.lease()

@@ -1,0 +1,129 @@
+"""A recorded worker and its callers, played again to the scheduler of today.
+
+Each message is sent when its turn comes, and awaited where it is a question. What only the scheduler can know is put in
+its place: the session that it gives, and the fence of each member that it places. A fact about a member waits until the
+member was placed here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from moorage.schemas.subjects import Subjects
+from tests.frames.recorded import PREFIX, Message, Recorded, narrower
+from tests.waiting import until
+
+WAIT_S: Final = 30.0
+#: tenant, job, replica, attempt
+Name = tuple[str, str, int, int]
+Change = Callable[[Message, Any], Any]
+
+
+class Replay:
+    """`change` may rewrite what the worker says, as a later release would say it."""
+
+    def __init__(self, nc: Client, subjects: Subjects, it: Recorded, change: Change | None = None) -> None:
+        self.nc = nc
+        self.subjects = subjects
+        self.it = it
+        self.change = change
+        self.sessions: dict[str, str] = {}
+        self.fences: dict[Name, int] = {}
+        self.placed: dict[Name, list[Any]] = {}
+        self.started: set[Name] = set()
+        self.wrong: list[str] = []
+        #: the question's subject, what was answered then, what is answered now
+        self.answers: list[tuple[str, Any, Any]] = []
+        self._then = {_name(place): place for m in it.said() if m.words[-1] == "wanted" for place in _places(m.raw)}
+
+    async def run(self) -> None:
+        await self.nc.subscribe(f"{self.subjects.prefix}.worker.*.wanted", cb=self._on_wanted)
+        for message in self.it.said():
+            room, verb = message.words[0], message.words[-1]
+            if room == "worker" and verb in ("join", "renew", "fact"):
+                await self._from_worker(message, verb)
+            elif room in ("hello", "load"):
+                await self.nc.publish(self._subject(message), message.with_raw(self._changed(message, message.raw)))
+            elif room in ("api", "admin", "request"):
+                await self._ask(message, message.payload)
+                if room == "request":
+                    await self._read(message)
+
+    async def _from_worker(self, message: Message, verb: str) -> None:
+        raw = message.raw
+        for fact in raw.get("facts", ()):
+            name = (*fact[1:5],)
+            await until(lambda name=name: name in self.fences, WAIT_S, f"{name} placed")
+            if fact[0] == "started" and self._then[name][7]:  # held for a gang
+                await until(lambda name=name: name in self.started, WAIT_S, f"START of {name}")
+            fact[5] = self.fences[name]
+        for held in raw.get("holding" if verb == "join" else "held", ()):
+            held[4] = self.fences[(*held[:4],)]
+        if verb != "join":
+            raw["session"] = self.sessions[raw["session"]]
+        now = await self._ask(message, message.with_raw(self._changed(message, raw)))
+        if verb == "join":
+            answer = self.it.answer(message)
+            assert answer is not None
+            assert now["kind"] == "joined", now
+            self.sessions[answer.raw["session"]] = now["session"]
+
+    async def _read(self, message: Message) -> None:
+        """Until the scheduler has taken this message from the queue: what comes next came after that."""
+        tenant, verb = message.words[1:]
+        show, body = self.subjects.api(tenant, "show"), msgspec.json.encode({"job": message.raw["job"]})
+
+        async def taken() -> bool:
+            shown = Message("", "", (await self.nc.request(show, body, timeout=5)).data).raw
+            return shown["kind"] == "answer" and (verb == "submit" or shown["data"]["state"] == "CANCELLED")
+
+        await until(taken, WAIT_S, f"{verb} of {message.raw['job']} taken from the queue")
+
+    def _changed(self, message: Message, raw: Any) -> Any:
+        return raw if self.change is None else self.change(message, raw)
+
+    async def _ask(self, message: Message, payload: bytes) -> Any:
+        """The answer as plain data; noted beside the one of then, and where it says less."""
+        subject = self._subject(message)
+
+        async def once() -> Msg | None:
+            try:
+                return await self.nc.request(subject, payload, timeout=5)
+            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+                return None
+
+        answer = Message("", "", (await until(once, WAIT_S, f"an answer on {subject}")).data)
+        now, then = answer.raw, self.it.answer(message)
+        assert then is not None, message
+        self.wrong += [f"answer on {message.subject}: {text}" for text in narrower(then.raw, now)]
+        self.answers.append((message.subject, then.raw, now))
+        return now
+
+    def _subject(self, message: Message) -> str:
+        return self.subjects.prefix + message.subject[len(PREFIX) :]
+
+    async def _on_wanted(self, msg: Msg) -> None:
+        raw = msgspec.msgpack.decode(msg.data)
+        for place in _places(raw):
+            name = _name(place)
+            then = self._then.get(name)
+            if then is not None and [type(each) for each in place[: len(then)]] != [type(each) for each in then]:
+                self.wrong.append(f"the placement {place} is no longer of the shape of {then}")
+            self.placed[name] = place
+            self.fences[name] = place[4]
+        self.started |= {_name(start) for start in raw.get("start", ())}
+
+
+def _places(raw: dict[str, Any]) -> list[list[Any]]:
+    return list(raw.get("place", ()))
+
+
+def _name(item: list[Any]) -> Name:
+    tenant, job, replica, attempt = item[:4]
+    return (tenant, job, replica, attempt)

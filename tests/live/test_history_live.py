@@ -1,0 +1,167 @@
+"""The history on a real server: whole from an id alone, over a leader that is killed, and without a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from moorage.bus.connection import connect
+from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.jetstream import JetStream
+from moorage.client import AsyncClient, Event
+from moorage.schemas.job import TERMINAL
+from moorage.schemas.subjects import Subjects
+from tests.live.stack import ANSWER_S, QUICK, Caller, Stack, caller, stack, unique_prefix
+from tests.waiting import until
+
+#: nothing that is over stays in memory once its history stands
+FORGETFUL = {**QUICK, "ended_max": 0}
+
+
+async def compacted(one: Caller, *jobs: str) -> None:
+    """Wait until these jobs are in no memory any more."""
+
+    async def gone() -> bool:
+        return all([(await one.show(job)).get("compacted", False) for job in jobs])
+
+    await until(gone, ANSWER_S, f"{jobs} out of memory")
+
+
+async def events_of(client: AsyncClient, job: str) -> list[Event]:
+    """Every event of a job from its id alone; it ends by itself."""
+    async with asyncio.timeout(ANSWER_S):
+        return [event async for event in client.job(job).events()]
+
+
+def check(events: list[Event]) -> list[str]:
+    """No gap, no double; the states."""
+    changes = [change for event in events for change in event.changes]
+    assert [change.rev for change in changes] == list(range(1, events[-1].rev + 1))
+    assert events[-1].state in TERMINAL
+    return [change.state for change in changes]
+
+
+def client_of(made: Stack) -> AsyncClient:
+    return AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix)
+
+
+async def test_a_job_long_over_is_told_whole_from_its_id_alone(nats_server: EmbeddedServer) -> None:
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one, client_of(made) as client:
+        await made.scheduler(config=FORGETFUL)
+        await made.agent("a", "2xH100")
+        await one.leader()
+        await one.submit("good")
+        await one.submit("bad", "sh", "-c", "exit 7", retries=1)
+        await one.submit("ended", "sleep", "60")
+        await one.reaches("ended", "RUNNING")
+        await one.api("cancel", {"job": "ended", "by": "ann", "reason": "enough"})
+        await compacted(one, "good", "bad", "ended")
+
+        assert check(await events_of(client, "good")) == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+        bad = await events_of(client, "bad")
+        assert check(bad).count("RUNNING") == 2
+        assert bad[-1].changes[-1].code == 7
+        ended = [change for event in await events_of(client, "ended") for change in event.changes]
+        (act,) = [change for change in ended if change.state == "CANCELLING"]
+        assert (act.by, act.said, act.why) == ("tenant:acme", "ann", "enough")
+        for job in ("good", "bad", "ended"):
+            await one.check_story(job)  # what was said meanwhile is what the history says
+        shown = await one.show("bad")
+        assert (shown["state"], shown["code"], shown["worker"]) == ("FAILED", 7, "sim-0000")
+        assert shown["request"]["retries"] == 1
+        assert shown["kept_until_ms"] > shown["ended_ms"]
+        result = await client.wait([client.job("bad")])
+        assert (result[0].code, len(result[0].changes)) == (7, shown["rev"])
+
+        page = (await one.api("history", {"job": "bad", "limit": 2}))["data"]
+        assert ([change["rev"] for change in page["changes"]], page["complete"], page["more"]) == ([1, 2], True, True)
+        for wrong in ({"limit": 0}, {"limit": "x"}, {"after_rev": -1}, {"limit": 10**9}):
+            assert (await one.api("history", {"job": "bad", **wrong}))["code"] == "invalid-argument"
+        assert (await one.api("history", {"job": "never"}))["code"] == "not-found"
+        async with caller(made, "other") as other:
+            assert (await other.api("history", {"job": "bad"}))["code"] == "not-found"
+
+
+async def test_a_leader_that_is_killed_before_it_wrote_loses_no_history(nats_server: EmbeddedServer) -> None:
+    """It dies the moment the jobs are over; a follower that was there all along sees no gap and no double."""
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one, client_of(made) as client:
+        first = await made.scheduler(config=FORGETFUL)
+        await one.leader()
+        await made.scheduler(config=FORGETFUL)
+        await made.agent("a", "8xH100")
+        await one.workers_up("sim-0000")
+        following = asyncio.create_task(events_of(client, "long"))
+        jobs = [f"j{number}" for number in range(8)]
+        await one.submit("long", "sh", "-c", f"while [ ! -e {made.folder}/go ]; do sleep 0.05; done")
+        await one.reaches("long", "RUNNING")
+        for job in jobs:
+            await one.submit(job)
+        await until(lambda: all(one.states.get(job) == "SUCCEEDED" for job in jobs), ANSWER_S, "all over")
+        await first.kill()
+        await one.leader(2)
+        await compacted(one, *jobs)
+        for job in jobs:
+            assert check(await events_of(client, job)) == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+            await one.check_story(job)
+        (made.folder / "go").touch()
+        assert check(await following) == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
+        await compacted(one, "long")
+        assert check(await events_of(client, "long")) == check(await following)
+
+
+async def test_the_leader_is_killed_while_a_story_is_read(nats_server: EmbeddedServer) -> None:
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one, client_of(made) as client:
+        first = await made.scheduler(config=FORGETFUL)
+        await one.leader()
+        await made.agent("a", "8xH100")
+        await one.workers_up("sim-0000")
+        await one.submit("many", replicas=40, retries=1, run={"argv": ["false"], "driver": "process"})
+        await until(lambda: one.states.get("many") == "FAILED", ANSWER_S, "many failed")
+        await compacted(one, "many")
+        changes: list[dict[str, Any]] = []
+        for number in range(8):
+            if number == 3:
+                await first.kill()
+                await made.scheduler(config=FORGETFUL)
+            page = (await one.api("history", {"job": "many", "after_rev": len(changes), "limit": 50}))["data"]
+            assert page["complete"]
+            changes += page["changes"]
+            if not page["more"]:
+                break
+        assert [change["rev"] for change in changes] == list(range(1, page["rev"] + 1))
+        assert len(changes) == 1 + 40 * 8
+        assert len(check(await events_of(client, "many"))) == len(changes)
+
+
+async def test_jobs_go_on_without_a_stream_and_it_is_made_again(nats_server: EmbeddedServer) -> None:
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
+        await made.scheduler(config=FORGETFUL)
+        await made.agent("a", "2xH100")
+        await one.leader()
+        await one.submit("before")
+        await compacted(one, "before")
+        async with await connect(made.url, "test") as connection:
+            await JetStream(connection).delete_stream(made.subjects.history_stream)
+        await one.submit("after")
+        await one.reaches("after", "SUCCEEDED")
+        await compacted(one, "after")
+        assert (await one.api("history", {"job": "after"}))["data"]["complete"]
+        assert (await one.api("history", {"job": "before"}))["code"] == "history-gone"
+        assert (await one.show("before"))["state"] == "SUCCEEDED"
+        figures = (await one.fleet())["history"]
+        assert (figures["waiting"], figures["dropped"]) == (0, 0)
+        assert figures["refused"] >= 1
+
+
+async def test_a_server_with_less_room_gets_a_smaller_history(fresh_server: EmbeddedServer) -> None:
+    async with stack(fresh_server, "moorage") as made, caller(made) as one:
+        await made.scheduler(config={**FORGETFUL, "history_bytes": 2**50})
+        await made.agent("a", "2xH100")
+        await one.leader()
+        await one.submit("a")
+        await compacted(one, "a")
+        assert (await one.api("history", {"job": "a"}))["data"]["complete"]
+        async with await connect(made.url, "test") as connection:
+            info = await JetStream(connection).stream_info(Subjects().history_stream)
+        assert 0 < info.config["max_bytes"] < 2**50
+        assert "room for" in made.processes[0].words()

@@ -1,0 +1,126 @@
+"""A scheduler of this release and workers, callers and a ledger of the ones beside it, on a real server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.bus.connection import connect
+from moorage.bus.jetstream import Ack, JetStream
+from moorage.schemas.release import RELEASE, minor_of
+from tests.frames.recorded import PREFIX, RELEASES, Message, newer, recorded
+from tests.frames.replayed import Replay
+from tests.live.scripted_worker import ScriptedWorker
+from tests.live.stack import ANSWER_S, TRY_S, caller, stack
+from tests.servers import Server
+from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
+
+#: a worker that is played again says nothing between its frames
+PATIENT = {"load_s": 60.0, "lease_s": 120.0}
+BY_RELEASE = pytest.mark.parametrize("release", RELEASES)
+
+
+def as_recorded(message: Message, raw: Any) -> Any:
+    return raw
+
+
+def of_the_next_release(message: Message, raw: Any) -> Any:
+    """What the worker says, as a later minor version might: its release, and a field more wherever one fits."""
+    assert message.decode is not None
+    own = minor_of(RELEASE)
+    assert own is not None
+    for hello in (raw, raw.get("hello", {})):
+        if "release" in hello:
+            hello["release"] = f"{own[0]}.{own[1] + 1}.0"
+    return newer(raw, message.decode(message.with_raw(raw)))
+
+
+@BY_RELEASE
+@pytest.mark.parametrize("change", [as_recorded, of_the_next_release])
+async def test_a_recorded_worker_runs_its_jobs_again(
+    nats_server: Server, unique: str, release: str, change: Any
+) -> None:
+    it = recorded(release)
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await made.scheduler(config=PATIENT)
+        await acme.leader()
+        replay = Replay(acme.nc, made.subjects, it, change)
+        await replay.run()
+        assert not replay.wrong
+        for subject, then, now in replay.answers:
+            if isinstance(then, dict) and ".request." not in subject:
+                assert now["kind"] == then["kind"], (subject, now)
+                assert now.get("code") == then.get("code"), (subject, now)
+        listed = (await acme.api("ls", {"limit": 100}))["data"]["jobs"]
+        assert {row["job"]: row["state"] for row in listed} == it.states
+        shown = [(then, now) for subject, then, now in replay.answers if subject.endswith(".show") and "data" in then]
+        assert len(shown) >= 3
+        for then, now in shown:
+            assert story(now["data"]) == story(then["data"])
+        [row] = (await acme.fleet())["workers"]
+        assert (row["free"], row["members"]) == (row["gpus"], 0)
+
+
+def story(shown: dict[str, Any]) -> list[tuple[Any, ...]]:
+    words = ("rev", "replica", "attempt", "state", "worker", "code", "why")
+    return [tuple(change.get(word) for word in words) for change in shown["changes"]]
+
+
+@BY_RELEASE
+async def test_a_ledger_of_the_release_before_is_led_on(nats_server: Server, unique: str, release: str) -> None:
+    it = recorded(release)
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        async with await connect(nats_server.ledger_url, "old ledger") as connection:
+            js = JetStream(connection)
+            await js.ensure_stream(
+                {
+                    "name": made.subjects.ledger_stream,
+                    "subjects": [made.subjects.ledger_all],
+                    "storage": "file",
+                    "retention": "limits",
+                    "discard": "new",
+                    "max_age": 0,
+                    "deny_delete": True,
+                    "allow_direct": True,
+                    "num_replicas": 1,
+                }
+            )
+            for seq, subject, data in it.ledger:
+                answer = await js.append(subject.replace(PREFIX, made.subjects.prefix, 1), data)
+                assert answer == Ack(made.subjects.ledger_stream, seq)
+        await made.scheduler()
+        assert (await acme.leader(2))["epoch"] == 2
+        for job, state in it.states.items():
+            assert await acme.state(job) == state
+        for message in it.said():
+            if message.words[0] == "api" and message.words[2] == "submit" and not isinstance(message.raw, list):
+                then = it.answer(message)
+                assert then is not None
+                data = (await acme.nc.request(made.subjects.api("acme", "submit"), message.payload, timeout=TRY_S)).data
+                now = Message("", "", data).raw
+                assert (now["kind"], now.get("duplicate", False)) == (then.raw["kind"], then.raw["kind"] == "accepted")
+                assert now.get("ledger") == then.raw.get("ledger")
+
+
+@pytest.mark.parametrize("far", [-2, 2])
+async def test_a_worker_too_far_away_is_told_so(nats_server: Server, unique: str, far: int) -> None:
+    own = minor_of(RELEASE)
+    assert own is not None
+    found = f"{own[0]}.{own[1] + far}.0"
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await made.scheduler()
+        await acme.leader()
+        worker = ScriptedWorker(acme.nc, made.subjects, "w1", 1)
+        worker.hello = msgspec.structs.replace(worker.hello, release=found)
+        answer = await worker.join()
+        assert (answer["kind"], answer["code"], answer["found"]) == ("error", "release-apart", found)
+        assert answer["allowed"] == f"{own[0]}.{own[1] - 1} to {own[0]}.{own[1] + 1}"
+        assert "first every scheduler, then the workers" in answer["next"]
+        assert (await acme.fleet())["workers"] == []
+        worker.hello = msgspec.structs.replace(worker.hello, release=RELEASE)
+        assert (await worker.join())["kind"] == "joined"
+        await until(lambda: worker.session, ANSWER_S, "the session")

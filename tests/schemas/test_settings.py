@@ -1,0 +1,349 @@
+"""The settings file: which value holds, and what becomes of those that cannot be."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.cli.settings import client_settings, effective, example_file, flags_of, sections, the_file
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
+from moorage.scheduler.settings import SchedulerSettings, scheduler_settings
+from moorage.schemas.errors import Refused
+from moorage.schemas.settings import (
+    DEFAULT,
+    NO_FILE,
+    SECTIONS,
+    declared,
+    made,
+    read_file,
+    setting,
+    settle,
+    shown,
+    told,
+    unknown_variables,
+)
+from moorage.schemas.settings_file import find_file
+from moorage.schemas.units import duration_s, size_bytes
+from moorage.worker.settings import WorkerSettings, worker_settings
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    keep: Annotated[float, setting("How long.", unit="s", ge=1, le=86400)] = 60.0
+    room: Annotated[int, setting("How much.", unit="bytes", ge=1024, le=1 << 40)] = 1 << 30
+    count: Annotated[int, setting("How many.", ge=1, le=10)] = 3
+    is_on: Annotated[bool, setting("Whether.")] = True
+    words: Annotated[tuple[str, ...], setting("Which.")] = ("a",)
+    numbers: Annotated[tuple[int, ...] | None, setting("Which numbers.")] = None
+    names: Annotated[dict[str, str], setting("What is called what.")] = {}
+    level: Annotated[Literal["low", "high"], setting("How loud.")] = "low"
+    folder: Annotated[Path | None, setting("Where.", flag="in", env="TRIED_FOLDER")] = None
+    server: Annotated[str | None, setting("Who.")] = None
+
+
+def file_with(tmp_path: Path, text: str, name: str = "moorage.toml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def settled(tmp_path: Path, text: str = "", flags: Any = None, **env: str) -> Tried:
+    file = read_file(file_with(tmp_path, "[worker]\n" + text))
+    return made(Tried, settle("worker", Tried, flags=flags, env=env, file=file))
+
+
+def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(tmp_path: Path) -> None:
+    file = read_file(file_with(tmp_path, '[worker]\nkeep = "10m"\n'))
+    env = {"MOORAGE_WORKER_KEEP": "20m"}
+    flag = settle("worker", Tried, flags={"keep": "30m"}, env=env, file=file)["keep"]
+    variable = settle("worker", Tried, flags={"keep": None}, env=env, file=file)["keep"]
+    from_file = settle("worker", Tried, env={"MOORAGE_WORKER_KEEP": ""}, file=file)["keep"]
+    default = settle("worker", Tried, env={})["keep"]
+    assert [one.value for one in (flag, variable, from_file, default)] == [1800, 1200, 600, 60]
+    assert [one.source for one in (flag, variable, from_file, default)] == [
+        "--keep",
+        "MOORAGE_WORKER_KEEP",
+        str(file.path),
+        DEFAULT,
+    ]
+
+
+def test_values_of_every_kind_from_the_file_and_as_text(tmp_path: Path) -> None:
+    from_file = settled(
+        tmp_path,
+        'keep = 90.5\nroom = "2GiB"\ncount = 4\nis_on = false\nwords = ["b", "c"]\nnumbers = [0, 2]\n'
+        'names = { zone = "a" }\nlevel = "high"\nfolder = "/srv"\nserver = "nats://here"\n',
+    )
+    assert from_file == Tried(
+        keep=90.5, room=2 << 30, count=4, is_on=False, words=("b", "c"), numbers=(0, 2), names={"zone": "a"},
+        level="high", folder=Path("/srv"), server="nats://here",
+    )  # fmt: skip
+    as_text = settled(
+        tmp_path,
+        MOORAGE_WORKER_KEEP="90.5",
+        MOORAGE_WORKER_ROOM="2147483648",
+        MOORAGE_WORKER_COUNT="4",
+        MOORAGE_WORKER_IS_ON="no",
+        MOORAGE_WORKER_WORDS="b, c",
+        MOORAGE_WORKER_NUMBERS="0,2",
+        MOORAGE_WORKER_NAMES="zone=a",
+        MOORAGE_WORKER_LEVEL="high",
+        TRIED_FOLDER="/srv",
+        MOORAGE_WORKER_SERVER="nats://here",
+    )
+    assert as_text == from_file
+    by_flag = settled(tmp_path, flags={"names": ["zone=a", "rack=7"], "words": ["b,c", "d"], "is_on": False})
+    assert (by_flag.names, by_flag.words, by_flag.is_on) == ({"zone": "a", "rack": "7"}, ("b", "c", "d"), False)
+
+
+@pytest.mark.parametrize(
+    ("line", "found", "allowed", "next_step"),
+    [
+        ("keep = -1", "-1", "a duration, 1s..1d", 'keep = "1m"'),
+        ('keep = "soon"', "soon", "a duration, 1s..1d", 'keep = "1m"'),
+        ('keep = "10GiB"', "10GiB", "a duration, 1s..1d", 'keep = "1m"'),
+        ("keep = nan", "nan", "a duration, 1s..1d", 'keep = "1m"'),
+        ("keep = true", "True", "a duration, 1s..1d", 'keep = "1m"'),
+        ('room = "10m"', "10m", "a size, 1KiB..1TiB", 'room = "1GiB"'),
+        ("room = 10.5", "10.5", "a size, 1KiB..1TiB", 'room = "1GiB"'),
+        ("room = 1", "1", "a size, 1KiB..1TiB", 'room = "1GiB"'),
+        ("count = 11", "11", "a whole number, 1..10", "count = 3"),
+        ('count = "3"', "'3'", "a whole number, 1..10", "count = 3"),
+        ('is_on = "yes"', "'yes'", "true or false", "is_on = true"),
+        ('words = "a"', "'a'", "a list", 'words = ["a"]'),
+        ("numbers = [0.5]", "0.5", "a list", "numbers = []"),
+        ("names = [1]", "[1]", "a table", 'names = { … = "…" }'),
+        ('level = "loud"', "loud", "low, high", 'level = "low"'),
+        ("folder = 7", "7", "a path", 'folder = "/path/to/it"'),
+    ],
+)
+def test_a_value_that_cannot_be_says_what_was_found_what_is_allowed_and_what_to_write(
+    line: str, found: str, allowed: str, next_step: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused) as refused:
+        settled(tmp_path, line)
+    said = refused.value.problem
+    key = line.partition(" ")[0]
+    assert (said.code, said.field, said.allowed) == ("bad-settings", f"[worker] {key}", allowed)
+    assert found in said.found
+    assert str(tmp_path) in said.found
+    assert next_step in said.next
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "next_step"),
+    [
+        ({"names": ["zone"]}, {}, "for example --names …=…"),
+        ({"folder": ""}, {}, "for example --in /path/to/it"),
+        ({}, {"MOORAGE_WORKER_KEEP": "soon"}, "for example MOORAGE_WORKER_KEEP=1m"),
+        ({}, {"MOORAGE_WORKER_KEEP": "nan"}, "for example MOORAGE_WORKER_KEEP=1m"),
+    ],
+)
+def test_a_bad_value_says_how_to_set_it_where_it_was_set(
+    flags: dict[str, Any], env: dict[str, str], next_step: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused) as refused:
+        settled(tmp_path, flags=flags, **env)
+    assert refused.value.problem.next == next_step
+
+
+def test_an_unknown_key_and_an_unknown_section_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no key 'kep'") as refused:
+        settled(tmp_path, "kep = 3")
+    assert refused.value.problem.next == "the nearest is keep"
+    with pytest.raises(Refused, match="no section for 'worke'") as refused:
+        read_file(file_with(tmp_path, "[worke]\n"))
+    assert refused.value.problem.next == "the nearest is worker"
+    assert refused.value.problem.allowed == "[scheduler], [worker], [up], [client]"
+    with pytest.raises(Refused, match="must be a table"):
+        read_file(file_with(tmp_path, "worker = 3\n"))
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_no_section_takes_an_unknown_key(name: str, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no key 'nonsense'"):
+        the_file(file_with(tmp_path, f"[{name}]\nnonsense = 1\n"))
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    for path, why in (
+        (tmp_path / "none.toml", "No such file"),
+        (tmp_path, "Is a directory"),
+        (file_with(tmp_path, "[worker\n", "torn.toml"), "no TOML"),
+        (file_with(tmp_path, "# " + "x" * 300_000, "large.toml"), "too large"),
+    ):
+        with pytest.raises(Refused, match=why) as refused:
+            read_file(path)
+        assert refused.value.code == "bad-settings"
+    (tmp_path / "raw.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(Refused, match="no TOML"):
+        read_file(tmp_path / "raw.toml")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is asked for more")
+def test_root_reads_nothing_that_others_may_write(tmp_path: Path) -> None:
+    path = file_with(tmp_path, "[worker]\n")
+    read_file(path)
+    path.chmod(0o606)
+    with pytest.raises(Refused, match="others may write"):
+        read_file(path)
+    path.chmod(0o600)
+    os.chown(path, 12345, 0)
+    with pytest.raises(Refused, match="others may write"):
+        read_file(path)
+
+
+def test_no_password_stands_in_it(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="password or token") as refused:
+        settled(tmp_path, 'server = "nats://ana:geheim@host:4222"')
+    assert "geheim" not in str(refused.value.problem)
+    assert settled(tmp_path, 'server = "nats://host:4222"').server == "nats://host:4222"
+
+
+def test_where_it_is_looked_for(tmp_path: Path) -> None:
+    home, config, here = tmp_path / "home", tmp_path / "config", tmp_path / "here"
+    of_user, of_config = home / ".config/moorage/moorage.toml", config / "moorage/moorage.toml"
+    for path in (of_user, of_config):
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    assert find_file(env={"HOME": str(home)}) == of_user
+    assert find_file(env={"HOME": str(home), "XDG_CONFIG_HOME": str(config)}) == of_config
+    assert find_file(env={"HOME": str(home), "MOORAGE_SETTINGS": "/named"}) == Path("/named")
+    assert find_file("/given", env={"HOME": str(home), "MOORAGE_SETTINGS": "/named"}) == Path("/given")
+    here.mkdir()
+    (here / "moorage.toml").write_text("")
+    before = Path.cwd()
+    os.chdir(here)
+    try:
+        assert find_file(env={"HOME": str(here), "XDG_CONFIG_HOME": str(here / "none")}) != here / "moorage.toml"
+    finally:
+        os.chdir(before)
+
+
+def test_every_key_has_a_word_of_help_a_flag_and_a_variable_of_its_own() -> None:
+    for name, struct in sections().items():
+        keys = declared(name, struct)
+        assert len({one.flag for one in keys.values()}) == len(keys)
+        assert len({one.env for one in keys.values()}) == len(keys)
+        for one in keys.values():
+            assert one.help.endswith("."), one
+            assert re.fullmatch(r"--[a-z][a-z0-9-]*", one.flag)
+
+
+def test_the_example_file_holds_every_default(tmp_path: Path) -> None:
+    text = example_file()
+    assert tomllib.loads(text) == {name: {} for name in SECTIONS}
+    values = tomllib.loads(re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text))
+    for name, struct in sections().items():
+        assert set(values[name]) == set(declared(name, struct))
+    text = "\n".join(
+        line[1:] if re.match(r"#[a-z_]+ = ", line) else line
+        for line in text.splitlines()
+        if not re.search(r"= (\"…\"|\"/path|\[\]|{)", line)
+    )
+    file = the_file(file_with(tmp_path, text))
+    for name, struct in sections().items():
+        for key, found in settle(name, struct, env={}, file=file).items():
+            if found.source != DEFAULT and found.setting.default not in (None, "", (), {}):
+                assert found.value == found.setting.default, (name, key)
+
+
+def test_settings_that_do_not_go_together_name_their_sources(tmp_path: Path) -> None:
+    file = read_file(file_with(tmp_path, '[scheduler]\nlease_s = "5s"\n'))
+    with pytest.raises(Refused, match=r"lease_s must be above 10") as refused:
+        scheduler_settings({}, env={}, file=file)
+    assert str(file.path) in refused.value.problem.message
+    with pytest.raises(Refused, match="ranker must be pack or headroom"):
+        scheduler_settings({"ranker": "best"}, env={})
+    with pytest.raises(Refused, match="id must match"):
+        worker_settings({"id": "a.b"}, tmp_path, env={})
+
+
+def test_a_cluster_has_its_own_defaults_and_what_is_said_stays() -> None:
+    one, _ = scheduler_settings({}, env={})
+    three, found = scheduler_settings({"replicas": "3", "takeover_s": "10s"}, env={})
+    assert (one.lease_s, one.takeover_s) == (Config().lease_s, Config().takeover_s)
+    assert three.lease_s == CLUSTER_DEFAULTS["lease_s"]
+    assert three.takeover_s == 10
+    assert told(found) == "takeover_s = 10s (--takeover-s); replicas = 3 (--replicas)"
+
+
+def test_a_choice_is_one_of_its_words() -> None:
+    with pytest.raises(Refused) as refused:
+        scheduler_settings({"replicas": "2"}, env={})
+    assert (refused.value.problem.allowed, refused.value.problem.next) == ("1, 3, 5", "for example --replicas 1")
+
+
+def test_the_environments_ledger_url_goes_before_the_files(tmp_path: Path) -> None:
+    file = read_file(file_with(tmp_path, '[scheduler]\nledger_url_file = "/of/the/file"\n'))
+    assert scheduler_settings({}, env={}, file=file)[0].ledger_url_file == Path("/of/the/file")
+    assert scheduler_settings({}, env={"MOORAGE_LEDGER_URL": "nats://x"}, file=file)[0].ledger_url_file is None
+    flag = scheduler_settings({"ledger_url_file": "/said"}, env={"MOORAGE_LEDGER_URL": "nats://x"}, file=file)
+    assert flag[0].ledger_url_file == Path("/said")
+
+
+def test_a_simulated_worker_offers_all_and_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    plain, _ = worker_settings({}, tmp_path, env={})
+    simulated, _ = worker_settings({"simulate": "2xH100"}, tmp_path, env={"MOORAGE_WORKER_DRIVERS": "process"})
+    assert (plain.state_dir, plain.drivers) == (tmp_path / "here", ("process",))
+    assert (simulated.state_dir, simulated.drivers) == (tmp_path / "simulated", ("process",))
+    assert "mps" in simulated.modes
+
+
+def test_variables_that_only_look_like_settings_are_told() -> None:
+    found = settle("scheduler", SchedulerSettings, env={})
+    env = {"MOORAGE_SCHEDULER_PORT_4222_TCP": "x", "MOORAGE_SCHEDULER_LEASE_S": "20", "PATH": "/"}
+    assert unknown_variables("scheduler", found, env) == ["MOORAGE_SCHEDULER_PORT_4222_TCP"]
+
+
+def test_the_commands_own_section(tmp_path: Path) -> None:
+    path = str(file_with(tmp_path, '[client]\ntenant = "vision"\nnats = "prod"\ntimeout = "1m"\n'))
+    env = {"MOORAGE_SETTINGS": path}
+    assert client_settings(env) == {"tenant": "vision", "nats": "prod", "timeout": 60}
+    assert client_settings(env | {"MOORAGE_TENANT": "llm", "NATS_URL": "x:1"}) == {"tenant": "llm", "timeout": 60}
+    assert client_settings({"HOME": str(tmp_path)}) == {}
+
+
+def test_flags_are_made_for_every_key_but_the_common_ones() -> None:
+    fields = flags_of("worker", WorkerSettings).__dataclass_fields__  # type: ignore[attr-defined]
+    assert set(fields) == set(declared("worker", WorkerSettings)) - {"nats"}
+
+
+def test_what_holds_is_shown_with_its_source() -> None:
+    rows = {(found.setting.section, found.setting.key): found for found in effective(NO_FILE)}
+    assert shown(*rows["worker", "output_keep"][:2]) == "1d"
+    assert shown(*rows["scheduler", "history_bytes"][:2]) == "10GiB"
+
+
+@given(st.integers(0, 10**12))
+def test_sizes_are_read_back_as_shown(size: int) -> None:
+    one = declared("worker", Tried)["room"]
+    assert size_bytes(shown(one, size)) == size
+
+
+@given(st.integers(0, 10**6))
+def test_durations_are_read_back_as_shown(seconds: int) -> None:
+    one = declared("worker", Tried)["keep"]
+    assert duration_s(shown(one, float(seconds))) == pytest.approx(seconds, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1k", 1000), ("1KiB", 1024), ("1.5 MiB", 1572864), ("10GB", 10**10), ("2TiB", 2 << 40), ("7B", 7)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e3", "10 m", "1iB", "1KiBs", "½", "10m", "1kib"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="KiB"):
+        size_bytes(text)

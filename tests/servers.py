@@ -1,0 +1,62 @@
+"""The servers that a test may run on: the wheel's own, and the image of `deploy/nats` in a container.
+
+A test that is marked `any_server` and asks for `nats_server`, `nats_url` or `mortal_server` runs on both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Protocol
+
+import pytest
+
+from moorage.bus.embedded import EmbeddedServer
+
+#: the values of a parametrized server fixture
+KINDS: Final = ("wheel", pytest.param("container", marks=pytest.mark.docker))
+
+
+class Server(Protocol):
+    """Where a real nats-server listens. The URLs hold credentials where an account needs them."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def ledger_url(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+
+class MortalServer(Server, Protocol):
+    """A server of a test's own, to end and to start again on the same data and the same port."""
+
+    async def kill(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def start(self) -> None: ...
+
+
+class WheelServer:
+    """An embedded server that can be started again."""
+
+    def __init__(self, embedded: EmbeddedServer) -> None:
+        self._embedded = embedded
+        self.port = embedded.port
+        self.url = embedded.url
+        self.ledger_url = embedded.ledger_url
+
+    @classmethod
+    async def on(cls, data_dir: Path) -> WheelServer:
+        return cls(await EmbeddedServer.start(data_dir))
+
+    async def kill(self) -> None:
+        await self._embedded.kill()
+
+    async def stop(self) -> None:
+        await self._embedded.stop()
+
+    async def start(self) -> None:
+        self._embedded = await EmbeddedServer.start(self._embedded.data_dir, port=self.port)

@@ -1,0 +1,83 @@
+"""The signal that tells a job to save itself: to whom, when, once, and never to the harm of anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorage.worker.supervisor.checkpoint import AGAIN_S
+from tests.worker.supervisor_rig import Rig, arguments_of, poll, sh, with_rig
+
+
+@pytest.fixture(params=["cgroup", "walk"])
+def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return arguments_of(request.param)
+
+
+def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; while :; do sleep 0.01; done"
+        member = sh("j", script, timeout_s=1.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=0.5)
+        ended = await rig.run(member)
+        assert (ended.reason, ended.exit_code) == ("timeout", 0)
+        assert rig.text("j").split() == ["saved", "ending"]
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Due at once, before the program has its handler: it must not be killed by it, nor be told twice."""
+
+    async def scenario(rig: Rig) -> None:
+        script = (
+            "echo up; while [ ! -e go ]; do sleep 0.01; done; trap 'echo saved' USR1; echo ready; "
+            "while [ ! -e stop ]; do sleep 0.01; done; exit 3"
+        )
+        member = sh(
+            "j", script, cwd=str(tmp_path), timeout_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0
+        )
+        await rig.client.start([member])
+        await rig.line("j")
+        await asyncio.sleep(3 * AGAIN_S)  # some looks, in which nobody takes it
+        (tmp_path / "go").touch()
+        await rig.line("j", 3)
+        rig.client.close()
+        await rig.connect()  # the agent restarts: the timers are the supervisor's
+        await asyncio.sleep(3 * AGAIN_S)  # some looks more, if it looked on
+        (tmp_path / "stop").touch()
+        await rig.client.start([member])  # told again, not started again
+        assert (await rig.ended("j")).exit_code == 3
+        assert rig.text("j").split() == ["up", "ready", "saved"]
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+def test_a_checkpoint_signal_goes_to_the_topmost_that_take_it_and_kills_nobody(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """A shell that starts two ranks: both are told, their own helpers are not, the shell and `sleep` live on."""
+
+    async def scenario(rig: Rig) -> None:
+        program = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: print('helper', flush=True)); "
+        program += "open('helper-up', 'w'); time.sleep(600)"
+        helper = f"{sys.executable} -c {shlex.quote(program)} & "
+        rank = "while [ ! -e helper-up ]; do sleep 0.01; done; trap 'echo saved $N' USR1; "
+        rank += "while [ ! -e stop ]; do sleep 0.01; done"
+        script = f"N=1 /bin/sh -c {shlex.quote(helper + rank)} & N=2 /bin/sh -c {shlex.quote(rank)} & wait; exit 5"
+        member = sh(
+            "j", script, cwd=str(tmp_path), ends_in_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=597.0
+        )
+        await rig.client.start([member])
+        await poll(lambda: rig.text("j").count("saved") == 2)
+        (tmp_path / "stop").touch()
+        ended = await rig.ended("j")
+        assert (ended.reason, ended.exit_code) == ("exit", 5)
+        assert sorted(rig.text("j").split()) == ["1", "2", "saved", "saved"]
+
+    with_rig(tmp_path, arguments, scenario)

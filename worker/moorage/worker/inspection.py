@@ -1,0 +1,47 @@
+"""What a worker's devices say against its leases: processes and memory where nothing of ours should be.
+
+Pure: readings and the pool's slots before and after they were taken; a slot that changed meanwhile is not judged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from moorage.schemas.frames import Device, Finding
+from moorage.worker.inventory.base import SlotReading, is_free
+from moorage.worker.pool import SlotState
+
+FINDINGS_MAX: Final = 256
+#: the daemon and server of NVIDIA MPS hold every device they serve, whoever leases it (comm is cut at 15 characters)
+_MPS: Final = "nvidia-cuda-mps"
+
+
+def inspect(
+    devices: Sequence[Device],
+    before: Sequence[SlotState],
+    after: Sequence[SlotState],
+    readings: Sequence[SlotReading],
+    baselines_mib: Sequence[int],
+) -> tuple[list[Finding], int]:
+    """The findings in slot order, at most `FINDINGS_MAX`, and how many more there were.
+
+    Slots that are not lent or in quarantine are left out: what is on them is known, or the service's own affair.
+    This process itself is none of the foreign ones: it may keep its context on every device.
+    """
+    found: list[Finding] = []
+    for slot, device in enumerate(devices):
+        state, reading = after[slot], readings[slot]
+        if before[slot] != state or state.quarantine or not state.lent:
+            continue
+        if state.sharers:
+            if reading.health == "unresponsive":
+                found.append(Finding("nvml-missing", slot, device.uuid))
+            continue
+        others = [one for one in reading.processes if one.pid != os.getpid() and not one.name.startswith(_MPS)]
+        found += [Finding("nvml-foreign", slot, device.uuid, one.pid, one.name, one.memory_mib or 0) for one in others]
+        if not reading.processes and reading.health != "unresponsive" and not is_free(reading, baselines_mib[slot]):
+            held_mib = reading.memory_used_mib - baselines_mib[slot]
+            found.append(Finding("nvml-memory", slot, device.uuid, memory_mib=held_mib))
+    return found[:FINDINGS_MAX], max(0, len(found) - FINDINGS_MAX)

@@ -1,0 +1,201 @@
+"""How long output files are kept: the oldest finished go first, by age, by room and by number. Never a running job's.
+
+A file belongs to a member, and a member to the supervisor: what runs is known from the supervisor's own list, asked
+after the folder was read, so that what started in between is no candidate. Ages count by CLOCK_BOOTTIME from the end
+that was seen here; only for what ended before this process did is the file's time compared with the wall clock.
+A crash at any point leaves whole files or none: the next process reads the folder anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from moorage.worker.proctree import boottime_s
+from moorage.worker.settings import OUTPUT_BYTES_DEFAULT, OUTPUT_KEEP_DEFAULT, OUTPUT_MEMBERS_DEFAULT
+from moorage.worker.supervisor.output import member_digest
+from moorage.worker.supervisor.protocol import OUTPUT_FOLDER
+
+#: between two looks, and how many ends bring the next one forward
+SWEEP_S: Final = 30.0
+SWEEP_AT_ENDS: Final = 1000
+#: its time is that of the newest output that was cleared
+MARK: Final = "output.cleared"
+#: a file's block on disk: many small ones count as what they take
+BLOCK_BYTES: Final = 512
+_NAME: Final = re.compile(r"([0-9a-f]{32})\.(stdout|stderr)")
+_STREAMS: Final = ("stdout", "stderr")
+
+log = logging.getLogger("moorage.worker")
+
+
+class OutputBounds(NamedTuple):
+    """`keep_s` seconds after the end, `bytes_max` in all, `members_max` finished members."""
+
+    keep_s: float = OUTPUT_KEEP_DEFAULT
+    bytes_max: int = OUTPUT_BYTES_DEFAULT
+    members_max: int = OUTPUT_MEMBERS_DEFAULT
+
+
+class Output(NamedTuple):
+    """The two files of a member: bytes on disk, and the newer one's time."""
+
+    bytes: int
+    mtime_s: float
+
+
+class OutputKeeper:
+    """The output folder of one supervisor. `begin` with what lives, tell it starts and ends, and let `run` sweep."""
+
+    def __init__(self, state: Path, bounds: OutputBounds) -> None:
+        self.bounds = bounds
+        self._state = state
+        self._folder = state / OUTPUT_FOLDER
+        self._living: set[str] = set()
+        self._ended: dict[str, float] = {}  # since the last sweep: digest -> CLOCK_BOOTTIME of the end
+        self._finished: OrderedDict[str, tuple[float, Output]] = OrderedDict()  # oldest end first
+        self._soon = asyncio.Event()
+
+    def scan(self) -> dict[str, Output]:
+        """Every member that has a file, before the supervisor is asked what lives. Run it in a thread."""
+        found: dict[str, Output] = {}
+        try:
+            entries = list(os.scandir(self._folder))
+        except FileNotFoundError:
+            return {}
+        for entry in entries:
+            matched = _NAME.fullmatch(entry.name)
+            if matched is not None and entry.is_file(follow_symlinks=False):
+                try:
+                    about = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                before = found.get(matched[1], Output(0, 0.0))
+                found[matched[1]] = Output(
+                    before.bytes + about.st_blocks * BLOCK_BYTES, max(before.mtime_s, about.st_mtime)
+                )
+        return found
+
+    def begin(self, scanned: dict[str, Output], living: Iterable[str]) -> None:
+        """Take up what the folder held, given the keys of what lived after it was read."""
+        now, wall = boottime_s(), time.time()
+        self._living = {member_digest(key) for key in living}
+        old = sorted((output.mtime_s, digest) for digest, output in scanned.items() if digest not in self._living)
+        known = {digest: at for digest, (at, _) in self._finished.items()} | self._ended
+        self._finished.clear()
+        ends = [(known.get(digest, now - max(wall - mtime_s, 0.0)), digest) for mtime_s, digest in old]
+        for at, digest in sorted(ends):
+            self._finished[digest] = (at, scanned[digest])
+
+    def started(self, key: str) -> None:
+        self._living.add(member_digest(key))
+
+    def over(self, key: str) -> None:
+        """A member is over, and its files are whole."""
+        digest = member_digest(key)
+        self._living.discard(digest)
+        self._ended[digest] = boottime_s()
+        if len(self._ended) >= SWEEP_AT_ENDS:
+            self._soon.set()
+
+    def is_cleared(self, ended_ms: int) -> bool:
+        """Whether output that ended then (wall milliseconds, by another clock) may be gone by the bounds."""
+        if self.bounds.keep_s <= 0 or min(self.bounds.bytes_max, self.bounds.members_max) <= 0:
+            return True
+        try:
+            cleared_s = os.stat(self._state / MARK).st_mtime
+        except FileNotFoundError:
+            return False
+        return ended_ms / 1000 <= cleared_s + SWEEP_S
+
+    async def run(self) -> None:
+        """Sweep now, and then for ever."""
+        while True:
+            await self.sweep()
+            try:
+                async with asyncio.timeout(SWEEP_S):
+                    await self._soon.wait()
+            except TimeoutError:
+                pass
+            self._soon.clear()
+
+    async def sweep(self) -> int:
+        """Clear what is over its bounds; how many members' output went."""
+        ended, self._ended = self._ended, {}
+        try:
+            sizes, running_bytes = await asyncio.to_thread(self._measure, list(ended), list(self._living))
+            for digest, output in sizes.items():
+                self._finished[digest] = (ended[digest], output)
+            doomed = self._over_bounds(running_bytes)
+            if doomed:
+                await asyncio.to_thread(self._clear, doomed)
+                log.info("cleared the output of %d finished members", len(doomed))
+        except OSError as error:
+            log.warning("output cannot be cleared now: %s", error)
+            self._ended = ended | self._ended
+            return 0
+        return len(doomed)
+
+    def _over_bounds(self, running_bytes: int) -> dict[str, Output]:
+        """The oldest finished that must go; they are forgotten here."""
+        now, bounds = boottime_s(), self.bounds
+        total = running_bytes + sum(output.bytes for _, output in self._finished.values())
+        doomed: dict[str, Output] = {}
+        while self._finished:
+            digest, (at, output) = next(iter(self._finished.items()))
+            if (
+                now - at <= bounds.keep_s
+                and total <= bounds.bytes_max
+                and len(self._finished) <= bounds.members_max
+            ):  # fmt: skip
+                break
+            del self._finished[digest]
+            total -= output.bytes
+            if digest not in self._living:
+                doomed[digest] = output
+        return doomed
+
+    # -- in a thread
+
+    def _measure(self, ended: list[str], living: list[str]) -> tuple[dict[str, Output], int]:
+        """What the members that have ended wrote, and how much those that run have so far."""
+        sizes = {digest: output for digest in ended if (output := self._output(digest)) is not None}
+        return sizes, sum(output.bytes for digest in living if (output := self._output(digest)) is not None)
+
+    def _output(self, digest: str) -> Output | None:
+        found = None
+        for stream in _STREAMS:
+            try:
+                about = os.stat(self._folder / f"{digest}.{stream}", follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            before = found or Output(0, 0.0)
+            found = Output(before.bytes + about.st_blocks * BLOCK_BYTES, max(before.mtime_s, about.st_mtime))
+        return found
+
+    def _clear(self, doomed: dict[str, Output]) -> None:
+        """The mark first: a reader must not take what is gone for a job that said nothing."""
+        mark = self._state / MARK
+        newest_s = max(output.mtime_s for output in doomed.values())
+        try:
+            newest_s = max(newest_s, os.stat(mark).st_mtime)
+        except FileNotFoundError:
+            pass
+        descriptor = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.utime(descriptor, (newest_s, newest_s))
+        finally:
+            os.close(descriptor)
+        for digest in doomed:
+            for stream in _STREAMS:
+                try:
+                    os.unlink(self._folder / f"{digest}.{stream}")
+                except FileNotFoundError:
+                    pass
