@@ -27,6 +27,7 @@ FILE_BYTES_MAX: Final = 256 * 1024
 DEFAULT: Final = "default"
 
 _WITH_PASSWORD: Final = re.compile(r"[a-z]+://[^/@\s]+@")
+_CREDENTIALS: Final = re.compile(r"://[^/@\s]+@")
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -295,7 +296,7 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
 
 
 def shown(one: Setting, value: Any) -> str:
-    """A value as one writes it in a settings file."""
+    """A value as one writes it in a settings file; credentials in a URL are not shown."""
     if value is None:
         return "none"
     if one.unit == "s":
@@ -316,7 +317,7 @@ def shown(one: Setting, value: Any) -> str:
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value) or "none"
+    return _CREDENTIALS.sub("://***@", str(value)) or "none"
 
 
 def _example_of(one: Setting, source: str) -> str:
