@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(STAMP)  ## all tests (real nats-server from the wheel; no GPU needed)
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 demo: $(STAMP)  ## several hundred real requests on simulated GPUs, the scheduler killed in the middle
 	$(BIN)/moorage demo

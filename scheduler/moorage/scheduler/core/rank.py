@@ -30,6 +30,11 @@ class Ranker:
 
     name: str = ""
 
+    def __init_subclass__(cls) -> None:
+        """Who chooses in a way of its own is asked for each replica, unless it has an `again` of its own as well."""
+        if "choose" in vars(cls) and "again" not in vars(cls):
+            cls.again = Ranker.again  # type: ignore[method-assign]
+
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
         """`avoid` counts this job's replicas by worker (for spread); `barred` are hosts held back for somebody."""
         raise NotImplementedError
@@ -82,7 +87,7 @@ class Pack(Ranker):
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         # Taken from, the host has still fewer free devices than any other that suffices: it remains the best fit.
-        if shape.spread or shape.mode != EXCLUSIVE or shape.together > 1 or type(self).choose is not Pack.choose:
+        if shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
             return []
         host, count = choice.host, shape.count
         fit = host.cls.fit(shape)
