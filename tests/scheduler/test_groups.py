@@ -25,13 +25,13 @@ MODELS = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA A10")  # A10
 
 
 class Counted(Pack):
-    """Counts how often it is asked."""
+    """Counts how often it looks for a host."""
 
     asked = 0
 
-    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+    def _best_fit(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
         self.asked += 1
-        return super().choose(fleet, shape, avoid, barred)
+        return super()._best_fit(fleet, shape, barred)
 
 
 class OneByOne(Counted):

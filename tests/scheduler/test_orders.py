@@ -50,7 +50,7 @@ def test_a_held_job_is_not_placed_until_it_is_released(drive: Driving) -> None:
     drive.submit("j", gpu={})
     held = drive.order("hold", job="j", why="bad data")
     assert held == {
-        "kind": "done", "verb": "hold", "changed": True, "tenant": "t", "job": "j", "state": "QUEUED",
+        "kind": "done", "verb": "hold", "changed": True, "tenant": "t", "job": "j", "state": "QUEUED", "members": 0,
         "hold": {"since_ms": drive.now, "by": "ana", "why": "bad data"},
     }  # fmt: skip
     listed = views.ls(drive.engine, "t", {})
