@@ -11,7 +11,7 @@ import pytest
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.records import decode_record
 from moorage.scheduler.core.state import State
-from moorage.schemas.version import RELEASE
+from moorage.schemas.release import RELEASE
 from tests.frames.recorded import RELEASES, Recorded, recorded
 
 

@@ -32,9 +32,8 @@ from moorage.schemas.frames import (
     RollCall,
     Wanted,
 )
-from moorage.schemas.release import minor_of
+from moorage.schemas.release import RELEASE, minor_of
 from moorage.schemas.subjects import Subjects
-from moorage.schemas.version import RELEASE
 from tests.frames.recorded import RELEASES, Message, lost, newer, recorded
 
 pytestmark = pytest.mark.parametrize("release", RELEASES)

@@ -9,8 +9,7 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import Ack, JetStream
-from moorage.schemas.release import minor_of
-from moorage.schemas.version import RELEASE
+from moorage.schemas.release import RELEASE, minor_of
 from tests.frames.recorded import PREFIX, RELEASES, Message, newer, recorded
 from tests.frames.replayed import Replay
 from tests.live.scripted_worker import ScriptedWorker

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.schemas import release
-from moorage.schemas.release import minor_of, minors_apart, release_problem
-from moorage.schemas.version import RELEASE
+from moorage.schemas.release import RELEASE, minor_of, minors_apart, release_problem
 
 minors = st.tuples(st.integers(0, 3), st.integers(0, 30))
 lasts = st.dictionaries(st.integers(0, 3), st.integers(0, 30), max_size=4)

@@ -135,7 +135,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def version() -> str:
-    from moorage.schemas.version import RELEASE
+    from moorage.schemas.release import RELEASE
 
     return RELEASE
 

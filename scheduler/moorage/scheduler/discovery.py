@@ -14,8 +14,8 @@ from typing import Any, Final
 from moorage.bus.errors import PermissionRefused
 from moorage.bus.transport import Delivery, Subscribed, Transport
 from moorage.schemas.codec import encode
+from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import API_VERBS, Subjects
-from moorage.schemas.version import RELEASE
 
 log = logging.getLogger("moorage.discovery")
 

@@ -1,6 +1,7 @@
-"""Which releases work together: a scheduler and workers at most one minor version apart.
+"""Which release this is, and which releases work together: a scheduler and workers at most one minor version apart.
 
-Patch versions and what stands behind them (rc1, .dev3, +local) never part two releases.
+`RELEASE` is the one place that says the version; the package's metadata and every frame take it from here. Patch
+versions and what stands behind them (rc1, .dev3, +local) never part two releases.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import re
 from typing import Final
 
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.version import RELEASE
 
+RELEASE: Final = "0.2.0"
 #: the last minor version of each major one that has a successor: {0: 9} makes 0.9 and 1.0 neighbours, here and there
 LAST_MINOR: Final[dict[int, int]] = {}
 

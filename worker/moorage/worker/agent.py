@@ -37,8 +37,8 @@ from moorage.schemas.frames import (
 )
 from moorage.schemas.gpu import Sharing
 from moorage.schemas.names import is_job, is_tenant
+from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
-from moorage.schemas.version import RELEASE
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
 from moorage.worker.inspection import inspect
 from moorage.worker.inventory.base import Inventory, SlotReading

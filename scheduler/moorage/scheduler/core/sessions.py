@@ -21,8 +21,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, LOST_KEPT, Member, MemberKey, State, Worker
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Join, Load, Renew
-from moorage.schemas.release import release_problem
-from moorage.schemas.version import RELEASE
+from moorage.schemas.release import RELEASE, release_problem
 
 #: a renewal's list must lack a member this often in a row before the worker is asked to account for it
 MISSED_MAX: Final = 3
