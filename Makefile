@@ -7,7 +7,7 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs mutants bench bench-quick bench-cli transcripts nats-image record-frames clean
+.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-cli transcripts nats-image record-frames clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -38,8 +38,12 @@ nats-image: $(STAMP)  ## nats-server as an image for Docker; no registry needed
 record-frames: $(STAMP)  ## what this release says, for the tests of the next one: tests/frames/
 	$(BIN)/python -m tests.frames.record
 
-docs: $(STAMP)  ## regenerate docs/protocol.md and the JSON schemas from the code
-	$(BIN)/python docs/generate.py
+docs: $(STAMP)  ## regenerate the reference pages and the JSON schemas from the code
+	$(BIN)/python -m docs.generate
+
+site: $(STAMP)  ## the documentation as a site in .site; a broken link is an error
+	@test -x $(BIN)/zensical || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/zensical build --strict --clean
 
 transcripts: $(STAMP)  ## write down every help and a first session as tests/cli/transcripts (needs tmux)
 	$(BIN)/python -m tests.cli.transcribe
@@ -63,4 +67,4 @@ bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

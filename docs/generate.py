@@ -1,6 +1,6 @@
-"""Make the reference pages from the code: the protocol page, the states, errors and reasons, the JSON schemas.
+"""Make the reference pages from the code: the protocol page, the states, the JSON schemas, and `reference_pages`.
 
-`python docs/generate.py` writes them, `--check` fails when what stands there is not what the code says.
+`python -m docs.generate` writes them, `--check` fails when what stands there is not what the code says.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.errors import BUS_CODES
+from docs import reference_pages
 from moorage.cli.settings import example_file, sections
-from moorage.client.errors import CLIENT_CODES
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
-from moorage.scheduler.core.explain import REASONS
 from moorage.schemas import frames, gpu, job, operate
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
-from moorage.schemas.errors import CODES, Problem
-from moorage.schemas.job import STATES, TRANSITIONS, Request
+from moorage.schemas.errors import Problem
+from moorage.schemas.job import STATES, Request
 from moorage.schemas.settings import declared, shown
 from moorage.schemas.subjects import Subjects
 
@@ -177,42 +175,6 @@ def protocol() -> str:
     return "".join(parts)
 
 
-def states() -> str:
-    lines = [
-        HEAD,
-        "# States of a replica\n\nEvery legal step; anything else is refused by the ledger itself.\n\n",
-        "```mermaid\nstateDiagram-v2\n",
-    ]
-    lines.append("    [*] --> QUEUED\n")
-    for state, targets in TRANSITIONS.items():
-        lines += [f"    {state} --> {target}\n" for target in sorted(targets)]
-        if not targets:
-            lines.append(f"    {state} --> [*]\n")
-    lines.append(
-        "```\n\nA job's state is derived from its replicas': live while any is live, `SUCCEEDED` only when all are.\n"
-    )
-    return "".join(lines)
-
-
-def errors() -> str:
-    lines = [
-        HEAD,
-        "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n"
-        "`moorage errors CODE` prints one of them with its exit code and what helps.\n\n",
-    ]
-    lines.append("| code | whose fault | what it means |\n| --- | --- | --- |\n")
-    every: dict[str, Any] = {**BUS_CODES, **CLIENT_CODES, **CODES}
-    for code in sorted(every):
-        fault, meaning = every[code]
-        lines.append(f"| `{code}` | {fault} | {meaning} |\n")
-    lines.append(
-        "\n# Reasons for waiting\n\nWhat `explain` names: the first filter after which no worker was left.\n\n"
-    )
-    lines.append("| reason | what it means |\n| --- | --- |\n")
-    lines += [f"| `{reason}` | {meaning} |\n" for reason, meaning in REASONS.items()]
-    return "".join(lines)
-
-
 def settings() -> str:
     lines = [HEAD, (DOCS / "settings.head.md").read_text()]
     for name, struct in sections().items():
@@ -235,8 +197,11 @@ def pages() -> dict[Path, str]:
     """Every generated file and what should stand in it."""
     made = {
         DOCS / "protocol.md": protocol(),
-        DOCS / "reference" / "states.md": states(),
-        DOCS / "reference" / "errors.md": errors(),
+        DOCS / "reference" / "states.md": HEAD + reference_pages.states(),
+        DOCS / "reference" / "errors.md": HEAD + reference_pages.errors(),
+        DOCS / "reference" / "cli.md": HEAD + reference_pages.command(),
+        DOCS / "reference" / "permissions.md": HEAD + reference_pages.permissions(),
+        DOCS / "reference" / "python.md": HEAD + reference_pages.python_api(),
         DOCS / "reference" / "settings.md": settings(),
         DOCS / "examples" / "moorage.toml": example_file(),
         DOCS / "schemas" / "request.json": schema(Request),

@@ -1,57 +1,87 @@
-"""What the README shows runs: its Python against the production scheduler, its requests through the decoder."""
+"""The README is true: typed as it stands it does what it shows; its figures are the bench's, its links lead on."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-import moorage.client
 from moorage.cli.main import VERBS
-from moorage.client import SimFleet
-from moorage.client.sync import Client
-from moorage.schemas.codec import decode_request
+from tests.cli.node import processes_of
+from tests.docs.driver import environment, run
+from tests.docs.markdown import page
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-BLOCK = re.compile(r"```(?P<kind>\w+)\n(?P<code>.*?)```", re.DOTALL)
-
-
-def blocks(kind: str) -> list[str]:
-    return [found["code"] for found in BLOCK.finditer(README) if found["kind"] == kind]
-
-
-def test_its_python_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def simulated() -> Client:
-        return Client(transport=SimFleet("2x8xH100"))
-
-    monkeypatch.setattr(moorage.client, "Client", simulated)
-    [code] = blocks("python")
-    exec(compile(code, "README.md", "exec"), {})
-    said = capsys.readouterr().out.split()
-    assert said[-2:] == ["SUCCEEDED", "0"] or said[-1] == "0", said
-    assert "SUCCEEDED" in said
+ROOT: Final = Path(__file__).resolve().parents[2]
+README: Final = (ROOT / "README.md").read_text()
+#: a row of the README's table -> the figure of bench/RESULTS.md that it rounds
+FIGURES: Final = {
+    "submit → start, one in flight": "one in flight, submit→start p50 ms",
+    "submit → start at 200 jobs/s, p99": "200 jobs/s, submit→start p99 ms",
+    "submit → terminal, 1,000 callers, 2,048 slots": "endpoint, 1,000 callers, 2,048 slots, jobs/s",
+    "the same through the durable queue": "durable queue, 1,000 in flight, jobs/s",
+    "real processes, each with session, cgroup, death signal and output files": "real processes, jobs/s",
+    "scheduler's memory with 100,000 jobs queued": "scheduler RSS MiB, 100,000 queued",
+    "fold of 1,000,000 transitions": "fold of 1,000,000 transitions, s",
+}
 
 
-def test_its_requests_and_commands_are_real() -> None:
+def test_typed_as_it_stands_it_does_what_it_shows(tmp_path: Path) -> None:
+    run(page(ROOT / "README.md"), tmp_path, environment(tmp_path))
+    assert processes_of(str(tmp_path / ".moorage")) == []
+
+
+def test_its_first_screen_shows_it_working() -> None:
+    first = "\n".join(README.splitlines()[:45])
+    assert "moorage up --simulate" in first
+    assert "moorage run" in first
+    assert "SUCCEEDED" in "\n".join(README.splitlines()[:55])
+
+
+def number(text: str) -> float:
+    found = re.match(r"[\d,.]+", text.strip())
+    assert found is not None, text
+    return float(found[0].replace(",", ""))
+
+
+@pytest.mark.parametrize("row", FIGURES)
+def test_a_figure_is_the_benchs_median(row: str) -> None:
+    [shown] = re.findall(rf"^\| {re.escape(row)} \| ([^|]+) \|$", README, re.MULTILINE)
+    results = (ROOT / "bench" / "RESULTS.md").read_text()
+    [median] = re.findall(rf"^\| {re.escape(FIGURES[row])} \| [^|]+ \| ([^|]+) \|", results, re.MULTILINE)
+    assert number(shown) == pytest.approx(number(median), rel=0.03)
+
+
+def test_every_figure_is_held() -> None:
+    assert re.findall(r"^\| (?!---)([^|]+?) \| [\d,.]+ ", README, re.MULTILINE) == list(FIGURES)
+
+
+def test_every_promise_names_a_test_that_the_list_of_promises_names() -> None:
+    listed = {
+        test.partition("::")[0]
+        for promise in tomllib.loads((ROOT / "docs" / "promises.toml").read_text())["promise"]
+        for test in promise["tests"]
+    }
+    section = README.partition("## What it promises")[2].partition("\n## ")[0]
+    promises = re.split(r"^\d\. ", section, flags=re.MULTILINE)[1:]
+    assert len(promises) >= 5
+    for promise in promises:
+        linked = re.findall(r"\[test\]\(([^)]+)\)", promise)
+        assert linked, promise
+        assert set(linked) <= listed
+
+
+def test_the_commands_in_its_text_exist() -> None:
     verbs = {verb.name for group in VERBS.values() for verb in group}
-    lines = [line.split("  #")[0] for block in blocks("sh") for line in block.splitlines() if line.strip()]
-    assert lines
-    targets = re.findall(r"^([a-z-]+):", (Path(__file__).resolve().parents[2] / "Makefile").read_text(), re.MULTILINE)
-    for line in lines:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for line in re.findall(r"`((?:make|moorage) [^`]+)`", README):
         words = shlex.split(line)
-        if words[0] == "moorage":
-            assert words[1] in verbs, line
-        elif words[0] == "make":
-            assert words[1] in targets, line
-        elif words[:2] == ["nats", "req"]:
-            decode_request(words[3].encode())
-        else:
-            assert words[0] == "nats", line
+        assert words[1] in (targets if words[0] == "make" else verbs), line
 
 
 def test_its_links_lead_somewhere() -> None:
-    root = Path(__file__).resolve().parents[2]
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (root / target).exists(), target
+        assert (ROOT / target).exists(), target

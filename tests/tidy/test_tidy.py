@@ -124,5 +124,5 @@ def test_pins_are_names_and_versions_alone() -> None:
 
 
 def test_generated_pages_are_fresh() -> None:
-    done = subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "docs.generate", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from moorage.schemas.errors import Problem, problem
+if TYPE_CHECKING:
+    from moorage.schemas.errors import Problem
 
 RELEASE: Final = "0.2.0"
 #: the last minor version of each major one that has a successor: {0: 9} makes 0.9 and 1.0 neighbours, here and there
@@ -41,6 +42,8 @@ def release_problem(found: str, ours: str = RELEASE) -> Problem | None:
 
     A worker that names no release is not of ours (anybody may write one): the version in its frames speaks for it.
     """
+    from moorage.schemas.errors import problem  # `moorage --version` needs none of it
+
     if not found:
         return None
     theirs, own = minor_of(found), minor_of(ours)

@@ -277,8 +277,9 @@ def _name_of(key: str) -> MemberName:
 def _verdict(event: ChildEnded) -> tuple[int, str]:
     """(code, reason) for the fact `exited`."""
     if event.reason == "start-failed":
-        code = CODE_NOT_FOUND if event.errno == errno.ENOENT and event.stage == "exec" else CODE_CANNOT_START
-        return code, f"start-failed: {event.message or event.stage}"
+        if event.errno == errno.ENOENT and event.stage == "exec":
+            return CODE_NOT_FOUND, "start-failed: no such program on the worker; a job has a PATH of its own"
+        return CODE_CANNOT_START, f"start-failed: {': '.join(filter(None, (event.stage, event.message)))}"
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
         return CODE_LOST, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
     code = event.exit_code if event.exit_code is not None else -(event.signal or 0)

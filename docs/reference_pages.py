@@ -1,0 +1,193 @@
+"""The reference pages that are lists of what the code has: verbs, codes, permissions, the Python API."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from typing import Final
+
+import moorage.client
+from moorage.cli import console
+from moorage.cli.lookup import FIXES, error_codes, reasons
+from moorage.cli.main import VERBS, main
+from moorage.schemas.job import TRANSITIONS
+from moorage.schemas.subjects import Subjects
+
+#: what each exit code of the command says; `run` and `wait` end with the job's own
+EXITS: Final[dict[str, str]] = {
+    "EXIT_FAILED": "it failed or was refused; the code on stderr says why",
+    "EXIT_USAGE": "the command line or the request cannot be",
+    "EXIT_NOT_FOUND": "no such job, worker or code",
+    "EXIT_DENIED": "NATS does not permit it to this user",
+    "EXIT_UNREACHABLE": "no server or no scheduler was reached",
+    "EXIT_TIMED_OUT": "what was waited for did not happen in time; the job goes on",
+    "EXIT_DRIFT": "`audit` found a difference between ledger and workers",
+    "EXIT_PIPE_CLOSED": "whoever read its output went away",
+    "EXIT_INTERRUPTED": "Ctrl-C: `run` and `logs` detach, and the job goes on",
+}
+#: what a replica in this state is doing, for who reads the story of a job
+STATES: Final[dict[str, str]] = {
+    "QUEUED": "waits for a place; `explain` says for what",
+    "PLACED": "GPUs of a worker are proposed to it; its pool has not answered yet",
+    "CLAIMED": "the worker's pool holds the GPUs; in a gang, it waits for the others",
+    "RUNNING": "the worker has started it",
+    "EXITED": "a rank of a gang has ended well and waits for the others",
+    "ENDING": "it is being ended, because its gang failed or its time is over",
+    "CANCELLING": "it is being ended because somebody cancelled it",
+    "LOST_KEPT": "its worker is lost and `on_partition` is keep: nobody else may run it before it is heard of again",
+    "SUCCEEDED": "over, with code 0",
+    "FAILED": "over, otherwise, and no retry is left",
+    "TIMED_OUT": "over: it ran longer than `timeout_s` or `deadline_s`",
+    "CANCELLED": "over, because somebody cancelled it",
+    "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
+    "REJECTED": "over: no worker could ever run it, and `on_no_match` is reject",
+}
+#: names of the worker's side that a user of the library meets, by module
+WORKER_API: Final[dict[str, tuple[str, ...]]] = {
+    "moorage.worker.embed": ("EmbeddedWorker",),
+    "moorage.worker.handler_context": ("HandlerContext", "HandlerCancelled"),
+    "moorage.worker.leases.client": ("borrow", "BorrowedLease", "AskedBack", "LeaseRefused"),
+    "moorage.worker.settings": ("WorkerSettings",),
+    "moorage.worker.drivers.base": ("Driver", "Assignment"),
+    "moorage.scheduler.core.rank": ("Ranker", "Choice"),
+}
+#: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
+CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
+    "The client": ("moorage.client.client", "moorage.client.sync"),
+    "A job": ("moorage.client.job", "moorage.client.watch", "moorage.schemas.frames"),
+    "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
+    "What it raises": ("moorage.client.errors",),
+    "For your tests": (
+        "moorage.client.sim_fleet",
+        "moorage.client.sim_driver",
+        "moorage.bus.simulated_clock",
+    ),
+}
+#: shown by name alone: the sync twins have the names of the async classes, without await
+TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job"}
+#: who a role is in the table of subjects; a role may do what the words beside it may
+ROLES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "submitter": ("a service or a person, of one tenant", ("submitter", "tenant")),
+    "operator": ("who runs the fleet", ("operator", "operators")),
+    "observer": ("dashboards: all that is public, no tenant's job", ("observers",)),
+    "worker": ("one machine, by its id", ("worker", "workers", "that worker")),
+    "scheduler": ("leaders and standbys", ("leader", "schedulers", "scheduler")),
+}
+_WIDTH: Final = "110"
+
+
+def help_of(*words: str) -> str:
+    """What the command prints for `--help`, at a fixed width and without colour."""
+    before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR")}
+    os.environ.update(COLUMNS=_WIDTH, NO_COLOR="1")
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            main([*words, "--help"])
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return "\n".join(line.rstrip() for line in out.getvalue().strip().splitlines())
+
+
+def command() -> str:
+    """Every verb with its whole help, examples included."""
+    parts = ["# The command\n\n", f"```help\n{help_of()}\n```\n"]
+    for title, verbs in VERBS.items():
+        parts.append(f"\n## {title}\n")
+        for verb in verbs:
+            parts.append(f"\n### moorage {verb.name}\n\n```help\n{help_of(*verb.name.split())}\n```\n")
+    parts.append("\n## Exit codes\n\n| code | what it says |\n| --- | --- |\n| 0 | done |\n")
+    parts += [f"| {getattr(console, name)} | {text} |\n" for name, text in EXITS.items() if hasattr(console, name)]
+    parts.append("\n`run`, `wait` and `logs` end with the job's own exit code where it has one.\n")
+    return "".join(parts)
+
+
+def errors() -> str:
+    """Every code with whose fault it is and the command's exit code, and every reason for waiting with its fix."""
+    parts = [
+        "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n\n",
+        "| code | whose fault | exit code | what it means |\n| --- | --- | ---: | --- |\n",
+    ]
+    for name, code in sorted(error_codes().items()):
+        parts.append(f"| `{name}` | {code.fault} | {code.exit_code} | {code.means} |\n")
+    parts.append("\n# Reasons for waiting\n\n")
+    parts.append("What `explain` names: the first filter after which no worker was left.\n\n")
+    parts.append("| reason | what it means | what helps |\n| --- | --- | --- |\n")
+    for name, code in reasons().items():
+        fix = FIXES.get(name, "").format(job="JOB", asks="the request")
+        parts.append(f"| `{name}` | {code.means} | {fix} |\n")
+    return "".join(parts)
+
+
+def states() -> str:
+    """What each state means and which may follow, as a table and as a diagram."""
+    parts = ["# States of a replica\n\nEvery legal step; anything else is refused by the ledger itself.\n\n"]
+    parts.append("| state | what it means | may become |\n| --- | --- | --- |\n")
+    for state, targets in TRANSITIONS.items():
+        following = ", ".join(f"`{target}`" for target in sorted(targets)) or "nothing: it is final"
+        parts.append(f"| `{state}` | {STATES[state]} | {following} |\n")
+    parts.append(
+        "\nA job's state is derived from its replicas': live while any is live, `SUCCEEDED` only when all are.\n"
+    )
+    parts.append("\n```mermaid\nstateDiagram-v2\n    [*] --> QUEUED\n")
+    for state, targets in TRANSITIONS.items():
+        parts += [f"    {state} --> {target}\n" for target in sorted(targets) or ["[*]"]]
+    parts.append("```\n")
+    return "".join(parts)
+
+
+def permissions() -> str:
+    """What each role publishes and hears, out of the table of subjects."""
+    rows = Subjects().table()
+    parts = [
+        "# Permissions by role\n\n",
+        "A role is a NATS user that may publish to and subscribe to these subjects, with its tenant or worker id in "
+        "place of the words in angle brackets. Whoever asks something also subscribes to its own inbox, `_INBOX.>`; "
+        "whoever answers publishes to the inbox of the one who asks (`allow_responses`). Why the ledger is in an "
+        "account of its own: [the security model](../explanation/security.md).\n",
+    ]
+    for role, (who, words) in ROLES.items():
+        writes = [row for row in rows if _names(row.writes) & set(words)]
+        reads = [row for row in rows if _names(row.reads) & set(words)]
+        parts.append(
+            f"\n## {role}\n\n{who[0].upper()}{who[1:]}.\n\n| | subject | kind | what |\n| --- | --- | --- | --- |\n"
+        )
+        for verb, which in (("publishes", writes), ("hears", reads)):
+            parts += [f"| {verb} | `{row.subject}` | {row.kind} | {row.what} |\n" for row in which]
+    return "".join(parts)
+
+
+def _names(cell: str) -> set[str]:
+    """The roles of a cell, without what stands in brackets behind one."""
+    return {name.partition(" (")[0].strip() for name in cell.split(",")}
+
+
+def python_api() -> str:
+    """The public names, for mkdocstrings to fill in from their docstrings."""
+    parts = [
+        "# Python\n\n",
+        "Made from the docstrings when the site is built. Names of the SDK are imported from `moorage.client`.\n",
+    ]
+    for title, names in client_groups().items():
+        parts.append(f"\n## {title}\n")
+        for name in names:
+            if name in TWINS:
+                parts.append(f"\n### {name}\n\nThe methods of [`{TWINS[name]}`][moorage.client.{TWINS[name]}], ")
+                parts.append("without `await`.\n")
+            else:
+                parts.append(f"\n::: moorage.client.{name}\n")
+    parts.append("\n## The worker's and the scheduler's side\n")
+    parts += [f"\n::: {module}.{name}\n" for module, names in WORKER_API.items() for name in names]
+    return "".join(parts)
+
+
+def client_groups() -> dict[str, list[str]]:
+    """The SDK's public names below the titles of `CLIENT_API`, by the module that defines them."""
+    groups: dict[str, list[str]] = {title: [] for title in CLIENT_API}
+    title_of = {module: title for title, modules in CLIENT_API.items() for module in modules}
+    for name in moorage.client.__all__:
+        module = getattr(getattr(moorage.client, name), "__module__", "")
+        groups.setdefault(title_of.get(module, "And"), []).append(name)
+    return groups

@@ -1,0 +1,56 @@
+"""Every how-to, typed as it stands, on one simulated fleet; what cannot run here is counted, with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from moorage.client import AsyncClient
+from tests.cli.node import Node
+from tests.docs.driver import environment, run, skip_without
+from tests.docs.markdown import DOCS, page, pages
+
+#: blocks of the docs that no test runs, by page: add to it with the reason above the block, and take away from it
+NOT_RUN: Final = {
+    "README.md": 1,  # the installation
+    "docs/how-to/follow-a-job-from-go.md": 1,
+    "docs/how-to/run-a-gang-with-torchrun.md": 1,
+    "docs/tutorial/first-worker.md": 3,  # a GPU, a server and an account of the reader's own
+    "docs/tutorial/ten-minutes.md": 1,  # the installation
+}
+
+
+@pytest.mark.parametrize("path", pages("how-to"), ids=lambda path: path.stem)
+def test_every_step_does_what_the_page_says(path: Path, tmp_path: Path, fleet: Node) -> None:
+    wanted = page(path)
+    skip_without(wanted)
+    if any(block.body.startswith("moorage up") for block in wanted.blocks):
+        run(wanted, tmp_path, environment(tmp_path))
+        return
+    try:
+        run(wanted, tmp_path, environment(tmp_path, MOORAGE_HOME=str(fleet.folder), NATS_URL=fleet.url))
+    finally:
+        asyncio.run(leave_nothing(fleet))
+
+
+async def leave_nothing(fleet: Node) -> None:
+    """End what a page left running, and wait until its GPUs are free again."""
+    for tenant in ("default", "vision", "sandbox"):
+        async with AsyncClient(fleet.url, tenant=tenant) as client:
+            rows = (await client.ls(["QUEUED", "PLACED", "CLAIMED", "RUNNING"], 1000))["jobs"]
+            jobs = [client.job(row["job"]) for row in rows]
+            for job in jobs:
+                await job.cancel("the page is read")
+            await client.wait(jobs, "30s")
+
+
+def test_what_is_not_run_is_counted_and_says_why() -> None:
+    found = {}
+    for path in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]:
+        unrun = [block for block in page(path).blocks if block.not_run]
+        if unrun:
+            found[page(path).name] = len(unrun)
+    assert found == NOT_RUN

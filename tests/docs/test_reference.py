@@ -1,0 +1,82 @@
+"""The reference is whole: every verb, code, role and public name has its entry, every page its place on the site."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+import pytest
+
+import moorage.client
+from docs import reference_pages
+from moorage.cli import console
+from moorage.cli.lookup import error_codes, reasons
+from moorage.cli.main import VERBS
+from moorage.schemas import frames
+from moorage.schemas.job import STATES
+from moorage.schemas.subjects import Subjects
+from tests.docs.markdown import DOCS
+
+PAGES: Final = [path for path in DOCS.rglob("*.md") if not path.name.endswith(".head.md")]
+SITE: Final = (DOCS.parent / "mkdocs.yml").read_text()
+
+
+def reference(name: str) -> str:
+    return (DOCS / "reference" / f"{name}.md").read_text()
+
+
+@pytest.mark.parametrize("verb", [verb.name for verbs in VERBS.values() for verb in verbs])
+def test_every_verb_has_its_help_with_an_example(verb: str) -> None:
+    text = reference("cli").partition(f"\n### moorage {verb}\n")[2].partition("\n### ")[0]
+    assert "sage: moorage" in text
+    assert f"moorage {verb}" in text.partition("xamples:")[2] or verb in ("demo",)
+
+
+def test_every_code_and_reason_has_a_row() -> None:
+    rows = set(re.findall(r"^\| `([\w-]+)` \|", reference("errors"), re.MULTILINE))
+    assert rows == set(error_codes()) | set(reasons())
+
+
+def test_every_state_has_a_meaning() -> None:
+    assert list(reference_pages.STATES) == list(STATES)
+
+
+def test_every_exit_code_is_explained() -> None:
+    codes = {name for name in vars(console) if name.startswith("EXIT_") and isinstance(getattr(console, name), int)}
+    assert codes <= set(reference_pages.EXITS)
+
+
+def test_every_subject_is_somebodys_to_write_and_to_hear() -> None:
+    text = reference("permissions")
+    known = {word for _, words in reference_pages.ROLES.values() for word in words}
+    for row in Subjects().table():
+        assert f"| publishes | `{row.subject}` |" in text, row.subject
+        assert f"| hears | `{row.subject}` |" in text, row.subject
+        assert reference_pages._names(row.writes) | reference_pages._names(row.reads) <= known, row
+
+
+def test_every_frame_is_on_the_protocol_page() -> None:
+    page = (DOCS / "protocol.md").read_text()
+    for name, kind in vars(frames).items():
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag is not None:
+            assert f"\n### {name}\n" in page, name
+
+
+def test_every_public_name_of_the_sdk_is_on_its_page() -> None:
+    text = reference("python")
+    for name in moorage.client.__all__:
+        assert f"::: moorage.client.{name}\n" in text or f"### {name}\n" in text, name
+
+
+def test_every_page_has_its_place_on_the_site_and_every_place_a_page() -> None:
+    listed = re.findall(r"([\w./-]+\.md)$", SITE.partition("\nnav:\n")[2], re.MULTILINE)
+    pages = {str(path.relative_to(DOCS)) for path in PAGES}
+    assert pages - set(listed) == set(), "name these below `nav` in mkdocs.yml"
+    assert sorted(listed) == sorted(pages)
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http|#)([^)#\s]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
