@@ -436,7 +436,7 @@ async def test_a_read_leaves_only_while_nobody_else_can_lead(
     wait for another append; that second is for whatever holds this process up between its look and its write."""
     monkeypatch.setattr(connection, "Connection", WatchedConnection)
     config = msgspec.convert(
-        QUICK | {"heartbeat_s": 60.0, "renew_s": 61.0, "lease_s": 90.0}, Config
+        QUICK | {"heartbeat_s": 59.0, "renew_s": 60.0, "lease_s": 90.0}, Config
     )  # the reads alone ask for records
     async with (
         await connect(nats_server.url, "world") as world,
