@@ -7,7 +7,8 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-cli transcripts nats-image record-frames clean
+.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli transcripts \
+        nats-image record-frames sim sim-long clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -62,6 +63,9 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md
 
 bench-quick: $(STAMP)  ## one round of everything, written nowhere
 	$(BIN)/python bench/run.py --rounds 1 --dry
+
+bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled, so that a busy machine may run it
+	$(BIN)/python bench/steps.py
 
 bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli

@@ -27,11 +27,13 @@ sys.path.insert(0, str(ROOT))
 from bench import processes, sdk  # noqa: E402
 from bench.callers import Callers, quantile  # noqa: E402
 from bench.stack import stack  # noqa: E402
+from moorage.client import AsyncClient  # noqa: E402
 
 Figures = dict[str, float]
 
 SATURATE = 40_000
 DURABLE = 15_000
+MANY = 10_000
 QUEUED = 100_000
 REAL = 1_500
 
@@ -79,6 +81,25 @@ async def endpoint(fleet: str = "256x8xH100", label: str = "2,048 slots") -> Fig
         f"endpoint, {label}, submit→start p99 ms": quantile(waits, 0.99),
     }
     return figures | {f"endpoint, {label}, CPU µs a job, {role}": value for role, value in cpu.items()}
+
+
+async def many() -> Figures:
+    """`submit_many` of 10,000 by the SDK, and `wait` until it knows the result of each; then the same once more."""
+    async with stack("256x8xH100") as it, AsyncClient(it.url, tenant="t0") as client:
+        what = {"run": {"driver": "noop"}}
+        await client.wait(await client.submit_many([what] * 2_000, gpu="1xH100"))
+        before = {role: it.cpu_s(role) for role in it.pids}
+        began = time.monotonic()
+        jobs = await client.submit_many([what] * MANY, gpu="1xH100")
+        answered = time.monotonic() - began
+        results = await client.wait(jobs)
+        took = time.monotonic() - began
+        assert all(result.state == "SUCCEEDED" for result in results)
+        cpu = {role: (it.cpu_s(role) - was) / MANY * 1e6 for role, was in before.items()}
+    return {
+        "submit_many of 10,000, answered, jobs/s": MANY / answered,
+        "submit_many of 10,000, to terminal, jobs/s": MANY / took,
+    } | {f"submit_many of 10,000, CPU µs a job, {role}": value for role, value in cpu.items()}
 
 
 async def durable() -> Figures:
@@ -165,6 +186,7 @@ QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
     "latency": latency,
     "endpoint": endpoint,
     "endpoint-512": lambda: endpoint("64x8xH100", "512 slots"),
+    "many": many,
     "durable": durable,
     "queued": queued,
     "processes": real_processes,

@@ -441,8 +441,8 @@ class Driving:
         """Speak for a worker that is not `auto`: one fact of the member in question, in a frame of its own."""
         self.facts([(kind, job, replica, code, detail)], tenant=tenant)
 
-    def facts(self, many: list[tuple[FactKind, str, int, int, str]], *, tenant: str = "t") -> None:
-        """Facts of several members, one frame a worker, all in one record."""
+    def facts(self, many: list[tuple[FactKind, str, int, int, str]], *, tenant: str = "t", tick: bool = True) -> None:
+        """Facts of several members, one frame a worker, all in one record: the next one, unless `tick` is False."""
         frames: dict[str, list[Fact]] = {}
         for kind, job, replica, code, detail in many:
             member = self.member(job, replica, tenant)
@@ -455,7 +455,8 @@ class Driving:
             assert frame is not None
             self.send(worker_id, frame)
             worker.fact_answered(frame.no)
-        self.tick()
+        if tick:
+            self.tick()
 
     def run_out(self, name: str, code: int = 0) -> None:
         """All that runs on a worker exits, its devices are seen free."""

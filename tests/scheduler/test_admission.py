@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.scheduler.core import views
 from moorage.scheduler.core.admission import is_plain
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Batch, QueueRead
@@ -502,3 +503,20 @@ def test_events_go_to_the_jobs_own_subject_unless_it_says_tenant(events: str, ms
     out = drive.tick()
     assert [event[3] for event in out.events] == [own]
     assert acts(drive, Act.TOMBSTONE) == []
+
+
+def test_jobs_that_came_together_are_told_by_the_tenants_frames_until_one_is_followed() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    batch = Batch("b", True, 2)
+    for position, job in enumerate(("a", "b")):
+        drive.offer_submit(job, batch=batch, position=position, gpu={})
+    assert [event[3] for event in drive.tick(obey=False).events] == [False, False]
+    shown = views.show(drive.engine, "t", "a")
+    assert isinstance(shown, dict)
+    assert shown["request"]["job"] == "a"
+    drive.fact("claimed", "a")
+    drive.fact("claimed", "b")
+    own = {event["job"]: event for event in drive.events if event["changes"][-1]["state"] == "CLAIMED"}
+    assert own.keys() == {"a", "b"}
+    assert (drive.job("a").own_subject, drive.job("b").own_subject) == (True, False)

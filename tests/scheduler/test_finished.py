@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from moorage.scheduler.core.finished import DIGEST_BYTES, KEY_BYTES, FinishedTable, job_key, request_digest
+from moorage.scheduler.core.finished import DIGEST_BYTES, KEY_BYTES, ROW_BYTES, FinishedTable, job_key, request_digest
 
 DIGEST = bytes(DIGEST_BYTES)
 
@@ -45,10 +45,21 @@ def test_the_oldest_goes_at_the_bound() -> None:
 
 def test_a_row_is_at_most_40_bytes_index_and_all() -> None:
     table = FinishedTable(rows_max=200_000)
-    for number in range(100_000):
-        table.add(number.to_bytes(KEY_BYTES, "little"), DIGEST, 0, 8)
-    held = len(table._rows) + table._index.itemsize * len(table._index)
-    assert held / 131_072 <= 40
+    for number in range(125_000):
+        table.add(key(number), DIGEST, 0, 8)
+    held = sum(map(len, table._chunks)) + sum(part.itemsize * len(part) for part in table._segments)
+    assert held / 125_000 <= 40
+
+
+def test_row_numbers_may_pass_what_the_index_holds() -> None:
+    table = FinishedTable(rows_max=9_000)
+    table._base = table._first = table._end = 2**21 - 4096
+    for number in range(30_000):
+        table.add(key(number), DIGEST, number * 1000, 8)
+    assert table._end > 2**21
+    assert [number for number in range(30_000) if table.find(key(number))] == list(range(21_000, 30_000))
+    assert table.oldest_ms() == 21_000_000
+    assert len(table.dump()) == 9_000 * ROW_BYTES
 
 
 def test_empty_table() -> None:

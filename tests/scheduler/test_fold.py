@@ -20,7 +20,7 @@ from moorage.scheduler.core.records import (
     encode_record,
     packed,
 )
-from moorage.scheduler.core.state import AT_EXITED, LEGAL, Broken, Member, State, validate
+from moorage.scheduler.core.state import AT_EXITED, LEGAL, Broken, State, new_member, validate
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld
@@ -62,7 +62,7 @@ def in_state(name: str) -> State:
     job = replica.job
     if name in ("PLACED", "CLAIMED", "RUNNING", "ENDING", "CANCELLING", "LOST_KEPT"):
         replica.attempt, replica.fence = 1, 2
-        member = Member(replica, state.worker_by_num[0], 1, 1, 2)
+        member = new_member(replica, state.worker_by_num[0], 1, 1, 2)
         replica.member = state.worker_by_num[0].members[member.key] = member
         job.held = 1
         state.tenants[job.tenant].gpus = 1
@@ -340,7 +340,8 @@ def test_validate_sees_what_is_broken(damage: str) -> None:
 def test_numbers_in_the_ledger_are_append_only() -> None:
     assert [(op.name, int(op)) for op in Op] == [
         ("PLACE", 0), ("CLAIM", 1), ("START", 2), ("EXIT", 3), ("REFUSE", 4), ("WITHDRAW", 5), ("LOSE", 6), ("FREE", 7),
-        ("END", 8), ("MOVE", 9), ("BACKOFF", 10), ("GANG", 11), ("QUARANTINE", 12),
+        ("END", 8), ("MOVE", 9), ("BACKOFF", 10), ("GANG", 11), ("QUARANTINE", 12), ("BEGIN", 13), ("DONE", 14),
+        ("RUN", 15),
     ]  # fmt: skip
     assert STATES == (
         "QUEUED", "PLACED", "CLAIMED", "RUNNING", "EXITED", "ENDING", "CANCELLING", "LOST_KEPT", "SUCCEEDED", "FAILED",

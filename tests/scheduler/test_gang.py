@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.scheduler.core.records import GangPhase
-from moorage.scheduler.core.state import Job
+from moorage.scheduler.core.state import new_job
 from moorage.schemas.frames import FactKind
 from tests.scheduler.driving import Driving
 
@@ -296,4 +296,4 @@ def test_a_worker_with_ranks_of_many_gangs_is_lost_within_the_records_bound() ->
 
 def test_phases_are_those_of_the_promise() -> None:
     assert [member.name for member in GangPhase] == ["NONE", "HOLDING", "STARTED", "ENDING", "OVER"]
-    assert Job(1, "t", "g", b"", 2, "", 0, 1).gang == GangPhase.NONE
+    assert new_job(1, "t", "g", b"", 2, "", 0, 1).gang == GangPhase.NONE

@@ -60,12 +60,20 @@ class Judge:
         """Raises `Violated` for whatever was seen, or is missing at the end."""
         if self._first is not None:
             raise self._first
+        if missing := self.missing():
+            self.violated(f"accepted and in no ledger, so lost: {missing}")
         for tenant, job in sorted(self.accepted):
-            known = self.state.job(tenant, job) is not None
-            if not known and self.state.finished.find(job_key(tenant, job)) is None:
-                self.violated(f"{tenant}/{job} was accepted and is in no ledger: lost")
-            if not known:
+            if self.state.job(tenant, job) is None:
                 self._check_history(tenant, job)
+
+    def missing(self) -> list[str]:
+        """Jobs that were accepted, by an answer or by the queue's acknowledgement, and are not in the ledger (yet)."""
+        finished = self.state.finished
+        return [
+            f"{tenant}/{job}"
+            for tenant, job in sorted(self.accepted)
+            if self.state.job(tenant, job) is None and finished.find(job_key(tenant, job)) is None
+        ]
 
     def _check_history(self, tenant: str, job: str) -> None:
         """What left memory is told whole, where its row says: until nothing could be written, all of it is."""

@@ -446,6 +446,9 @@ class World:
         if not reigns:
             return "nobody leads"
         engine = max((reign.engine for reign in reigns), key=lambda engine: engine.state.epoch)
+        unread = self.judge.missing()
+        if unread:
+            return f"accepted and in no ledger: {unread[:5]}"
         waiting = [
             f"{job.tenant}/{job.name} is {job.state}"
             for job in engine.state.jobs.values()

@@ -18,7 +18,7 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.records import actor, by_tenant
-from moorage.schemas.codec import Decoder, decode_request, encode, is_json, split_array
+from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
 from moorage.schemas.names import is_job, is_tenant, is_worker
@@ -158,31 +158,30 @@ class Intake:
         if is_array(data):
             self._submit_batch(tenant, data, delivery.reply, json, trace)
             return
-        request = decode_request(data)
-        name = request.job
+        engine = self._engine
+        name, asked = engine.requests.read(data)
         if name is None:
             name = named_by_header(headers) or fresh_job_id()
-        shape = self._engine.shapes.of(request)
-        self._engine.offer(Submit(tenant, name, data, request, shape, reply=delivery.reply, json=json, trace=trace))
+        shape = asked.shape or engine.shape_of_asked(asked)
+        engine.offer(Submit(tenant, name, data, asked.request, shape, delivery.reply, json, 0, trace))
 
     def _submit_batch(self, tenant: str, data: bytes, reply: str, json: bool, trace: str) -> None:
         """An array of requests: each is accepted or refused by itself, and the answer is an array in their order."""
         bodies = split_array(data)
         if not 1 <= len(bodies) <= BATCH_MAX:
             raise refuse("invalid-argument", "a batch must hold 1..10000 requests", found=len(bodies))
-        batch, shapes = Batch(reply, json, len(bodies)), self._engine.shapes
+        batch, engine = Batch(reply, json, len(bodies)), self._engine
+        read, offer = engine.requests.read, engine.offer
         for position, body in enumerate(bodies):
             try:
-                request = decode_request(body)
+                name, asked = read(body)
             except Refused as refused:
                 batch.answers[position] = refused.problem
                 batch.missing -= 1
                 continue
-            name = request.job or fresh_job_id()
-            shape = shapes.of(request)
-            self._engine.offer(
-                Submit(tenant, name, body, request, shape, json=json, trace=trace, batch=batch, position=position)
-            )
+            shape = asked.shape or engine.shape_of_asked(asked)
+            name = name or fresh_job_id()
+            offer(Submit(tenant, name, body, asked.request, shape, "", json, 0, trace, batch, position))
         if batch.missing == 0 and reply:
             self._answer(reply, encode(batch.answers, json=json))
 

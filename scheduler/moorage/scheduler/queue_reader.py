@@ -19,7 +19,7 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import QueueRead, Submit
 from moorage.scheduler.intake import cancel_of
-from moorage.schemas.codec import Decoder, decode_request, encode
+from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.names import is_tenant
 from moorage.schemas.subjects import Subjects
@@ -204,13 +204,12 @@ class QueueReader:
         return self._engine.state.live >= self._engine.config.jobs_max
 
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> None:
-        request = decode_request(message.data)
-        name = request.job or f"q{message.seq}"
+        engine = self._engine
+        name, asked = engine.requests.read(message.data)
         trace = (message.headers or {}).get("traceparent", "")
-        shape = self._engine.shapes.of(request)
-        self._engine.offer(
-            Submit(tenant, name, message.data, request, shape, reply=reply, sequence=message.seq, trace=trace)
-        )
+        shape = asked.shape or engine.shape_of_asked(asked)
+        name = name or f"q{message.seq}"
+        engine.offer(Submit(tenant, name, message.data, asked.request, shape, reply, True, message.seq, trace))
 
     async def _bury(self, tenant: str, message: StoredMessage, problem: Problem) -> None:
         """Keep a message that cannot be read, with the reason, before the cursor passes it."""

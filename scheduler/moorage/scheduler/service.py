@@ -17,18 +17,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
-from moorage.bus.inbox import mux_frames, split_mux_reply
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
-from moorage.scheduler.core.outputs import Message, Outputs
 from moorage.scheduler.core.state import State
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.history import History
@@ -37,6 +33,7 @@ from moorage.scheduler.inspection import Inspection, device_drift
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
 from moorage.scheduler.logs import LogRelay, logs_asked
+from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
 from moorage.schemas.codec import encode
@@ -54,8 +51,8 @@ FLEET_FRAME_S: Final = 0.5
 RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
-GC_THRESHOLD: Final = 200_000
-EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
+#: jobs that end leave nothing for the collector: so it looks seldom, and at few objects at once
+GC_THRESHOLDS: Final = (100_000, 50, 100)
 
 
 def monotonic_ms() -> int:
@@ -162,7 +159,7 @@ class Scheduler:
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(GC_THRESHOLD, 50, 100)
+        gc.set_threshold(*GC_THRESHOLDS)
         async with asyncio.TaskGroup() as group:
             await reign.open()
             try:
@@ -281,7 +278,7 @@ class Reign:
         try:
             while self._now:
                 answers, self._now = self._now, []
-                await self._world.send(_coalesced(answers))
+                await self._world.send(coalesced(answers))
         finally:
             self._sending_now = None
 
@@ -317,7 +314,8 @@ class Reign:
             outputs = engine.commit(seq, monotonic_ms())
             self.history.take(outputs)
             self.queue_reader.made_room()
-            await self._world.send(self._messages(outputs))
+            decided = self.queue_reader.decided
+            await self._world.send(messages_of(outputs, self._subjects, seq, decided))
             if not engine.state.leader:
                 self.resigned.set()
                 return
@@ -359,21 +357,6 @@ class Reign:
             await self._kick.wait()
         finally:
             handle.cancel()
-
-    def _messages(self, outputs: Outputs) -> list[Message]:
-        """Everything one record lets out, in one write: wanted frames first, they are what a GPU waits for."""
-        messages = outputs.messages
-        decided = self.queue_reader.decided
-        messages += _coalesced([answer for answer in outputs.answers if not decided(*answer)])
-        by_tenant: dict[str, list[bytes]] = {}
-        for tenant, job, payload, own in outputs.events:
-            if own:
-                messages.append((self._subjects.event(tenant, job), payload, ""))
-            by_tenant.setdefault(tenant, []).append(payload)
-        for tenant, events in by_tenant.items():
-            for frame in _event_frames(tenant, self.engine.state.seq, events):
-                messages.append((self._subjects.events(tenant), frame, ""))
-        return messages
 
     # --------------------------------------------------------------------------------------------- reads
 
@@ -551,34 +534,3 @@ async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
         log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:])
         return None
     return SnapshotTaken(words[0], int(words[1]), words[2])
-
-
-def _coalesced(answers: list[tuple[str, bytes]]) -> list[Message]:
-    """Answers to one inbox that opted in (the SDK's) leave in one frame; a bare caller gets its own."""
-    messages: list[Message] = []
-    frames: dict[str, list[tuple[int, bytes]]] = {}
-    for reply, payload in answers:
-        mux = split_mux_reply(reply)
-        if mux is None:
-            messages.append((reply, payload, ""))
-        else:
-            frames.setdefault(mux[0], []).append((mux[1], payload))
-    messages.extend(mux_frames(frames))
-    return messages
-
-
-def _event_frames(tenant: str, seq: int, events: list[bytes]) -> list[bytes]:
-    """The tenant's events of this record as `Events` frames; each event is encoded already."""
-    head = b'{"kind":"events","v":1,"tenant":' + msgspec.json.encode(tenant) + b',"ledger":%d,"jobs":[' % seq
-    frames: list[bytes] = []
-    group: list[bytes] = []
-    size = 0
-    for event in events:
-        if size + len(event) > EVENTS_FRAME_BYTES_MAX and group:
-            frames.append(head + b",".join(group) + b"]}")
-            group, size = [], 0
-        group.append(event)
-        size += len(event) + 1
-    if group:
-        frames.append(head + b",".join(group) + b"]}")
-    return frames

@@ -15,7 +15,7 @@ import msgspec
 VERSION: Final = 1
 
 
-class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One slot of a worker's pool. `index` is the device's own index (sparse allowed), `name` as the driver says it.
 
     Identity is (vendor, uuid). `numa` is the NUMA node or -1; `peers` the indices reached over NVLink.
@@ -33,7 +33,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     mig: bool = False
 
 
-class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="hello"):
+class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):
     """A worker's full description of itself: at start, at reconnect and at roll-call. Public.
 
     `modes` are the sharing modes on offer, `drivers` the ways it can run a job; `gpu_pool` is in slot order.
@@ -60,7 +60,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
     keeps: dict[str, float] = {}
 
 
-class SlotLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One slot's load, in the order of hello's `gpu_pool`. Holds no job and no tenant: the frame is public."""
 
     index: int
@@ -74,7 +74,7 @@ class SlotLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     foreign: str = ""  # who holds the device from outside, as "pid 8812 python", else empty
 
 
-class Load(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="load"):
+class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="load"):
     """A worker's periodic report: every 2 s, and at most 5 a second when leases change. Public.
 
     `n` counts up in one boot, `generation` grows with every change of the pool: an older one is telemetry only.
@@ -90,7 +90,7 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     simulated: bool = False
 
 
-class FleetFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="fleet"):
+class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet"):
     """The leader's digest of the fleet for observers: one frame instead of one a worker. Names no job and no tenant."""
 
     epoch: int
@@ -104,7 +104,7 @@ class FleetFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kin
 # --------------------------------------------------------------------------------------- worker <-> leader
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A member as its worker holds it; `phase` is claimed, running, ending or exited (device not yet seen free)."""
 
     tenant: str
@@ -118,7 +118,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 FactKind = Literal["claimed", "refused", "withdrawn", "not-held", "started", "exited", "freed", "quarantined"]
 
 
-class Fact(msgspec.Struct, frozen=True, array_like=True):
+class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What happened to a member at its worker. Only a fact frees a GPU.
 
     `code` is the exit status for `exited` (negative: minus the signal), else 0. `detail` is one short word or line:
@@ -136,7 +136,7 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
     detail: str = ""
 
 
-class Join(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="join"):
+class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="join"):
     """Asked once clearing is proven: a new lease session for this boot.
 
     `n` comes from the journal and only grows; `facts` are all unanswered ones under their old names; `holding` are
@@ -152,7 +152,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     holding: list[Held] = []
 
 
-class Joined(msgspec.Struct, frozen=True, tag_field="kind", tag="joined"):
+class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joined"):
     """The new session and its numbers. `session` is a capability: never in a public frame.
 
     The worker fences itself `lease_s` after it sent the last renewal that was answered; `grace_s` bounds the ending.
@@ -168,7 +168,7 @@ class Joined(msgspec.Struct, frozen=True, tag_field="kind", tag="joined"):
     v: int = VERSION
 
 
-class Renew(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="renew"):
+class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="renew"):
     """A renewal of the lease session, with what the worker holds for the scheduler.
 
     `n` counts up in the session. `no` is the number of the last fact frame that was answered. `busy` lists slot
@@ -185,7 +185,7 @@ class Renew(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
     v: int = VERSION
 
 
-class Renewed(msgspec.Struct, frozen=True, tag_field="kind", tag="renewed"):
+class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
     """Leaves only after a ledger acknowledgement later than the renewal's arrival: so it proves the reign.
 
     `draining`: an operator drains the worker, which asks back what it lends to processes of its host.
@@ -197,7 +197,7 @@ class Renewed(msgspec.Struct, frozen=True, tag_field="kind", tag="renewed"):
     draining: bool = False
 
 
-class FactFrame(msgspec.Struct, frozen=True, tag_field="kind", tag="facts"):
+class FactFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="facts"):
     """One numbered frame of facts, one in flight; sent again with the same number until answered."""
 
     session: str
@@ -206,7 +206,7 @@ class FactFrame(msgspec.Struct, frozen=True, tag_field="kind", tag="facts"):
     v: int = VERSION
 
 
-class FactAck(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):
+class FactAck(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="recorded"):
     """The frames up to `no` are in the ledger."""
 
     no: int
@@ -214,14 +214,14 @@ class FactAck(msgspec.Struct, frozen=True, tag_field="kind", tag="recorded"):
     v: int = VERSION
 
 
-class Goodbye(msgspec.Struct, frozen=True, tag_field="kind", tag="goodbye"):
+class Goodbye(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="goodbye"):
     """The worker leaves for good, everything it held is over: its id is free at once. Sent on `.join`."""
 
     session: str
     v: int = VERSION
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The scheduler's proposal: claim these slots (positions in hello's `gpu_pool`) or refuse at once.
 
     `mode` is exclusive, mps, time-slice or none. `hold` means claim and wait for START (a gang). `body` is the
@@ -242,7 +242,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     ends_in_s: float | None = None
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True):
+class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A gang's member may run now: every rank is held and STARTED is in the ledger. All ranks get the same address."""
 
     tenant: str
@@ -255,7 +255,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     world_size: int
 
 
-class End(msgspec.Struct, frozen=True, array_like=True):
+class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """End or withdraw a member, and remember that it is over: a later placement of the same fence is refused.
 
     Not held: answered `withdrawn`. Held, not started: released, `withdrawn`. Running: ended within `grace_s`
@@ -271,7 +271,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     grace_s: float | None = None
 
 
-class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="wanted"):
+class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="wanted"):
     """What the ledger wants of a worker and its renewal does not yet show. Idempotent by member, sent until done.
 
     A frame of another session, or of a lower reign than one heard, is dropped and counted.
@@ -286,7 +286,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", 
     end: list[End] = []
 
 
-class RollCall(msgspec.Struct, frozen=True, tag_field="kind", tag="roll-call"):
+class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="roll-call"):
     """A new leader asks every worker for its hello and a renewal, now."""
 
     reign: int
@@ -330,7 +330,7 @@ class Looked(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", 
 # ------------------------------------------------------------------------------------------ leader -> callers
 
 
-class Accepted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="accepted"):
+class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="accepted"):
     """The request is in the ledger, at sequence `ledger`. `duplicate`: it was there before, with the same content."""
 
     job: str
@@ -341,7 +341,7 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"
     v: int = VERSION
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One transition of one replica. `rev` is the job's own revision number: no gap, no double.
 
     `by` is whose doing it was: `tenant:<tenant>` or `operator` as the subject proves it, `worker` for what the one
@@ -363,7 +363,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     said: str = ""
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="event"):
+class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="event"):
     """What a ledger record changed for one job: its state now and the transitions since the event before."""
 
     tenant: str
@@ -377,7 +377,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
     v: int = VERSION
 
 
-class Events(msgspec.Struct, frozen=True, tag_field="kind", tag="events"):
+class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="events"):
     """One frame a tick with every change of a tenant."""
 
     tenant: str
@@ -386,7 +386,7 @@ class Events(msgspec.Struct, frozen=True, tag_field="kind", tag="events"):
     v: int = VERSION
 
 
-class Moved(msgspec.Struct, frozen=True, array_like=True):
+class Moved(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A transition as the history packs it: `state` is a position in the frame's `states`, `worker` a key of its
     `workers` or -1, `slots` a bit mask of that worker's GPUs, `by` as `Change` has it, then a blank and what was said.
 
@@ -406,7 +406,7 @@ class Moved(msgspec.Struct, frozen=True, array_like=True):
     by: str = ""
 
 
-class Story(msgspec.Struct, frozen=True, array_like=True):
+class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A job's transitions in a frame of the history. Its first, ACCEPTED, is revision 1 at `accepted_ms`.
 
     `over`: the job is, and nothing will follow; else this is a part of a long story. `parts` are the earlier ones:
@@ -424,7 +424,7 @@ class Story(msgspec.Struct, frozen=True, array_like=True):
     request: Any = None
 
 
-class HistoryWorker(msgspec.Struct, frozen=True, omit_defaults=True):
+class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A worker that a history frame names; `gpus` are the uuids of the slots that were used, by position."""
 
     worker: str
@@ -432,7 +432,7 @@ class HistoryWorker(msgspec.Struct, frozen=True, omit_defaults=True):
     simulated: bool = False
 
 
-class HistoryFrame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
+class HistoryFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="history"):
     """Stories of a tenant's jobs that are over, and parts of long ones: at most four frames a second.
 
     A job may stand in several frames, since a new leader writes again what it cannot know to be written: (job, rev)
@@ -446,7 +446,7 @@ class HistoryFrame(msgspec.Struct, frozen=True, tag_field="kind", tag="history")
     v: int = VERSION
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="answer"):
+class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="answer"):
     """What a reading verb answers: `data` as the verb's page says, as of ledger record `ledger`."""
 
     verb: str
@@ -455,7 +455,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", 
     v: int = VERSION
 
 
-class Output(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
+class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="log"):
     """A piece of a replica's output, on `moorage.log.<tenant>.<job>.<replica>`. Said, so it may be lost.
 
     `offset` counts bytes of this stream (out or err) in this attempt, `next` is the offset behind this piece (0 where

@@ -21,7 +21,7 @@ NOMINAL_TOLERANCE: Final = 0.02
 PART_CHARS_MAX: Final = 16
 
 
-class Distributed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """How the ranks of a gang meet: `backend` nccl, gloo, mpi or any other word; `master_port` 1..65535."""
 
     backend: str = "nccl"
@@ -32,7 +32,7 @@ class Distributed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             raise ValueError(f"master_port must be 1..65535, found {self.master_port}")
 
 
-class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The part of one device that a sharer asks for: `memory_mib` (0 = not counted) and `compute_percent` (1..100)."""
 
     memory_mib: int = 0
@@ -45,7 +45,7 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
             raise ValueError(f"share.compute_percent must be 1..100, found {self.compute_percent}")
 
 
-class GpuSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The `gpu` object of a request. `{}` is one NVIDIA GPU of any model, exclusive, best effort.
 
     `count` is GPUs a replica, 1..64, all of one host. `model` is one pattern or a list of alternatives: a

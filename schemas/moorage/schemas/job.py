@@ -31,13 +31,13 @@ CHECKPOINT_SIGNALS: Final = (
 )
 
 
-class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Secret(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A reference to a secret that the worker resolves from a folder only its agent reads; never a value."""
 
     secret: str
 
 
-class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """Host resources a replica: `cpu_milli` in thousandths of a core, `memory_mib` in MiB."""
 
     cpu_milli: int = 0
@@ -50,7 +50,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             raise ValueError(f"memory_mib must be 0..{2**31}, found {self.memory_mib}")
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The workload of every replica. Durations in seconds; `user` None is the agent's own.
 
     `checkpoint_signal`, one of `CHECKPOINT_SIGNALS`, is sent once an attempt, `checkpoint_before_s` before `timeout_s`
@@ -99,7 +99,7 @@ def check_duration(name: str, seconds: float | None) -> None:
         raise ValueError(f"{name} must be 0..{DURATION_S_MAX:.0f} seconds, found {seconds}")
 
 
-class GpuCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """OpenShell's shape of a GPU request: a count alone (facts 6, 7)."""
 
     count: int | None = None
@@ -109,11 +109,11 @@ class GpuCount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"count must be at least 1, found {self.count}")
 
 
-class ResourceRequirements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResourceRequirements(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     gpu: GpuCount | None = None
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """What a service asks for. Unknown fields are refused; see `docs/reference` for every field with an example.
 
     `replicas` 1..1024 copies of `run`, each with `gpu.count` devices of one host; `priority` 0..100, higher first.

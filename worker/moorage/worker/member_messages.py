@@ -49,7 +49,7 @@ class Traits(msgspec.Struct, frozen=True):
 
 
 class Member:
-    """One member that is held here. Mutable: only the state machine changes it."""
+    """One member that is held here. Mutable: only the state machine changes it. `job` names it, not `request.job`."""
 
     __slots__ = (
         "attempt",

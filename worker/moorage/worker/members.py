@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from moorage.schemas.codec import decode_request
+from moorage.schemas.alike import Requests
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import (
     VERSION,
@@ -80,6 +80,7 @@ PROBE_S: Final = 0.25
 PROBE_QUARANTINED_S: Final = 5.0
 
 _Base = tuple[str, str, int]
+_read_request: Final = Requests().read
 
 
 class Tombstone(NamedTuple):
@@ -221,7 +222,7 @@ class Members:
                 self._bury(name, "withdrawn", 0, "forgotten")
                 continue
             try:
-                request = decode_request(place.body)
+                request = _read_request(place.body)[1].request
             except Refused as refused:
                 self._refuse(name, refused.problem.message)
                 continue

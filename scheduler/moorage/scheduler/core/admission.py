@@ -11,6 +11,8 @@ import math
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
@@ -20,13 +22,15 @@ from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, REJECTED, Job, State
-from moorage.schemas.codec import NESTING_MAX, canonical, same_request
+from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATES
 
 RETRY_AFTER_S: Final = 1.0
 NAMES_SHOWN_MAX: Final = 3
+#: shapes for which the nearest names are remembered
+NEAR_MAX: Final = 1_000
 #: tombstones of one tenant that one second looks at
 FORGET_MAX: Final = 256
 
@@ -50,19 +54,14 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
     return value is None or isinstance(value, str)
 
 
-class NewJob:
+class NewJob(msgspec.Struct, eq=False, gc=False):
     """A job that this draft accepts: what to do with it once the record is folded."""
 
-    __slots__ = ("by", "stillborn", "submit", "warnings", "why")
-
-    def __init__(
-        self, submit: Submit, warnings: list[str], stillborn: int | None = None, why: str = "", by: str = ""
-    ) -> None:
-        self.submit = submit
-        self.warnings = warnings
-        self.stillborn = stillborn  # a terminal state that this very record gives it
-        self.why = why
-        self.by = by  # the actor of the state it is born with
+    submit: Submit
+    warnings: list[str]
+    stillborn: int | None = None  # a terminal state that this very record gives it
+    why: str = ""
+    by: str = ""  # the actor of the state it is born with
 
 
 class Admission:
@@ -74,6 +73,9 @@ class Admission:
         self.lifecycle = lifecycle
         self.config = config
         self._capable: dict[int, tuple[int, bool]] = {}
+        self._near: dict[int, tuple[int, str]] = {}
+        self._asked_for: Draft | None = None
+        self._heard = False
 
     def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
         """A job to accept, or the answer that says why not. `fresh` are the jobs this draft accepts already."""
@@ -133,7 +135,9 @@ class Admission:
             return NewJob(event, [limit.message], REJECTED, limit.message)  # nobody waits for an answer: told by event
         warnings: list[str] = [HELD] if draft.is_tenant_held(event.tenant) else []
         if not self.could_ever(event.shape):
-            heard, nearest = self.all_heard(), self._nearest(event.shape)
+            if self._asked_for is not draft:  # it looks at every worker: once a record
+                self._asked_for, self._heard = draft, self.all_heard()
+            heard, nearest = self._heard, self._nearest(event.shape)
             if not heard:
                 warnings.append(NOT_HEARD)
             warnings.append(nearest)
@@ -177,7 +181,7 @@ class Admission:
         return self._conflict(event)
 
     def _finished(self, event: Submit, digest: bytes, state: int) -> Accepted | Problem:
-        if request_digest(canonical(event.request)) == digest:
+        if request_digest(canonical(decode_request(event.body))) == digest:
             return Accepted(event.name, 0, STATES[state], duplicate=True)
         return self._conflict(event)
 
@@ -221,7 +225,10 @@ class Admission:
         )
 
     def _nearest(self, shape: Shape) -> str:
-        """`no-match`, with the nearest model names that the fleet has."""
+        """`no-match`, with the nearest model names that the fleet has; kept by shape until the fleet changes."""
+        known = self._near.get(shape.index)
+        if known is not None and known[0] == self.fleet.inventory:
+            return known[1]
         names = sorted({name for cls in self.fleet.classes.values() for _, _, name, _ in cls.devices})
         wanted = [model.lstrip("=") for model in shape.models]
         lower = {name.lower(): name for name in names}
@@ -231,7 +238,11 @@ class Admission:
                 if lower[hit] not in near:
                     near.append(lower[hit])
         shown = near[:NAMES_SHOWN_MAX] or names[:NAMES_SHOWN_MAX]
-        return NO_MATCH + (": the fleet has " + ", ".join(shown) if shown else ": the fleet is empty")
+        text = NO_MATCH + (": the fleet has " + ", ".join(shown) if shown else ": the fleet is empty")
+        if len(self._near) >= NEAR_MAX:
+            self._near.clear()
+        self._near[shape.index] = (self.fleet.inventory, text)
+        return text
 
     def _no_match(self, event: Submit) -> Problem:
         return problem(

@@ -14,23 +14,43 @@ from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Op, Re
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
+    AT_PLACED,
     AT_RUNNING,
     CLAIMED,
     LOST_KEPT,
     PLACED,
     QUEUED,
     RUNNING,
+    SUCCEEDED,
     Job,
     Member,
     Replica,
     State,
 )
+from moorage.schemas.frames import Fact
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
 STEP_BYTES: Final = 30
+#: what the facts of one member write at most while they are held back: CLAIM, START and EXIT
+RUN_BYTES: Final = 3 * STEP_BYTES
 NOTE_CHARS_MAX: Final = 200
 #: room left for acts, evidence and the record's own fields
 SLACK_BYTES: Final = 96 * 1024
+_RUN, _DONE = int(Op.RUN), int(Op.DONE)
+#: details of an exit that is no failure by itself
+_WELL: Final = ("exit", "")
+
+
+class _Run:
+    """What this record's facts told of one member so far, held back so that it takes one step when it is all told."""
+
+    __slots__ = ("claimed", "code", "exited", "note", "started", "to")
+
+    def __init__(self, claimed: bool) -> None:
+        self.claimed = claimed
+        self.started = False
+        self.exited = False
+        self.to = self.code = self.note = 0
 
 
 class Draft:
@@ -42,6 +62,7 @@ class Draft:
         "_note_numbers",
         "_pauses",
         "_phase",
+        "_runs",
         "_state",
         "accepted",
         "accepts",
@@ -92,6 +113,7 @@ class Draft:
         self._state: dict[Replica, int] = {}
         self._held: dict[Replica, Member | None] = {}
         self._phase: dict[Member, int] = {}
+        self._runs: dict[Member, _Run] = {}
         self._pauses: dict[Replica, int] = {}
         self._gang: dict[Job, tuple[int, int, int]] = {}
 
@@ -171,8 +193,10 @@ class Draft:
     @contextlib.contextmanager
     def by(self, actor: str) -> Iterator[None]:
         """Every step made inside is this actor's doing (see `records.actor`; "" is nobody's), and the story says so."""
+        self.settle()
         first = len(self.steps)
         yield
+        self.settle()
         if actor and len(self.steps) > first:
             self.actors += (first, len(self.steps), self.note(actor, always=True))
             self.bytes += 2 * STEP_BYTES
@@ -204,26 +228,134 @@ class Draft:
         self.bytes += 128
         self.tombstones.setdefault(tenant, set()).add(job)
 
+    def untouched(self, member: Member) -> bool:
+        """Whether it is placed and single, and no step of this record has met it or its replica."""
+        replica = member.replica
+        return (
+            member.phase == AT_PLACED
+            and replica.state == PLACED
+            and replica not in self._state
+            and member not in self.gone
+            and not replica.job.gang
+        )
+
+    def ran(self, members: list[Member]) -> None:
+        """Members that were `untouched` were claimed, started, ended well and are free."""
+        steps, states, held, started = self.steps, self._state, self._held, self.started
+        for member in members:
+            replica = member.replica
+            steps += (_RUN, replica.job.num, replica.index, SUCCEEDED, 0, 0)
+            states[replica] = SUCCEEDED
+            held[replica] = None
+            started.add(replica.job)
+            self._leave(member)
+        self.gone.update(members)
+        self.bytes += STEP_BYTES * len(members)
+
+    def goes_well(self, member: Member, fact: Fact) -> bool:
+        """Take the next fact of a single member that is claimed, starts, exits well and is free again.
+
+        False for every other fact and member: then nothing was done.
+        """
+        kind, replica, run = fact.kind, member.replica, self._runs.get(member)
+        if run is None:
+            if kind != "claimed" or member.phase != AT_PLACED or replica.job.gang or replica in self._state:
+                return False
+            if replica.state != PLACED:
+                return False
+            self._runs[member] = _Run(True)
+            self.bytes += RUN_BYTES
+            self._phase[member] = AT_CLAIMED
+            self._state[replica] = CLAIMED
+        elif kind == "started":
+            if not run.claimed or run.started or run.exited:
+                return False
+            run.started = True
+            self.started.add(replica.job)
+            self._phase[member] = AT_RUNNING
+            self._state[replica] = RUNNING
+        elif kind == "exited":
+            if not run.started or run.exited or fact.code or fact.detail not in _WELL:
+                return False
+            run.exited = True
+            run.to = SUCCEEDED
+            self._phase[member] = AT_EXITED
+            self._state[replica] = SUCCEEDED
+            self._held[replica] = None
+        elif kind == "freed" and run.exited:
+            self.free(member)
+        else:
+            return False
+        return True
+
     def claim(self, replica: Replica, member: Member, master: str) -> None:
-        self.step(Op.CLAIM, replica.job.num, replica.index, 0, 0, self.note(master, always=True))
+        if master or replica.job.gang:
+            self.step(Op.CLAIM, replica.job.num, replica.index, 0, 0, self.note(master, always=True))
+        else:
+            self._runs[member] = _Run(True)
+            self.bytes += RUN_BYTES
         self._phase[member] = AT_CLAIMED
         self._state[replica] = CLAIMED
 
     def start(self, replica: Replica, member: Member) -> None:
-        self.step(Op.START, replica.job.num, replica.index)
+        run = self._runs.get(member)
+        if run is not None and run.claimed:
+            run.started = True
+        else:
+            self.step(Op.START, replica.job.num, replica.index)
         self.started.add(replica.job)
         self._phase[member] = AT_RUNNING
         self._state[replica] = RUNNING
 
     def exit(self, replica: Replica, member: Member, to: int, code: int, why: str) -> None:
         """The attempt is over, its tree gone; the member lingers until its devices are seen free."""
-        self.step(Op.EXIT, replica.job.num, replica.index, to, code, self.note(why))
+        run = self._runs.get(member)
+        if run is not None and not run.started:
+            self._settle(member)
+            run = None
+        if run is None:
+            run = self._runs[member] = _Run(False)
+            self.bytes += RUN_BYTES
+        run.exited = True
+        run.to, run.code, run.note = to, code, self.note(why)
         self._phase[member] = AT_EXITED
         self._state[replica] = to
         self._held[replica] = None
 
+    def free(self, member: Member) -> None:
+        replica = member.replica
+        run = self._runs.get(member)
+        if run is not None and run.exited:
+            del self._runs[member]
+            op = _RUN if run.claimed else _DONE
+            self.steps += (op, replica.job.num, replica.index, run.to, run.code, run.note)
+            self.bytes += STEP_BYTES - RUN_BYTES
+        else:
+            self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence, member.worker.num))
+        self.gone.add(member)
+        self._leave(member)
+
+    def settle(self) -> None:
+        """Write the steps that were held back: before whatever must stand behind them, and at the end."""
+        for member in list(self._runs):
+            self._settle(member)
+
+    def _settle(self, member: Member | None) -> None:
+        run = self._runs.pop(member, None) if member is not None else None
+        if member is None or run is None:
+            return
+        self.bytes -= RUN_BYTES
+        num, index = member.replica.job.num, member.replica.index
+        if run.started:
+            self.step(Op.BEGIN, num, index)
+        elif run.claimed:
+            self.step(Op.CLAIM, num, index)
+        if run.exited:
+            self.step(Op.EXIT, num, index, run.to, run.code, run.note)
+
     def over(self, op: int, replica: Replica, member: Member, to: int, why: str) -> None:
         """REFUSE, WITHDRAW or LOSE: the attempt is over and holds nothing any more."""
+        self._settle(member)
         self.step(op, replica.job.num, replica.index, to, 0, self.note(why))
         self._state[replica] = to
         self._held[replica] = None
@@ -232,39 +364,40 @@ class Draft:
 
     def keep_lost(self, replica: Replica, why: str) -> None:
         """LOSE under on_partition keep: the member stays where it is."""
+        self._settle(replica.member)
         self.step(Op.LOSE, replica.job.num, replica.index, LOST_KEPT, 0, self.note(why))
         self._state[replica] = LOST_KEPT
-
-    def free(self, member: Member) -> None:
-        replica = member.replica
-        self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence, member.worker.num))
-        self.gone.add(member)
-        self._leave(member)
 
     def _leave(self, member: Member) -> None:
         tenant = member.replica.job.tenant
         self.gpus[tenant] = self.gpus.get(tenant, 0) - member.mask.bit_count()
 
     def quarantine(self, member: Member, mask: int) -> None:
+        self._settle(member)
         replica = member.replica
         self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence, member.worker.num), mask)
 
     def end(self, replica: Replica, to: int, becomes: int, why: str) -> None:
         """Ask the member to end; `to` is ENDING or CANCELLING."""
+        self._settle(replica.member)
         self.step(Op.END, replica.job.num, replica.index, to, becomes, self.note(why))
         self._state[replica] = to
 
     def move(self, replica: Replica, to: int, why: str) -> None:
+        self._settle(replica.member)
         if self.state_of(replica) == QUEUED:
             self.left_queue += 1
         self.step(Op.MOVE, replica.job.num, replica.index, to, 0, self.note(why))
         self._state[replica] = to
 
     def backoff(self, replica: Replica, not_before: int, count: int) -> None:
+        self._settle(replica.member)
         self.step(Op.BACKOFF, replica.job.num, replica.index, not_before, count)
         self._pauses[replica] = not_before
 
     def gang(self, job: Job, phase: int, after: int = 0, count: int = 0) -> None:
+        for replica in job.replicas:
+            self._settle(replica.member)
         self.step(Op.GANG, job.num, 0, phase, after, count)
         self._gang[job] = (phase, after, count)
 
@@ -287,6 +420,7 @@ class Draft:
 
     def record(self, leader: int, rid: int) -> Record:
         state = self.state
+        self.settle()
         return Record(
             FORMAT,
             state.epoch,

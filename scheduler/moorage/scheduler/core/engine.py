@@ -31,10 +31,10 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
-from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.fold import Folded, fold
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.orders import Orders
-from moorage.scheduler.core.outputs import Outputs, WantedFrames, event_of
+from moorage.scheduler.core.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.plan import Planner
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
@@ -42,7 +42,9 @@ from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, en
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import QUEUED, Job, Replica, State, Worker
-from moorage.schemas.codec import canonical, decode_request, encode
+from moorage.scheduler.core.telling import Telling
+from moorage.schemas.alike import Asked, Requests
+from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
 from moorage.schemas.job import STATES, Request
@@ -108,7 +110,9 @@ class Engine:
         self.leader = leader
         self.fleet = Fleet()
         self.queue = Queue()
+        self.requests = Requests()
         self.shapes = Shapes()
+        self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
         self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
         self.orders = Orders(state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of)
@@ -171,8 +175,8 @@ class Engine:
             self._unmatched.add(job.num)
 
     def request_of(self, job: Job) -> Request:
-        """The request of an accepted job, decoded from its body (rare paths only)."""
-        return decode_request(job.body)
+        """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
+        return self.requests.read(job.body)[1].request
 
     def priority_of(self, job: Job) -> int:
         return job.priority if job.priority >= 0 else self.request_of(job).priority
@@ -180,7 +184,14 @@ class Engine:
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
         if shape is None:
-            shape = job.shape = self.shapes.of(self.request_of(job))
+            shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
+        assert isinstance(shape, Shape)
+        return shape
+
+    def shape_of_asked(self, asked: Asked) -> Shape:
+        shape = asked.shape
+        if shape is None:
+            shape = asked.shape = self.shapes.of(asked.request)
         assert isinstance(shape, Shape)
         return shape
 
@@ -266,13 +277,13 @@ class Engine:
         self._due(draft)
         if orders:
             self._take_orders(flight, orders)
-        while self._submits and not draft.full:
-            self._submit(flight, self._submits.popleft())
+        self._take_submits(flight)
         self._left_queue += draft.left_queue
         if self._left_queue > QUEUE_SPARE + self.queue.size // 4:
             self._left_queue = 0
             self.planner.sweep(draft)
         self._replan = False
+        draft.settle()
         self.planner.plan(draft)
         self._compact(draft)
         self._rid += 1
@@ -322,6 +333,11 @@ class Engine:
         elif isinstance(frame, Goodbye):
             trouble = self.sessions.goodbye(draft, event, frame)
             flight.replies.append((trouble or {"kind": "goodbye"}, event.reply, event.json))
+
+    def _take_submits(self, flight: _InFlight) -> None:
+        submits, draft = self._submits, flight.draft
+        while submits and not draft.full:
+            self._submit(flight, submits.popleft())
 
     def _submit(self, flight: _InFlight, event: Submit | QueueRead) -> None:
         draft = flight.draft
@@ -473,7 +489,8 @@ class Engine:
                 if position >= must:
                     break
                 self.history_dropped += 1
-            flat += (job.num, request_digest(canonical(decode_request(job.body))))
+            name, asked = self.requests.read(job.body)
+            flat += (job.num, request_digest(asked.canonical(name)))
             kept.append(job.kept)
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
@@ -494,8 +511,7 @@ class Engine:
         wanted = WantedFrames(state, self.subjects)
         self._new_jobs(flight, folded.accepted, out)
         self._workers(flight, folded.workers, out, mono_ms)
-        for member in folded.placed:
-            wanted.add(member)
+        wanted.placed(folded.placed)
         for member in folded.touched:
             wanted.add(member)
         for event, frame, host in flight.renewed:
@@ -508,10 +524,7 @@ class Engine:
             self._answer_join(event, session, wanted, out)
         for answer, reply, json in flight.replies:
             out.answers.append((reply, encode(answer, json=json)))
-        for job in folded.jobs.values():
-            if job.told < job.rev:
-                frame_of = event_of(state, job)
-                out.events.append((job.tenant, job.name, encode(frame_of), self._own_subject(job)))
+        self._tell(folded, out)
         for ask in flight.asks:
             answer = ask.answer()
             if answer is not None:
@@ -519,6 +532,16 @@ class Engine:
         out.messages += wanted.messages()
         out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
         return out
+
+    def _tell(self, folded: Folded, out: Outputs) -> None:
+        """One event of each job that changed."""
+        if folded.workers:
+            self.telling.forget()
+        tell, events = self.telling.event, out.events
+        for job in folded.jobs.values():
+            if job.told < job.rev:
+                own = job.own_subject
+                events.append((job.tenant, job.name, tell(job), self._own_subject(job) if own is None else own))
 
     def _own_subject(self, job: Job) -> bool:
         """Whether this job's events go to its own subject too: its request says `"events": "tenant"` where not."""
@@ -534,10 +557,15 @@ class Engine:
             submit = made.submit
             job.shape = submit.shape
             request = submit.request
-            job.own_subject = request.events == "job"
+            # of many that came together the tenant's frames tell, until somebody follows one (`views.show`)
+            job.own_subject = request.events == "job" and submit.batch is None
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
+            if submit.batch is None and submit.json and not made.warnings:  # the bytes of `encode(Accepted(…))`
+                said = f'{{"kind":"accepted","job":"{job.name}","ledger":{seq},"state":"{state}"}}'
+                out.answers.append((submit.reply, said.encode()))
+                continue
             answer = Accepted(job.name, seq, state, warnings=made.warnings)
             if submit.batch is not None:
                 batch = submit.batch

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from moorage.scheduler.core.records import by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.schemas.errors import Problem
@@ -28,49 +30,23 @@ class Batch:
         self.answers: list[Any] = [None] * size
 
 
-class Submit:
-    """One request. `sequence` is its place in the durable queue, 0 from the endpoint."""
+class Submit(msgspec.Struct, eq=False, gc=False):
+    """One request. `sequence` is its place in the durable queue, 0 from the endpoint.
 
-    __slots__ = (
-        "batch",
-        "body",
-        "json",
-        "name",
-        "position",
-        "reply",
-        "request",
-        "sequence",
-        "shape",
-        "tenant",
-        "trace",
-    )
+    `request.job` may be None: what was asked alike before is shared, and `name` is the job's.
+    """
 
-    def __init__(
-        self,
-        tenant: str,
-        name: str,
-        body: bytes,
-        request: Request,
-        shape: Shape,
-        *,
-        reply: str = "",
-        json: bool = True,
-        sequence: int = 0,
-        trace: str = "",
-        batch: Batch | None = None,
-        position: int = 0,
-    ) -> None:
-        self.tenant = tenant
-        self.name = name
-        self.body = body
-        self.request = request
-        self.shape = shape
-        self.reply = reply
-        self.json = json
-        self.sequence = sequence
-        self.trace = trace
-        self.batch = batch
-        self.position = position
+    tenant: str
+    name: str
+    body: bytes
+    request: Request
+    shape: Shape
+    reply: str = ""
+    json: bool = True
+    sequence: int = 0
+    trace: str = ""
+    batch: Batch | None = None
+    position: int = 0
 
 
 class Cancel:

@@ -2,9 +2,9 @@
 
 A row answers for idempotence for `Config.finished_keep`, and says where the job's history stands as long as that is
 kept, or until `Config.finished_rows` are held: the leader says which go, in records, and `ROWS_MAX` is the table's own
-bound. Rows stand in a ring in the order in which they came; an open-addressed index of 32-bit positions finds the
-newest of a (tenant, job) by its hash. No Python object a row, so two million of them cost 80 MB and the garbage
-collector nothing.
+bound. Rows stand in chunks in the order in which they came; an open-addressed index of 32-bit entries finds the newest
+of a (tenant, job) by its hash. No Python object a row, so two million of them cost 80 MB and the garbage collector
+nothing. The index is in many segments that grow one by one, and a chunk is never copied: no add is a long pause.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ DIGEST_BYTES: Final = 8
 _SEQ_MAX: Final = 2**40 - 1
 _EMPTY: Final = 0
 _GROW_AT: Final = 0.66
+_SEGMENTS: Final = 256
+_SLOTS_FIRST: Final = 256
+_CHUNK_ROWS: Final = 4096
+#: an entry of the index: 11 bits of the key, so that hardly any other row is looked at, and the row's number modulo
+#: `_NUMBERS`, and 1 more; 0 is no row
+_NUMBER_BITS: Final = 21
+_NUMBERS: Final = 2**_NUMBER_BITS - 1
 
 
 def job_key(tenant: str, job: str) -> bytes:
@@ -41,23 +48,25 @@ class FinishedTable:
     """First in, first out; look-up by key in constant time."""
 
     def __init__(self, rows_max: int = ROWS_MAX) -> None:
-        self.rows_max = rows_max
-        self._rows = bytearray()
-        self._capacity = 0  # rows that the ring has room for
-        self._first = 0  # ring position of the oldest row
-        self._count = 0
-        self._index = array("I", bytes(4 * 64))
+        self.rows_max = min(rows_max, _NUMBERS)
+        self._chunks: list[bytearray] = []
+        self._base = 0  # number of the first row of the first chunk
+        self._first = 0  # number of the oldest row
+        self._end = 0  # number of the next row
+        self._segments = [array("I", bytes(4 * _SLOTS_FIRST)) for _ in range(_SEGMENTS)]
+        self._filled = [0] * _SEGMENTS
         self.row = 0  # this table's part of the state digest
 
     def __len__(self) -> int:
-        return self._count
+        return self._end - self._first
 
     def find(self, key: bytes) -> tuple[bytes, int, int, int] | None:
         """(request digest, end in ledger s, state number, history sequence or 0) of a finished job, or None."""
-        position = self._find(key)
-        if position < 0:
+        segment, slot = self._look(key)
+        entry = segment[slot]
+        if entry == _EMPTY:
             return None
-        _, digest, seconds, state, low, high = _ROW.unpack_from(self._rows, position * _ROW.size)
+        _, digest, seconds, state, low, high = self._unpacked(self._number(entry))
         return digest, seconds, state, high << 32 | low
 
     def add(self, key: bytes, digest: bytes, time_ms: int, state: int, seq: int = 0) -> None:
@@ -68,51 +77,47 @@ class FinishedTable:
         """
         digest = digest[:DIGEST_BYTES]
         seq = seq if seq <= _SEQ_MAX else 0
-        if self._count >= self.rows_max:
+        number = self._end
+        if number - self._first >= self.rows_max:
             self.drop_oldest()
-        if self._count == self._capacity:
-            self._grow()
-        if (self._count + 1) > len(self._index) * _GROW_AT:
-            self._reindex(len(self._index) * 2)
-        position = (self._first + self._count) % self._capacity
-        _ROW.pack_into(
-            self._rows, position * _ROW.size, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32
-        )
-        self._count += 1
-        self._insert(key, position)
+        at = number - self._base
+        if at == len(self._chunks) * _CHUNK_ROWS:
+            self._chunks.append(bytearray(_CHUNK_ROWS * _ROW.size))
+        chunk, start = self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * _ROW.size
+        _ROW.pack_into(chunk, start, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
+        self._end = number + 1
+        segment, slot = self._look(key)
+        if segment[slot] == _EMPTY:
+            self._filled[key[-1]] += 1
+        segment[slot] = _entry(key, number)
+        if self._filled[key[-1]] > len(segment) * _GROW_AT:
+            self._grow(key[-1])
         self.row += _row_hash(key, digest, state)
 
     def oldest_ms(self) -> int | None:
         """Ledger time of the oldest row, in ms."""
-        if not self._count:
-            return None
-        seconds: int = _ROW.unpack_from(self._rows, self._first * _ROW.size)[2]
-        return seconds * 1000
+        return self._unpacked(self._first)[2] * 1000 if len(self) else None
 
     def older_than(self, time_ms: int, at_most: int) -> int:
         """How many of the oldest rows, at most so many, are older than a ledger time."""
         count = 0
-        while count < min(self._count, at_most):
-            position = (self._first + count) % self._capacity
-            if _ROW.unpack_from(self._rows, position * _ROW.size)[2] * 1000 >= time_ms:
-                break
+        while count < min(len(self), at_most) and self._unpacked(self._first + count)[2] * 1000 < time_ms:
             count += 1
         return count
 
     def drop_oldest(self) -> None:
-        key, digest, _, state, _, _ = _ROW.unpack_from(self._rows, self._first * _ROW.size)
+        key, digest, _, state, _, _ = self._unpacked(self._first)
         self._remove(key, self._first)
         self.row -= _row_hash(key, digest, state)
-        self._first = (self._first + 1) % self._capacity
-        self._count -= 1
+        self._first += 1
+        if self._first - self._base == _CHUNK_ROWS:
+            del self._chunks[0]
+            self._base = self._first
 
     def dump(self) -> bytes:
         """All rows, oldest first, as they stand in a snapshot."""
         size = _ROW.size
-        end = self._first + self._count
-        if end <= self._capacity:
-            return bytes(self._rows[self._first * size : end * size])
-        return bytes(self._rows[self._first * size :]) + bytes(self._rows[: (end - self._capacity) * size])
+        return b"".join(self._chunks)[(self._first - self._base) * size : (self._end - self._base) * size]
 
     @classmethod
     def load(cls, rows: bytes, rows_max: int = ROWS_MAX, row_bytes: int = ROW_BYTES) -> FinishedTable:
@@ -130,58 +135,60 @@ class FinishedTable:
 
     # ------------------------------------------------------------------ open addressing, linear probing
 
-    def _slot(self, key: bytes) -> int:
-        return int.from_bytes(key[:8], "little") & (len(self._index) - 1)
+    def _unpacked(self, number: int) -> tuple[bytes, bytes, int, int, int, int]:
+        at = number - self._base
+        row: tuple[bytes, bytes, int, int, int, int] = _ROW.unpack_from(
+            self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * _ROW.size
+        )
+        return row
 
-    def _key_at(self, position: int) -> bytes:
-        start = position * _ROW.size
-        return bytes(self._rows[start : start + KEY_BYTES])
+    def _number(self, entry: int) -> int:
+        """The row that an entry of the index names: of those held now, whose numbers are never so far apart."""
+        return self._first + ((entry & _NUMBERS) - 1 - self._first) % _NUMBERS
 
-    def _find(self, key: bytes) -> int:
-        if not self._count:
-            return -1
-        index, mask, slot = self._index, len(self._index) - 1, self._slot(key)
-        while (entry := index[slot]) != _EMPTY:
-            if self._key_at(entry - 1) == key:
-                return entry - 1
+    def _look(self, key: bytes) -> tuple[array[int], int]:
+        """The segment and slot where a key stands, or where it would."""
+        segment = self._segments[key[-1]]
+        mask, mark = len(segment) - 1, (key[8] | key[9] << 8) & 0x7FF
+        slot = int.from_bytes(key[:8], "little") & mask
+        while (entry := segment[slot]) != _EMPTY:
+            if entry >> _NUMBER_BITS == mark and self._unpacked(self._number(entry))[0] == key:
+                break
             slot = (slot + 1) & mask
-        return -1
+        return segment, slot
 
-    def _insert(self, key: bytes, position: int) -> None:
-        index, mask, slot = self._index, len(self._index) - 1, self._slot(key)
-        while (entry := index[slot]) != _EMPTY and self._key_at(entry - 1) != key:
-            slot = (slot + 1) & mask
-        index[slot] = position + 1
-
-    def _remove(self, key: bytes, position: int) -> None:
+    def _remove(self, key: bytes, number: int) -> None:
         """Take a row out of the index, unless a newer one of its key stands there."""
-        index, mask, slot = self._index, len(self._index) - 1, self._slot(key)
-        while (entry := index[slot]) != position + 1:
-            if entry == _EMPTY or self._key_at(entry - 1) == key:
-                return
-            slot = (slot + 1) & mask
+        segment, hole = self._look(key)
+        if segment[hole] != _entry(key, number):
+            return
         # backward-shift deletion keeps every probe chain whole without grave stones
-        hole, probe = slot, (slot + 1) & mask
-        while index[probe] != _EMPTY:
-            home = self._slot(self._key_at(index[probe] - 1))
+        mask = len(segment) - 1
+        probe = (hole + 1) & mask
+        while segment[probe] != _EMPTY:
+            home = int.from_bytes(self._unpacked(self._number(segment[probe]))[0][:8], "little") & mask
             if (probe - home) & mask >= (probe - hole) & mask:
-                index[hole] = index[probe]
+                segment[hole] = segment[probe]
                 hole = probe
             probe = (probe + 1) & mask
-        index[hole] = _EMPTY
+        segment[hole] = _EMPTY
+        self._filled[key[-1]] -= 1
 
-    def _grow(self) -> None:
-        rows = self.dump()
-        self._capacity = min(max(64, self._capacity * 2), max(self.rows_max, 64))
-        self._rows = bytearray(rows) + bytearray(self._capacity * _ROW.size - len(rows))
-        self._first = 0
-        self._reindex(len(self._index))
+    def _grow(self, which: int) -> None:
+        """Double one segment: at two million rows some 8,000 entries."""
+        old = self._segments[which]
+        segment = self._segments[which] = array("I", bytes(8 * len(old)))
+        mask = len(segment) - 1
+        for entry in old:
+            if entry != _EMPTY:
+                slot = int.from_bytes(self._unpacked(self._number(entry))[0][:8], "little") & mask
+                while segment[slot] != _EMPTY:
+                    slot = (slot + 1) & mask
+                segment[slot] = entry
 
-    def _reindex(self, size: int) -> None:
-        self._index = array("I", bytes(4 * size))
-        for offset in range(self._count):
-            position = (self._first + offset) % self._capacity
-            self._insert(self._key_at(position), position)
+
+def _entry(key: bytes, number: int) -> int:
+    return ((key[8] | key[9] << 8) & 0x7FF) << _NUMBER_BITS | number % _NUMBERS + 1
 
 
 def _row_hash(key: bytes, digest: bytes, state: int) -> int:

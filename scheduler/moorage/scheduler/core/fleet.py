@@ -231,6 +231,15 @@ class Host:
             most = min(most, (self.memory_free if now else self.memory_mib) // shape.memory_mib)
         return max(0, most)
 
+    def rooms_beside(self, shape: Shape) -> int:
+        """How many replicas' CPU, memory and members this host has room for now."""
+        most = MEMBERS_MAX - self.held
+        if shape.cpu_milli and self.cpu_milli:
+            most = min(most, self.cpu_free // shape.cpu_milli)
+        if shape.memory_mib and self.memory_mib:
+            most = min(most, self.memory_free // shape.memory_mib)
+        return most
+
     def fits_host(self, shape: Shape) -> bool:
         """CPU and memory of the host; 0 milli known means the worker did not say, and nothing is counted."""
         if self.held >= MEMBERS_MAX:
@@ -323,13 +332,20 @@ class Fleet:
 
     def take(self, host: Host, shape: Shape, mask: int) -> None:
         """Count a member in: devices, CPU and memory."""
-        host.held += 1
-        host.cpu_free -= shape.cpu_milli
-        host.memory_free -= shape.memory_mib
+        self.take_all(host, shape, [mask])
+
+    def take_all(self, host: Host, shape: Shape, masks: list[int]) -> None:
+        """Count members of one shape on one host in; it is filed once."""
+        count = len(masks)
+        host.held += count
+        host.cpu_free -= shape.cpu_milli * count
+        host.memory_free -= shape.memory_mib * count
         if shape.mode <= EXCLUSIVE:
-            host.free &= ~mask
+            for mask in masks:
+                host.free &= ~mask
         else:
-            self._take_shared(host, shape, mask)
+            for mask in masks:
+                self._take_shared(host, shape, mask)
         self.refresh(host)
 
     def _take_shared(self, host: Host, shape: Shape, mask: int) -> None:
@@ -352,13 +368,18 @@ class Fleet:
 
     def give(self, host: Host, shape: Shape, mask: int) -> None:
         """Count a member out again."""
-        host.held -= 1
-        host.cpu_free += shape.cpu_milli
-        host.memory_free += shape.memory_mib
-        if shape.mode <= EXCLUSIVE:
-            host.free |= mask & host.lent
-        else:
-            self._give_shared(host, shape, mask)
+        self.give_all(host, [(shape, mask)])
+
+    def give_all(self, host: Host, taken: list[tuple[Shape, int]]) -> None:
+        """Count members of one host out again; it is filed once."""
+        for shape, mask in taken:
+            host.held -= 1
+            host.cpu_free += shape.cpu_milli
+            host.memory_free += shape.memory_mib
+            if shape.mode <= EXCLUSIVE:
+                host.free |= mask & host.lent
+            else:
+                self._give_shared(host, shape, mask)
         self.changes += 1
         self.refresh(host)
 

@@ -7,6 +7,7 @@ record of an older epoch is a counted no-op (third line of the fence, ledger-rul
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.records import BY_WORKER, FORMAT, REPORTED, STEP_WIDTH, Act, Count, GangPhase, Op, Record
@@ -22,6 +23,7 @@ from moorage.scheduler.core.state import (
     PARTS_MAX,
     PLACED,
     PRIORITY,
+    QUEUED,
     RELEASED,
     RUNNING,
     STORY_KEPT,
@@ -33,8 +35,10 @@ from moorage.scheduler.core.state import (
     Member,
     Replica,
     State,
+    Tenant,
     Transition,
     Worker,
+    new_job,
 )
 from moorage.schemas.job import STATES
 
@@ -47,6 +51,7 @@ _END, _MOVE, _BACKOFF, _GANG, _QUARANTINE = (
     int(Op.GANG),
     int(Op.QUARANTINE),
 )
+_BEGIN, _DONE, _RUN = int(Op.BEGIN), int(Op.DONE), int(Op.RUN)
 #: who did a step of each op, where no actor is named: the worker that reported it, or the scheduler
 _BY_OP = {int(op): BY_WORKER if op in REPORTED else "" for op in Op}
 
@@ -87,7 +92,7 @@ def fold(state: State, record: Record, seq: int) -> Folded:
 class _Folding:
     """One record being folded; keeps the rows it touches so that the digest is renewed once a row."""
 
-    __slots__ = ("fresh", "out", "record", "seq", "state", "time", "touched")
+    __slots__ = ("members", "out", "record", "replicas", "rows", "seq", "state", "time")
 
     def __init__(self, state: State, record: Record, seq: int, out: Folded) -> None:
         self.state = state
@@ -95,8 +100,9 @@ class _Folding:
         self.seq = seq
         self.out = out
         self.time = record.time
-        self.touched: dict[int, Job | Replica | Member | Worker | Any] = {}
-        self.fresh: list[Job] = []
+        self.replicas: dict[Replica, None] = {}
+        self.members: dict[Member, None] = {}
+        self.rows: dict[Worker | Tenant, None] = {}
 
     def run(self) -> None:
         state, record = self.state, self.record
@@ -112,103 +118,158 @@ class _Folding:
             for at in range(0, len(facts), 2):
                 worker = state.worker_by_num[facts[at]]
                 worker.no = facts[at + 1]
-                self.touched[id(worker)] = worker
+                self.rows[worker] = None
         if record.steps:
             self._steps(record.steps)
-        digest = state.digest
-        for row in self.touched.values():
+        self._renew_digest()
+        state.seq = self.seq
+
+    def _renew_digest(self) -> None:
+        """Each touched row once: the rows' own `digest_row`, written out here where there are thousands of them."""
+        state, out = self.state, self.out
+        digest, ended = state.digest, state.ended
+        for replica in self.replicas:
+            new = hash(
+                (
+                    replica.job.num,
+                    replica.index,
+                    replica.state,
+                    replica.attempt,
+                    replica.fence,
+                    replica.retries,
+                    replica.losses,
+                    replica.refusals,
+                    replica.not_before,
+                    replica.after,
+                )
+            )
+            digest += new - replica.row
+            replica.row = new
+        for job in out.jobs.values():
+            new = hash((job.num, job.rev, job.gang, job.after, job.started, crc32(job.name.encode())))
+            if job.hold is not None or job.priority >= 0:
+                new = job.digest_row()
+            digest += new - job.row
+            job.row = new
+            # a job is over once all replicas are and every device was seen free: only then may it leave memory
+            if job.live == 0 and job.held == 0 and not job.over:
+                job.over = True
+                state.tenants[job.tenant].live -= 1
+                ended.append(job.num)
+                out.ended.append(job)
+        for member in self.members:
+            new = member.digest_row()
+            digest += new - member.row
+            member.row = new
+        for row in self.rows:
             new = row.digest_row()
             digest += new - row.row
             row.row = new
         state.digest = digest & 0xFFFFFFFFFFFFFFFF
-        state.seq = self.seq
-        # a job is over once all replicas are and every device was seen free: only then may it leave memory
-        for job in self.out.jobs.values():
-            if job.live == 0 and job.held == 0 and not job.over:
-                job.over = True
-                state.tenants[job.tenant].live -= 1
-                state.ended.append(job.num)
-                self.out.ended.append(job)
 
     # --------------------------------------------------------------------------------------- accepts
 
     def _accept(self, tenant_name: str, flat: list[Any]) -> None:
-        state, out, touched = self.state, self.out, self.touched
+        state, accepted, replicas, changed = self.state, self.out.accepted, self.replicas, self.out.jobs
         tenant = state.tenant(tenant_name)
-        names, num = tenant.jobs, state.next_num
-        for at in range(0, len(flat), 4):
-            name = flat[at]
+        names, jobs, num, time, seq = tenant.jobs, state.jobs, state.next_num, self.time, self.seq
+        parts = iter(flat)
+        for name, body, count, trace in zip(parts, parts, parts, parts, strict=True):
             if name in names:
                 raise FoldError(f"job {tenant_name}/{name} is accepted twice")
-            job = Job(num, tenant_name, name, flat[at + 1], flat[at + 2], flat[at + 3], self.time, self.seq)
-            names[name] = state.jobs[num] = job
-            touched[id(job)] = job
+            names[name] = jobs[num] = changed[num] = job = new_job(
+                num, tenant_name, name, body, count, trace, time, seq
+            )
             for replica in job.replicas:
-                touched[id(replica)] = replica
-            out.accepted.append(job)
-            out.jobs[num] = job
+                replicas[replica] = None
+            accepted.append(job)
             num += 1
         tenant.live += num - state.next_num
         state.next_num = num
-        touched[id(tenant)] = tenant
+        self.rows[tenant] = None
 
     # ----------------------------------------------------------------------------------------- steps
 
     def _steps(self, steps: list[int]) -> None:
-        jobs, touched, out, seq = self.state.jobs, self.touched, self.out, self.seq
-        notes, workers, changed = self.record.notes, self.state.worker_by_num, self.out.jobs
-        actors, tenants = self._actors(), self.state.tenants
-        self.state.transitions += len(steps) // STEP_WIDTH
-        for at in range(0, len(steps), STEP_WIDTH):
-            op, num, index, a, b, c = steps[at : at + STEP_WIDTH]
+        state, out, seq, time = self.state, self.out, self.seq, self.time
+        jobs, workers, tenants, notes = state.jobs, state.worker_by_num, state.tenants, self.record.notes
+        changed, replicas, members, placed = out.jobs, self.replicas, self.members, out.placed
+        actors = self._actors() if self.record.actors else {}
+        if len(steps) % STEP_WIDTH:
+            raise FoldError(f"record {seq} ends within a step")
+        state.transitions += len(steps) // STEP_WIDTH
+        flat, at = iter(steps), -STEP_WIDTH
+        for op, num, index, a, b, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
+            at += STEP_WIDTH
             try:
                 job = jobs[num]
                 replica = job.replicas[index]
             except (KeyError, IndexError):
                 raise FoldError(f"record {seq}: step {op} names no replica: job {num}, replica {index}") from None
-            touched[id(replica)] = replica
+            changed[num] = job
+            replicas[replica] = None
             by = _BY_OP.get(op, "")
             if actors:
                 by = actors.get(at, by)
             if op == _PLACE:
-                replica.attempt += 1
+                if replica.state != QUEUED:
+                    raise self._illegal(replica, PLACED)
+                replica.attempt = attempt = replica.attempt + 1
                 replica.fence = seq
                 replica.not_before = 0
-                member = Member(replica, workers[a], b, c, seq)
-                self._move(job, replica, PLACED, 0, "", member, by)
-                replica.member = member
-                member.worker.members[member.key] = member
+                replica.state = PLACED
+                key = (job.tenant, job.name, index, seq)
+                member = Member(replica, workers[a], attempt, seq, b, c, key)
+                replica.member = workers[a].members[key] = member
                 job.held += 1
+                job.rev = rev = job.rev + 1
                 tenants[job.tenant].gpus += b.bit_count()
-                touched[id(member)] = member
-                out.placed.append(member)
+                self._tell(job, (rev, time, index, attempt, PLACED, a, b, 0, "", seq, by))
+                members[member] = None
+                placed.append(member)
+            elif op == _RUN:
+                self._run(job, replica, a, b, notes[c - 1] if c else "", by)
+            elif op == _BEGIN:
+                member = self._held(replica, op)
+                member.phase = AT_RUNNING
+                members[member] = None
+                job.started = True
+                self._move(job, replica, CLAIMED, 0, "", member, by)
+                self._move(job, replica, RUNNING, 0, "", member, by)
+                state.transitions += 1
+            elif op == _DONE:
+                member = self._held(replica, op)
+                replica.member = None
+                self._move(job, replica, a, b, notes[c - 1] if c else "", member, by)
+                self._drop(member)
+                state.transitions += 1
             elif op == _CLAIM:
                 member = self._held(replica, op)
                 if c:
                     job.master = notes[c - 1]
                 member.phase = AT_CLAIMED
-                touched[id(member)] = member
+                members[member] = None
                 self._move(job, replica, CLAIMED, 0, "", member, by)
             elif op == _START:
                 member = self._held(replica, op)
                 member.phase = AT_RUNNING
-                touched[id(member)] = member
+                members[member] = None
                 job.started = True
                 self._move(job, replica, RUNNING, 0, "", member, by)
             elif op == _EXIT:
                 member = self._held(replica, op)
                 member.phase = AT_EXITED
-                touched[id(member)] = member
+                members[member] = None
                 replica.member = None
                 self._move(job, replica, a, b, notes[c - 1] if c else "", member, by)
             elif op == _FREE:
-                self._free(job, index, a)
+                self._drop(self._lingering(job, index, a))
             elif op in (_REFUSE, _WITHDRAW, _LOSE):
                 member = self._held(replica, op)
                 why = notes[c - 1] if c else ""
                 if a != LOST_KEPT:
                     replica.member = None
-                    self._drop(member)
+                    self._remove(member)
                 self._move(job, replica, a, b, why, member, by)
             elif op == _END:
                 member = self._held(replica, op)
@@ -239,8 +300,31 @@ class _Folding:
                 self._touch_worker(held.worker)
             else:
                 raise FoldError(f"record {seq} holds step {op}, which this release does not know")
-            touched[id(job)] = job
-            changed[num] = job
+
+    def _run(self, job: Job, replica: Replica, to: int, code: int, why: str, by: str) -> None:
+        """CLAIM, START, EXIT and FREE: what most attempts of short jobs are, in one record."""
+        member = replica.member
+        if member is None or replica.state != PLACED:
+            raise self._illegal(replica, CLAIMED)
+        if to not in LEGAL[RUNNING]:
+            raise self._illegal(replica, to)
+        rev, time, index, attempt = job.rev, self.time, replica.index, replica.attempt
+        worker, mask, fence, story = member.worker.num, member.mask, member.fence, job.story
+        if len(story) >= STORY_PART:
+            self._long(job)
+        story += (
+            (rev + 1, time, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
+            (rev + 2, time, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
+            (rev + 3, time, index, attempt, to, worker, mask, code, why, fence, by),
+        )
+        job.rev = rev + 3
+        job.started = True
+        replica.state = to
+        replica.member = None
+        if IS_TERMINAL[to]:
+            job.live -= 1
+        self._drop(member)
+        self.state.transitions += 3
 
     def _actors(self) -> dict[int, str]:
         """Who did the step at each position, of those that an actor did."""
@@ -252,18 +336,14 @@ class _Folding:
         return found
 
     def _move(self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None, by: str) -> None:
-        was = replica.state
-        if to not in LEGAL[was]:
-            raise FoldError(
-                f"record {self.seq}: {job.tenant}/{job.name}/{replica.index} cannot go"
-                f" from {STATES[was]} to {STATES[to]}"
-            )
+        if to not in LEGAL[replica.state]:
+            raise self._illegal(replica, to)
         replica.state = to
-        job.rev += 1
+        job.rev = rev = job.rev + 1
         if IS_TERMINAL[to]:
             job.live -= 1
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
-        self._tell(job, (job.rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
+        self._tell(job, (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
 
     def _tell(self, job: Job, transition: Transition) -> None:
         story = job.story
@@ -277,6 +357,10 @@ class _Folding:
             del story[: len(story) // 4]
         if len(story) >= STORY_PART + STORY_PART_REPLICA * replicas:
             self.out.long[job.num] = job
+
+    def _illegal(self, replica: Replica, to: int) -> FoldError:
+        name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
+        return FoldError(f"record {self.seq}: {name} cannot go from {STATES[replica.state]} to {STATES[to]}")
 
     def _held(self, replica: Replica, op: int) -> Member:
         member = replica.member
@@ -293,21 +377,21 @@ class _Folding:
             raise FoldError(f"record {self.seq}: {key} does not linger on worker {worker_num}")
         return member
 
-    def _free(self, job: Job, index: int, packed: int) -> None:
-        member = self._lingering(job, index, packed)
+    def _drop(self, member: Member) -> None:
+        """Its devices were seen free."""
         worker = member.worker
         if worker.quarantined & member.mask:
             worker.quarantined &= ~member.mask
             self._touch_worker(worker)
-        self._drop(member)
+        self._remove(member)
 
-    def _drop(self, member: Member) -> None:
+    def _remove(self, member: Member) -> None:
         del member.worker.members[member.key]
         job = member.replica.job
         job.held -= 1
         self.state.tenants[job.tenant].gpus -= member.mask.bit_count()
-        self.state.digest = (self.state.digest - member.row) & 0xFFFFFFFFFFFFFFFF
-        self.touched.pop(id(member), None)
+        self.state.digest -= member.row
+        self.members.pop(member, None)
         member.row = 0
 
     # ------------------------------------------------------------------------------------------ acts
@@ -351,11 +435,11 @@ class _Folding:
         elif kind == Act.TOMBSTONE:
             tenant = state.tenant(act[1])
             tenant.tombstones[act[2]] = act[3] or -self.time
-            self.touched[id(tenant)] = tenant
+            self.rows[tenant] = None
         elif kind == Act.UNTOMB:
             tenant = state.tenant(act[1])
             tenant.tombstones.pop(act[2], None)
-            self.touched[id(tenant)] = tenant
+            self.rows[tenant] = None
         elif kind in (Act.HOLD, Act.UNHOLD):
             self._hold(act[1], act[2], act[3], act[4], on=kind == Act.HOLD)
         elif kind == Act.PRIORITY:
@@ -367,7 +451,7 @@ class _Folding:
             tenant = state.tenant(name)
             tenant.gpus_max, tenant.jobs_max = gpus, jobs
             tenant.limit = (by, why, self.time) if gpus or jobs else None
-            self.touched[id(tenant)] = tenant
+            self.rows[tenant] = None
         elif kind == Act.COMPACT:
             self._compact(act[1], act[2] if len(act) > 2 else [])
         elif kind == Act.PART:
@@ -396,7 +480,7 @@ class _Folding:
         else:
             tenant = self.state.tenant(name)
             tenant.hold = order
-            self.touched[id(tenant)] = tenant
+            self.rows[tenant] = None
 
     def _ordered(self, num: int, word: int, by: str, why: str) -> Job:
         """An operator's act on a job, as a revision of its own."""
@@ -405,12 +489,11 @@ class _Folding:
             raise FoldError(f"record {self.seq} acts on job {num}, which is not there")
         job.rev += 1
         self._tell(job, (job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
-        self.touched[id(job)] = job
         self.out.jobs[num] = job
         return job
 
     def _touch_worker(self, worker: Worker) -> None:
-        self.touched[id(worker)] = worker
+        self.rows[worker] = None
         self.out.workers.append(worker)
 
     def _cursor(self, name: str, which: str, through: int) -> None:
@@ -422,7 +505,7 @@ class _Folding:
                 del tenant.tombstones[job]
         else:
             tenant.cancel_cursor = through
-        self.touched[id(tenant)] = tenant
+        self.rows[tenant] = None
 
     def _part(self, num: int, seq: int, first: int, last: int) -> None:
         """A part of a job's story stands in the history: memory keeps what is newer, and the last few."""
@@ -450,4 +533,5 @@ class _Folding:
             digest -= job.row
             for replica in job.replicas:
                 digest -= replica.row
+                del replica.job  # they point at each other: so they go at once, and leave the collector nothing
         state.digest = (digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF

@@ -45,6 +45,7 @@ REFUSAL_BACKOFF_MS_MAX: Final = 30_000
 #: exit codes are cut to this: a worker's word goes into the ledger, whatever number it is
 EXIT_CODE_MAX: Final = 2**31 - 1
 
+_WHOLE_RUN: Final = ("claimed", "started", "exited", "freed")
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
 _ON_WORKER: Final = (PLACED, CLAIMED, RUNNING)
 
@@ -58,6 +59,41 @@ def is_address(detail: str) -> bool:
     """Whether rank 0's claimed fact names an `address:port`; what else it says is no address for START."""
     address, _, port = detail.rpartition(":")
     return bool(address) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535 and len(port) <= 5
+
+
+def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact]) -> list[Member]:
+    """The members of a frame that tells, of nothing but such, that all were claimed, started, ended well and are free.
+
+    So a turn of an agent full of short jobs looks. Of any other frame: none, and nothing was done.
+    """
+    count, rest = divmod(len(facts), 4)
+    if rest or not count or facts[count - 1].kind != "claimed" or facts[-1].kind != "freed":
+        return []
+    found: list[Member] = []
+    for claimed, started, exited, freed in zip(
+        facts[:count], facts[count : 2 * count], facts[2 * count : 3 * count], facts[3 * count :], strict=True
+    ):
+        job, tenant, fence = claimed.job, claimed.tenant, claimed.fence
+        member = members.get((tenant, job, claimed.replica, fence))
+        if (
+            member is None
+            or started.job != job
+            or exited.job != job
+            or freed.job != job
+            or not fence == started.fence == exited.fence == freed.fence
+            or not claimed.replica == started.replica == exited.replica == freed.replica
+            or not tenant == started.tenant == exited.tenant == freed.tenant
+            or (claimed.kind, started.kind, exited.kind, freed.kind) != _WHOLE_RUN
+            or exited.code
+            or exited.detail not in ("", "exit")
+            or not draft.untouched(member)
+        ):
+            return []
+        found.append(member)
+    if len(set(found)) != count:
+        return []
+    draft.ran(found)
+    return found
 
 
 class Lifecycle:
@@ -78,12 +114,24 @@ class Lifecycle:
 
     # ------------------------------------------------------------------------------------------- facts
 
-    def on_fact(self, draft: Draft, worker: Worker, fact: Fact) -> None:
-        """Fold one fact of a worker's current session into the draft; what is not known is counted, never fatal."""
-        member = worker.members.get((fact.tenant, fact.job, fact.replica, fact.fence))
-        if member is None or member in draft.gone:
-            self.unknown_facts += 1
-            return
+    def on_facts(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
+        """Fold a frame of a worker's current session into the draft; what is not known is counted, never fatal."""
+        members, gone = worker.members, draft.gone
+        freed = _whole_runs(draft, members, facts)
+        for fact in () if freed else facts:
+            member = members.get((fact.tenant, fact.job, fact.replica, fact.fence))
+            if member is None or member in gone:
+                self.unknown_facts += 1
+            elif not draft.goes_well(member, fact):
+                self._on_fact(draft, member, fact)
+            elif member in gone:
+                freed.append(member)
+        if freed:
+            host = self.fleet.hosts.get(worker.num)
+            if host is not None:
+                self.fleet.give_all(host, [(self.shape_of(member.replica.job), member.mask) for member in freed])
+
+    def _on_fact(self, draft: Draft, member: Member, fact: Fact) -> None:
         kind, replica = fact.kind, member.replica
         phase = draft.phase_of(member)
         if phase == AT_EXITED:

@@ -74,6 +74,35 @@ class WantedFrames:
         self._bytes[worker.num] += size
         return frames[-1]
 
+    def placed(self, members: list[Member]) -> None:
+        """`add` for those that a record has just placed."""
+        bytes_of, frames_of = self._bytes, self._frames
+        for member in members:
+            worker, replica = member.worker, member.replica
+            job, num = replica.job, worker.num
+            if replica.state != PLACED or not worker.session:  # the same record went on with it
+                self.add(member)
+                continue
+            size = bytes_of.get(num, WANTED_BYTES_MAX) + len(job.body) + 200
+            frame = self._frame(worker, len(job.body) + 200) if size > WANTED_BYTES_MAX else frames_of[num][-1]
+            if size <= WANTED_BYTES_MAX:
+                bytes_of[num] = size
+            frame.place.append(
+                Place(
+                    job.tenant,
+                    job.name,
+                    replica.index,
+                    member.attempt,
+                    member.fence,
+                    slots_of(member.mask),
+                    MODE_NAMES[member.mode],
+                    job.gang == GangPhase.HOLDING,
+                    job.body,
+                    job.traceparent,
+                    None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
+                )
+            )
+
     def add(self, member: Member) -> None:
         """wanted(state, worker) for one member."""
         worker, replica, job = member.worker, member.replica, member.replica.job
@@ -86,18 +115,7 @@ class WantedFrames:
         if state in (CANCELLING, ENDING):
             self._frame(worker, 200).end.append(End(*name, why=STATES[state].lower()))
         elif state == PLACED:
-            body = job.body
-            self._frame(worker, len(body) + 200).place.append(
-                Place(
-                    *name,
-                    slots_of(member.mask),
-                    MODE_NAMES[member.mode],
-                    job.gang == GangPhase.HOLDING,
-                    body,
-                    job.traceparent,
-                    None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
-                )
-            )
+            self.placed([member])
         elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
             address, _, port = job.master.rpartition(":")
             self._frame(worker, 200).start.append(Start(*name, address, int(port or 0), len(job.replicas)))

@@ -82,6 +82,11 @@ class Planner:
                 last, first = choice, first or item >> REPLICA_BITS
                 placed += line.shape.together
                 room -= need
+                if line.entries and room >= need:
+                    most = len(line.entries) if room == math.inf or not need else int(room // need)
+                    more, last = self._place_more(draft, line, choice, most, priority, others)
+                    placed += more
+                    room -= more * need
             if last is not None:
                 # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
                 draft.evidence += (first, placed, len(fleet.hosts), last.left)
@@ -137,6 +142,29 @@ class Planner:
                 avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
             draft.placed(num, item & _REPLICA_MASK, choice.host.worker.num, choice.mask, shape.mode)
         return choice
+
+    def _place_more(
+        self, draft: Draft, line: Line, choice: Choice, most: int, priority: int, others: tuple[int, int] | None
+    ) -> tuple[int, Choice]:
+        """At most so many who wait behind in line and would be put on the very same host, without asking for each.
+
+        Returns how many, and the last choice: what one by one would have come to.
+        """
+        shape, entries, host = line.shape, line.entries, choice.host
+        taken = 0
+        masks = self.ranker.again(choice, shape, min(most, len(entries)))
+        for mask in masks:
+            while entries and (self.queue.is_taken(line, entries[0]) or not self._waits(draft, entries[0])):
+                self.queue.pop(line)
+            if not entries or draft.full or (others is not None and (priority, entries[0]) > others):
+                break
+            item = self.queue.pop(line)
+            draft.placed(item >> REPLICA_BITS, item & _REPLICA_MASK, host.worker.num, mask, shape.mode)
+            taken += 1
+        if taken:
+            self.fleet.take_all(host, shape, masks[:taken])
+            choice = Choice(host, masks[taken - 1], host.open.bit_count())
+        return taken, choice
 
     def _place_gang(self, draft: Draft, shape: Shape, num: int, barred: frozenset[int]) -> Choice | None:
         fleet = self.fleet

@@ -7,8 +7,10 @@ operator has held or limited has lines of its own, so that whether it may start 
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections import deque
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heapify
 from typing import Final
 
 from moorage.scheduler.core.shape import Shape
@@ -33,7 +35,7 @@ class Line:
         self.priority = priority
         self.shape = shape
         self.tenant = tenant
-        self.entries: list[int] = []
+        self.entries: deque[int] = deque()  # ascending: nearly all come in order, and go from the front
         self.blocked_at = -1  # the fleet's change number at which it found no room
 
 
@@ -58,7 +60,13 @@ class Queue:
         line = self.lines.get(key)
         if line is None:
             line = self.lines[key] = Line(priority, shape, key[2])
-        heappush(line.entries, item)
+        entries = line.entries
+        if not entries or item > entries[-1]:
+            entries.append(item)
+        elif item < entries[0]:
+            entries.appendleft(item)
+        else:  # back from a pause, into the midst of those that came meanwhile
+            entries.insert(bisect(entries, item), item)
 
     def take_out(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
         """An entry that stands in its line counts no more, until it is added again."""
@@ -80,11 +88,9 @@ class Queue:
             mine = [item for item in line.entries if is_of(item)] if not line.tenant else []
             if not mine:
                 continue
-            line.entries = [item for item in line.entries if not is_of(item)]
-            heapify(line.entries)
+            line.entries = deque(item for item in line.entries if not is_of(item))
             own = self.lines[(key[0], key[1], tenant)] = Line(line.priority, line.shape, tenant)
-            own.entries = mine
-            heapify(mine)
+            own.entries = deque(mine)
             own.blocked_at = line.blocked_at
             for item in mine:
                 if (key, item) in self._taken:
@@ -106,7 +112,7 @@ class Queue:
         return found
 
     def pop(self, line: Line) -> int:
-        item = heappop(line.entries)
+        item = line.entries.popleft()
         if self.is_taken(line, item):
             self._taken.remove(((-line.priority, line.shape.index, line.tenant), item))
         else:
@@ -117,8 +123,7 @@ class Queue:
         """Keep only the entries that still wait and were not taken out."""
         self.size = 0
         for line in self.lines.values():
-            line.entries = [item for item in line.entries if not self.is_taken(line, item) and waits(item)]
-            heapify(line.entries)
+            line.entries = deque(item for item in line.entries if not self.is_taken(line, item) and waits(item))
             self.size += len(line.entries)
         self._taken.clear()
 

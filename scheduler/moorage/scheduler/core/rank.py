@@ -34,6 +34,12 @@ class Ranker(Protocol):
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
         """`avoid` counts this job's replicas by worker (for spread); `barred` are hosts held back for somebody."""
 
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        """The slot masks of at most `most` further replicas of this shape that `choose` would put on the same host.
+
+        `choice` is taken already. One after the other they must come to what `choose` would say; when in doubt, none.
+        """
+
 
 def lowest_slots(mask: int, count: int) -> int:
     """The `count` lowest set bits of a mask that has at least so many."""
@@ -72,6 +78,20 @@ class Pack:
             if choice is not None:
                 return choice
         return self._best_fit(fleet, shape, barred)
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        # Taken from, the host has still fewer free devices than any other that suffices: it remains the best fit.
+        if shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
+            return []
+        host, count = choice.host, shape.count
+        fit = host.cls.fit(shape)
+        free = host.open & fit.mask
+        masks: list[int] = []
+        for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
+            mask = best_slots(free, fit, count)
+            free ^= mask
+            masks.append(mask)
+        return masks
 
     def _best_fit(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
         best: Choice | None = None

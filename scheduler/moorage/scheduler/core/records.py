@@ -32,10 +32,14 @@ class Op(IntEnum):
     BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count)
     GANG = 11  #: a phase, b what its replicas become, c count that grows at the end
     QUARANTINE = 12  #: a member that lingers (see `packed`), b slot mask: the device did not come back
+    # what one record brings of one member at once, in a step instead of several
+    BEGIN = 13  #: CLAIM and START
+    DONE = 14  #: EXIT and FREE: a next state, b exit code, c note
+    RUN = 15  #: CLAIM, START, EXIT and FREE: a next state, b exit code, c note
 
 
 #: ops that say what a worker reported; all others are the scheduler's decision, or the act of an actor
-REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW)
+REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN)
 
 #: who did a transition, beside an actor: the worker that it names reported it
 BY_WORKER: Final = "worker"

@@ -103,8 +103,7 @@ class Sessions:
                     found=f"{alive[0][0]}/{alive[0][1]}/{alive[0][2]}",
                     next="end what runs on devices that are gone, then join",
                 )
-            for fact in frame.facts:
-                self.lifecycle.on_fact(draft, worker, fact)
+            self.lifecycle.on_facts(draft, worker, frame.facts)
             self.fleet.leave(num)
             self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
             if worker.machine != frame.machine:
@@ -152,9 +151,7 @@ class Sessions:
                 allowed=str(last + 1),
                 next=f"send frame {last + 1} again",
             )
-        on_fact = self.lifecycle.on_fact
-        for fact in frame.facts:
-            on_fact(draft, worker, fact)
+        self.lifecycle.on_facts(draft, worker, frame.facts)
         draft.facts += (worker.num, frame.no)
         draft.bytes += 10
         folded[worker.num] = frame.no

@@ -12,7 +12,18 @@ from typing import Any, Final
 import msgspec
 
 from moorage.scheduler.core.finished import ROW_BYTES, ROW_BYTES_FIRST, FinishedTable
-from moorage.scheduler.core.state import IS_TERMINAL, Job, Member, Order, Replica, State, Tenant, Worker
+from moorage.scheduler.core.state import (
+    IS_TERMINAL,
+    Job,
+    Member,
+    Order,
+    Replica,
+    State,
+    Tenant,
+    Worker,
+    new_job,
+    new_member,
+)
 
 SNAPSHOT_FORMAT: Final = 1
 
@@ -170,7 +181,7 @@ def load(snapshot: bytes) -> State:
 
 
 def _load_job(state: State, row: _Job) -> None:
-    job = Job(row.num, row.tenant, row.name, row.body, len(row.replicas), row.trace, row.accepted_ms, row.ledger)
+    job = new_job(row.num, row.tenant, row.name, row.body, len(row.replicas), row.trace, row.accepted_ms, row.ledger)
     job.rev, job.started, job.over, job.gang = row.rev, row.started, row.over, row.gang
     job.after, job.count, job.master = row.after, row.count, row.master
     job.story = [(*entry, "")[:11] for entry in row.story]  # a snapshot of an older release names no actor
@@ -202,7 +213,7 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
     state.worker_by_num.append(worker)
     for num, index, attempt, fence, mask, mode, phase, own in row.members:
         replica = state.jobs[num].replicas[index]
-        member = Member(replica, worker, mask, mode, fence)
+        member = new_member(replica, worker, mask, mode, fence)
         member.attempt, member.phase = attempt, phase
         worker.members[member.key] = member
         replica.job.held += 1

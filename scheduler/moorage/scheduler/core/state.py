@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
+import msgspec
+
 from moorage.scheduler.core.finished import FinishedTable
 from moorage.scheduler.core.records import GangPhase
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
@@ -65,70 +67,37 @@ MemberKey = tuple[str, str, int, int]
 Order = tuple[str, str, int]
 
 
-class Job:
-    """A request that was accepted; its replicas carry the states."""
+class Job(msgspec.Struct, eq=False, dict=False):
+    """A request that was accepted; its replicas carry the states. Made by `new_job`."""
 
-    __slots__ = (
-        "accepted_ms",
-        "after",
-        "body",
-        "count",
-        "deadline_ms",
-        "gang",
-        "held",
-        "hold",
-        "kept",
-        "ledger",
-        "live",
-        "master",
-        "name",
-        "num",
-        "over",
-        "own_subject",
-        "parts",
-        "priority",
-        "replicas",
-        "rev",
-        "row",
-        "shape",
-        "started",
-        "story",
-        "tenant",
-        "told",
-        "traceparent",
-    )
-
-    def __init__(
-        self, num: int, tenant: str, name: str, body: bytes, replicas: int, traceparent: str, ms: int, seq: int
-    ) -> None:
-        self.num = num
-        self.tenant = tenant
-        self.name = name
-        self.body = body
-        self.traceparent = traceparent
-        self.accepted_ms = ms
-        self.ledger = seq  # the record that accepted it
-        self.rev = 1
-        self.live = replicas  # replicas in no terminal state
-        self.held = 0  # members that hold devices, those that linger too
-        self.over = False  # nothing can happen to it any more
-        self.started = False  # some replica has run
-        self.gang: int = GangPhase.NONE
-        self.after = 0  # what a gang's replicas become when the ending attempt is over
-        self.count = 0  # which count grows then
-        self.master = ""  # address:port of rank 0
-        self.hold: Order | None = None  # an operator keeps what waits of it from being placed
-        self.priority = -1  # what an operator gave it; below 0 the request's own holds
-        self.story: list[Transition] = []
-        # earlier parts of the story: history sequence, first and last revision
-        self.parts: tuple[tuple[int, int, int], ...] = ()
-        self.row = 0
-        self.kept = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
-        self.shape: Any = None  # soft: the interned shape of what is asked
-        self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
-        self.told = 0  # soft: revision up to which events were sent
-        self.own_subject: bool | None = None  # soft: events go to the job's own subject too
-        self.replicas = [Replica(self, index) for index in range(replicas)]
+    num: int
+    tenant: str
+    name: str
+    body: bytes
+    traceparent: str
+    accepted_ms: int
+    ledger: int  # the record that accepted it
+    live: int  # replicas in no terminal state
+    replicas: tuple[Replica, ...] = ()
+    rev: int = 1
+    held: int = 0  # members that hold devices, those that linger too
+    over: bool = False  # nothing can happen to it any more
+    started: bool = False  # some replica has run
+    gang: int = int(GangPhase.NONE)
+    after: int = 0  # what a gang's replicas become when the ending attempt is over
+    count: int = 0  # which count grows then
+    master: str = ""  # address:port of rank 0
+    hold: Order | None = None  # an operator keeps what waits of it from being placed
+    priority: int = -1  # what an operator gave it; below 0 the request's own holds
+    story: list[Transition] = []
+    #: earlier parts of the story: history sequence, first and last revision
+    parts: tuple[tuple[int, int, int], ...] = ()
+    row: int = 0
+    kept: int = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
+    shape: Any = None  # soft: the interned shape of what is asked
+    deadline_ms: int | None = None  # soft: the ledger ms of its deadline
+    told: int = 0  # soft: revision up to which events were sent
+    own_subject: bool | None = None  # soft: events go to the job's own subject too
 
     def digest_row(self) -> int:
         row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
@@ -143,37 +112,28 @@ class Job:
         return derive_state({STATES[replica.state] for replica in self.replicas})
 
 
-class Replica:
+def new_job(num: int, tenant: str, name: str, body: bytes, replicas: int, traceparent: str, ms: int, seq: int) -> Job:
+    """A job as the record `seq` of ledger time `ms` accepts it, all its replicas queued."""
+    job = Job(num, tenant, name, body, traceparent, ms, seq, replicas)
+    job.replicas = (Replica(job, 0),) if replicas == 1 else tuple(Replica(job, index) for index in range(replicas))
+    return job
+
+
+class Replica(msgspec.Struct, eq=False, dict=False):
     """One of a job's copies: its state, its attempt and what it has used up of its bounds."""
 
-    __slots__ = (
-        "after",
-        "attempt",
-        "fence",
-        "index",
-        "job",
-        "losses",
-        "member",
-        "not_before",
-        "refusals",
-        "retries",
-        "row",
-        "state",
-    )
-
-    def __init__(self, job: Job, index: int) -> None:
-        self.job = job
-        self.index = index
-        self.state = QUEUED
-        self.attempt = 0
-        self.fence = 0
-        self.retries = 0
-        self.losses = 0
-        self.refusals = 0
-        self.not_before = 0  # ledger ms: backoff after a failure, loss or refusal
-        self.after = 0  # what ENDING or CANCELLING becomes
-        self.member: Member | None = None
-        self.row = 0
+    job: Job
+    index: int
+    state: int = QUEUED
+    attempt: int = 0
+    fence: int = 0
+    retries: int = 0
+    losses: int = 0
+    refusals: int = 0
+    not_before: int = 0  # ledger ms: backoff after a failure, loss or refusal
+    after: int = 0  # what ENDING or CANCELLING becomes
+    member: Member | None = None
+    row: int = 0
 
     def digest_row(self) -> int:
         return hash(
@@ -192,31 +152,33 @@ class Replica:
         )
 
 
-class Member:
-    """An attempt on a worker: it holds devices from the record that placed it until they are seen free."""
+class Member(msgspec.Struct, eq=False, dict=False):
+    """An attempt on a worker: it holds devices from the record that placed it until they are seen free.
 
-    __slots__ = ("attempt", "fence", "mask", "missed", "mode", "phase", "replica", "row", "worker")
+    Made by `new_member`.
+    """
 
-    def __init__(self, replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> None:
-        self.replica = replica
-        self.worker = worker
-        self.attempt = replica.attempt
-        self.fence = fence
-        self.mask = mask
-        self.mode = mode
-        self.phase = AT_PLACED
-        self.row = 0
-        self.missed = 0  # soft: renewals in a row that did not list it
-
-    @property
-    def key(self) -> MemberKey:
-        job = self.replica.job
-        return (job.tenant, job.name, self.replica.index, self.fence)
+    replica: Replica
+    worker: Worker
+    attempt: int
+    fence: int
+    mask: int
+    mode: int
+    key: MemberKey
+    phase: int = AT_PLACED
+    row: int = 0
+    missed: int = 0  # soft: renewals in a row that did not list it
 
     def digest_row(self) -> int:
         return hash(
             (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
         )
+
+
+def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
+    """The attempt that a replica is at now, on a worker's slots."""
+    job = replica.job
+    return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
 
 
 class Worker:

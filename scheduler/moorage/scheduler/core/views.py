@@ -39,7 +39,9 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     job = engine.state.job(tenant, name)
     if job is None:
         return _finished(engine, tenant, name)
-    request = engine.request_of(job)
+    request = decode_request(job.body)
+    if request.events == "job":
+        job.own_subject = True  # somebody follows it: also where it came with many others
     return {
         **summary(engine, job),
         "accepted_ledger": job.ledger,

@@ -1,0 +1,275 @@
+"""`make bench-core`: the scheduler's CPU µs a job by step, on one core and without a socket.
+
+The production intake, engine and outgoing frames; between them the workers of a simulated fleet, whose facts of one
+record come before the next, as the agents send them. Only what the scheduler does is timed, and every round is scaled
+by a measuring stick beside it, so that a busy machine shows about the same figures as a quiet one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.callers import BODY, TENANTS  # noqa: E402
+from moorage.bus.transport import Delivery  # noqa: E402
+from moorage.scheduler import outgoing  # noqa: E402
+from moorage.scheduler.core import engine as engine_module  # noqa: E402
+from moorage.scheduler.core.config import Config  # noqa: E402
+from moorage.scheduler.core.engine import Engine  # noqa: E402
+from moorage.scheduler.core.fold import fold  # noqa: E402
+from moorage.scheduler.core.outputs import WantedFrames  # noqa: E402
+from moorage.scheduler.core.records import FORMAT, Act, Record  # noqa: E402
+from moorage.scheduler.core.state import State  # noqa: E402
+from moorage.scheduler.intake import Intake  # noqa: E402
+from moorage.scheduler.service import GC_THRESHOLDS  # noqa: E402
+from moorage.schemas.codec import Decoder, encode  # noqa: E402
+from moorage.schemas.frames import Device, Fact, FactFrame, Hello, Join, Joined, Renew, Wanted  # noqa: E402
+from moorage.schemas.subjects import Subjects  # noqa: E402
+
+SUBJECTS = Subjects()
+LEADER = 7
+IN_FLIGHT = 500
+MANY = 10_000
+#: jobs a round
+JOBS = {"endpoint": 4_000, "many": MANY}
+#: what a stick takes on the quiet machine; every round is scaled by the sticks beside it
+STICK_S = 0.0021
+#: as the SDK's `submit_many` says it
+BODY_MANY = b'{"job":"%s","gpu":{"model":"H100"},"run":{"driver":"noop"}}'
+
+_decode_wanted = Decoder[Wanted](Wanted)
+
+
+class Steps:
+    """Time by step, each without those that it calls."""
+
+    def __init__(self) -> None:
+        self.ns: dict[str, int] = {}
+        self._inner = [0]
+
+    def timed(self, step: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        ns, inner = self.ns, self._inner
+        ns.setdefault(step, 0)
+        clock = time.thread_time_ns  # costs a microsecond: never around the work of one job
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            inner.append(0)
+            began = clock()
+            try:
+                return work(*arguments, **named)
+            finally:
+                took = clock() - began
+                ns[step] += took - inner.pop()
+                inner[-1] += took
+
+        return run
+
+    def wrap(self, owner: Any, name: str, step: str) -> None:
+        setattr(owner, name, self.timed(step, getattr(owner, name)))
+
+
+class Bench:
+    """A leader, and a fleet that says what its agents would."""
+
+    def __init__(self, workers: int, gpus: int) -> None:
+        self.state = State()
+        self.now = 1_000_000
+        epoch = Record(FORMAT, 1, LEADER, 0, self.now, 0, acts=[[Act.EPOCH, "bench", "bench", 0.0]])
+        fold(self.state, epoch, 1)
+        self.engine = Engine(self.state, Config(), SUBJECTS, LEADER, self.now)
+        self.intake = Intake(self.engine, SUBJECTS, self._refused, self._refused, self._refused)
+        self.sessions: dict[str, str] = {}
+        self.numbers: dict[str, int] = {}
+        self.ended = self.records = self.record_bytes = self.frames = 0
+        self.made = 0
+        self.steps = Steps()
+        self._facts: list[Delivery] = []
+        self._send = self._outgoing
+        for number in range(workers):
+            self._join(f"w{number}", gpus)
+        self.turn([])
+        for worker in self.sessions:
+            self._say(worker, "renew", Renew(self.sessions[worker], 1))
+        self.turn([])
+
+    @staticmethod
+    def _refused(*what: Any) -> None:
+        raise RuntimeError(what)
+
+    def _join(self, worker: str, gpus: int) -> None:
+        pool = [Device(i, "nvidia", "NVIDIA H100 80GB HBM3", f"GPU-{worker}-{i}", 81_559) for i in range(gpus)]
+        hello = Hello(
+            worker, "b1", drivers=["noop"], cpu_milli=256_000, memory_mib=2**20, gpu_pool=pool, simulated=True
+        )
+        self._say(worker, "join", Join(f"m-{worker}", "b1", 1, hello))
+
+    def _say(self, worker: str, verb: str, frame: Any) -> None:
+        reply = f"_INBOX.fleet.{worker}.{verb}"
+        self._facts.append(Delivery(SUBJECTS.worker(worker, verb), reply, encode(frame, json=False)))
+
+    def _outgoing(self, outputs: Any, seq: int) -> list[Any]:
+        return outgoing.messages_of(outputs, SUBJECTS, seq, lambda reply, answer: False)
+
+    def measure(self) -> None:
+        """From here on every step is timed."""
+        steps, engine = self.steps, self.engine
+        steps.wrap(self.intake, "_from_worker", "facts: decode")
+        steps.wrap(self.intake, "drain", "requests: decode, check, shape")
+        steps.wrap(engine, "_from_worker", "facts: policy and draft")
+        steps.wrap(engine, "_take_submits", "admission, accept, queue")
+        steps.wrap(engine.planner, "plan", "rank and place")
+        steps.wrap(engine, "_compact", "compaction: digest")
+        steps.wrap(engine, "build", "build: rest")
+        steps.wrap(engine, "_new_jobs", "answers to callers")
+        steps.wrap(engine, "_tell", "events")
+        steps.wrap(engine, "commit", "commit: rest")
+        steps.wrap(self, "_send", "frames out")
+        for module, name, step in (
+            (engine_module, "encode_record", "record: encode"),
+            (engine_module, "fold", "fold"),
+        ):
+            setattr(module, name, steps.timed(step, getattr(_plain(module), name)))
+        messages = steps.timed("wanted: encode", _MESSAGES)
+        WantedFrames.messages = lambda frames: messages(frames)  # type: ignore[assignment, method-assign]
+
+    def turn(self, requests: list[Delivery]) -> None:
+        """What came, one record, what leaves; then the workers do what they are told."""
+        self.now += 3
+        for delivery in (*self._facts, *requests):
+            self.intake.put(delivery)
+        self._facts = []
+        self.intake.drain(self.now)
+        payload = self.engine.build(self.now, self.now)
+        self.records += 1
+        self.record_bytes += len(payload)
+        outputs = self.engine.commit(self.state.seq + 1, self.now)
+        for job in outputs.ended:
+            job.kept = 1  # as the history's acknowledgement says
+        self.ended += sum(1 for event in outputs.events if b'"state":"SUCCEEDED","ledger"' in event[2])
+        messages = self._send(outputs, self.state.seq)
+        self.frames += len(messages)
+        for subject, payload, _ in messages:
+            if subject.startswith("_INBOX.fleet") and subject.endswith(".join"):
+                worker = subject.split(".")[2]
+                self.sessions[worker] = _joined(payload).session
+            elif subject.endswith(".wanted"):
+                self._obey(_decode_wanted(payload))
+
+    def _obey(self, frame: Wanted) -> None:
+        facts = []
+        for kind in ("claimed", "started", "exited", "freed"):
+            for place in frame.place:
+                detail = "exit" if kind == "exited" else ""
+                facts.append(Fact(kind, place.tenant, place.job, place.replica, place.attempt, place.fence, 0, detail))
+        number = self.numbers[frame.worker] = self.numbers.get(frame.worker, 0) + 1
+        self._say(frame.worker, "fact", FactFrame(frame.session, number, facts))
+
+    def endpoint(self, jobs: int) -> None:
+        """`IN_FLIGHT` callers, each sending its next request once the one before is answered."""
+        goal, left = self.ended + jobs, jobs
+        while self.ended < goal:
+            requests = []
+            for _ in range(min(IN_FLIGHT, left)):
+                self.made += 1
+                name = b"b%07d-%d" % (self.made, 10**12 + self.made)
+                subject = SUBJECTS.api(f"t{self.made % TENANTS}", "submit")
+                requests.append(Delivery(subject, f"_INBOX.callers.mux.{self.made}", BODY % name))
+            left -= len(requests)
+            self.turn(requests)
+
+    def many(self, jobs: int) -> None:
+        """Arrays of `MANY` requests of one tenant, each once the one before is over."""
+        for _ in range(max(1, jobs // MANY)):
+            goal = self.ended + MANY
+            bodies = []
+            for _ in range(MANY):
+                self.made += 1
+                bodies.append(BODY_MANY % (b"j0123abc%07d" % self.made))
+            array = b"[" + b",".join(bodies) + b"]"
+            self.turn([Delivery(SUBJECTS.api("t0", "submit"), "_INBOX.sdk.mux.1", array)])
+            while self.ended < goal:
+                self.turn([])
+
+
+_MESSAGES = WantedFrames.messages
+_MODULE = {name: getattr(engine_module, name) for name in ("encode_record", "fold")}
+_joined = Decoder[Joined](Joined)
+
+
+class _plain:
+    """The engine's own functions, whatever an earlier round put in their place."""
+
+    def __init__(self, module: Any) -> None:
+        self.__dict__.update(_MODULE)
+
+
+def measure(question: str, rounds: int, workers: int) -> dict[str, float]:
+    """µs a job by step: the median of the rounds. The first 12,000 jobs fill what is kept of ended ones."""
+    bench = Bench(workers, 8)
+    ask = getattr(bench, question)
+    ask(12_000)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    bench.measure()
+    rounds_of: dict[str, list[float]] = {}
+    sticks: list[float] = []
+    records, size, frames, done = bench.records, bench.record_bytes, bench.frames, bench.ended
+    for _ in range(rounds):
+        before, ended, stick = dict(bench.steps.ns), bench.ended, a_stick_s()
+        ask(JOBS[question])
+        stick = (stick + a_stick_s()) / 2
+        found = {step: (ns - before[step]) / (bench.ended - ended) / 1000 for step, ns in bench.steps.ns.items()}
+        found["all"] = sum(found.values())
+        for step, us in found.items():
+            rounds_of.setdefault(step, []).append(us * STICK_S / stick)
+        sticks.append(stick)
+    done = bench.ended - done
+    result = {step: statistics.median(values) for step, values in rounds_of.items()}
+    result["ledger bytes a job"] = (bench.record_bytes - size) / done
+    result["jobs a record"] = done / (bench.records - records)
+    result["messages a job"] = (bench.frames - frames) / done
+    result["the stick took, ms"] = statistics.median(sticks) * 1000
+    gc.unfreeze()
+    return result
+
+
+def a_stick_s() -> float:
+    """A fixed piece of work of the same kind (tuples, hashes, dictionaries): how fast the machine is just now."""
+    began, table = time.thread_time(), dict.fromkeys(range(64), 0)
+    for number in range(20_000):
+        table[number & 63] += hash((number, 2, 3, 4)) & 7
+    return time.thread_time() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--workers", type=int, default=256, help="hosts of eight GPUs")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", choices=("endpoint", "many"))
+    arguments = parser.parse_args()
+    questions = [arguments.only] if arguments.only else ["endpoint", "many"]
+    best = {question: measure(question, arguments.rounds, arguments.workers) for question in questions}
+    if arguments.json:
+        print(json.dumps(best))
+        return 0
+    print("| step, CPU µs a job (median) | " + " | ".join(questions) + " |")
+    print("| --- |" + " ---: |" * len(questions))
+    for step in best[questions[0]]:
+        print(f"| {step} | " + " | ".join(f"{best[question][step]:.2f}" for question in questions) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

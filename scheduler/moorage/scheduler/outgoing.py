@@ -1,0 +1,63 @@
+"""What one record lets out, as messages: answers to one inbox in one frame, events in one frame a tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from moorage.bus.inbox import mux_frames, split_mux_reply
+from moorage.scheduler.core.outputs import Message, Outputs
+from moorage.schemas.subjects import Subjects
+
+EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
+
+
+def messages_of(outputs: Outputs, subjects: Subjects, seq: int, decided: Callable[[str, bytes], bool]) -> list[Message]:
+    """Everything one record lets out, in one write: wanted frames first, they are what a GPU waits for.
+
+    `decided` takes the answers that the durable queue's reader waits for.
+    """
+    messages = outputs.messages
+    messages += coalesced([answer for answer in outputs.answers if not decided(*answer)])
+    by_tenant: dict[str, list[bytes]] = {}
+    for tenant, job, payload, own in outputs.events:
+        if own:
+            messages.append((subjects.event(tenant, job), payload, ""))
+        by_tenant.setdefault(tenant, []).append(payload)
+    for tenant, events in by_tenant.items():
+        for frame in _event_frames(tenant, seq, events):
+            messages.append((subjects.events(tenant), frame, ""))
+    return messages
+
+
+def coalesced(answers: list[tuple[str, bytes]]) -> list[Message]:
+    """Answers to one inbox that opted in (the SDK's) leave in one frame; a bare caller gets its own."""
+    messages: list[Message] = []
+    frames: dict[str, list[tuple[int, bytes]]] = {}
+    for reply, payload in answers:
+        mux = split_mux_reply(reply)
+        if mux is None:
+            messages.append((reply, payload, ""))
+        else:
+            frames.setdefault(mux[0], []).append((mux[1], payload))
+    messages.extend(mux_frames(frames))
+    return messages
+
+
+def _event_frames(tenant: str, seq: int, events: list[bytes]) -> list[bytes]:
+    """The tenant's events of this record as `Events` frames; each event is encoded already."""
+    head = b'{"kind":"events","v":1,"tenant":' + msgspec.json.encode(tenant) + b',"ledger":%d,"jobs":[' % seq
+    frames: list[bytes] = []
+    group: list[bytes] = []
+    size = 0
+    for event in events:
+        if size + len(event) > EVENTS_FRAME_BYTES_MAX and group:
+            frames.append(head + b",".join(group) + b"]}")
+            group, size = [], 0
+        group.append(event)
+        size += len(event) + 1
+    if group:
+        frames.append(head + b",".join(group) + b"]}")
+    return frames

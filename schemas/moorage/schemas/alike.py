@@ -1,0 +1,73 @@
+"""Requests that differ in nothing but their names, as a sweep's do: decoded and checked once, not each.
+
+A body that begins with its job's name is looked up by what stands behind the name. Every rule holds as ever: a body
+is taken as known only if the very same bytes were decoded and checked before, and its name by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from moorage.schemas.codec import canonical, decode_request
+from moorage.schemas.job import Request
+
+#: what is remembered at most; then it begins anew
+KNOWN_MAX: Final = 1024
+BYTES_MAX: Final = 4096
+_NAMED: Final = re.compile(rb'\{\s*"job"\s*:\s*"([A-Za-z0-9_-]{1,64})"\s*,').match
+
+
+class Asked:
+    """What a request asks for. `request.job` is None where others asked alike: the name stands beside it."""
+
+    __slots__ = ("_before", "_behind", "request", "shape")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.shape: Any = None  # whatever the reader's owner made of it
+        self._before = self._behind = b""
+
+    def canonical(self, name: str | None) -> bytes:
+        """The canonical form (see `codec.canonical`) of this request under a job name; None: it has none."""
+        if name is None or self.request.job == name:
+            return canonical(self.request)
+        if not self._before:
+            # the two differ in one byte, the name's only one; before it stands the byte that says its length
+            a, b = (canonical(msgspec.structs.replace(self.request, job=job)) for job in "ab")
+            at = next(at for at, (one, other) in enumerate(zip(a, b, strict=True)) if one != other)
+            self._before, self._behind = a[: at - 1], a[at + 1 :]
+        raw = name.encode()
+        head = bytes((0xA0 | len(raw),)) if len(raw) < 32 else bytes((0xD9, len(raw)))  # msgpack fixstr, str 8
+        return self._before + head + raw + self._behind
+
+
+class Requests:
+    """A reader of request bodies that remembers what it has read."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Asked | None] = {}
+
+    def read(self, body: bytes) -> tuple[str | None, Asked]:
+        """The job's name, if the body says one, and what it asks for. Raises `Refused` as `decode_request` does."""
+        named = _NAMED(body)
+        if named is None:
+            asked = Asked(decode_request(body))
+            return asked.request.job, asked
+        rest = body[named.end() :]
+        known = self._known
+        found = known.get(rest)
+        if found is not None:
+            return named[1].decode(), found
+        request = decode_request(body)
+        if len(rest) <= BYTES_MAX and request.job == named[1].decode():
+            if rest not in known:  # one alone is not worth a second decoding
+                if len(known) >= KNOWN_MAX:
+                    known.clear()
+                known[rest] = None
+            elif b'"job"' not in rest and b"\\" not in rest:  # no second name in there, not a disguised one either
+                known[rest] = asked = Asked(decode_request(b"{" + rest))
+                return request.job, asked
+        return request.job, Asked(request)
