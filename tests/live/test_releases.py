@@ -66,8 +66,10 @@ async def test_a_recorded_worker_runs_its_jobs_again(
 
 
 def story(shown: dict[str, Any]) -> list[tuple[Any, ...]]:
-    words = ("rev", "replica", "attempt", "state", "worker", "code", "why")
-    return [tuple(change.get(word) for word in words) for change in shown["changes"]]
+    """What happened to each replica, in its order; within one record, that of several replicas is nobody's promise."""
+    words = ("attempt", "state", "worker", "code", "why")
+    changes = sorted(shown["changes"], key=lambda change: (change["replica"], change["rev"]))
+    return [(change["replica"], *(change.get(word) for word in words)) for change in changes]
 
 
 @BY_RELEASE
