@@ -65,7 +65,7 @@ async def test_json_is_frames_alone(node: Node, unique: str) -> None:
 async def test_a_command_that_is_not_there_is_told(node: Node, unique: str) -> None:
     ran = await node.run("run", "--gpu", "1", "--", "/no/such/tool", tenant=unique)
     assert ran.code == 127
-    assert "no such file" in ran.err.lower()
+    assert "no such program" in ran.err.lower()
 
 
 async def test_a_time_limit_ends_it(node: Node, unique: str) -> None:

@@ -123,7 +123,7 @@ def test_logs_of_a_job_that_is_over(node: Node, node_loop: asyncio.AbstractEvent
             ("err", "trouble\n", True),
         ]
         shown = dict(row for row in (await node.run("show", "j", tenant=unique)).rows if len(row) == 2)
-        assert "on sim-0000" in shown["output until"]
+        assert "on sim-000" in shown["output until"]
         other = await node.run("logs", "j", tenant="other")
         assert (other.code, other.out) == (3, "")
         none = await node.run("logs", "j", "--replica", "4", tenant=unique)

@@ -106,7 +106,7 @@ def requeue(
 
 
 def _requeued(done: Done) -> str:
-    did = f"requeued {many(done.members, 'replica')}" if done.changed else "unchanged"
+    did = f"requeued {many(done.members or 0, 'replica')}" if done.changed else "unchanged"
     return f"{did}, was {done.state}"
 
 

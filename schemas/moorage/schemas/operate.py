@@ -195,7 +195,7 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     tenant: str = ""
     job: str = ""
     state: str = ""
-    members: int = 0
+    members: int | None = None
     gpus: int = 0
     priority: int | None = None
     hold: Hold | None = None

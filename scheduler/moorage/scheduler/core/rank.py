@@ -8,7 +8,7 @@ A newcomer adds a ranking by writing one class with `choose` and naming it in `R
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fit, Fleet, Host, HostClass
 from moorage.scheduler.core.shape import Shape
@@ -25,20 +25,21 @@ class Choice:
         self.left = left
 
 
-class Ranker(Protocol):
+class Ranker:
     """Chooses among the hosts that fit now; None when none does. Must not change the fleet."""
 
-    @property
-    def name(self) -> str: ...
+    name: str = ""
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
         """`avoid` counts this job's replicas by worker (for spread); `barred` are hosts held back for somebody."""
+        raise NotImplementedError
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         """The slot masks of at most `most` further replicas of this shape that `choose` would put on the same host.
 
         `choice` is taken already. One after the other they must come to what `choose` would say; when in doubt, none.
         """
+        return []
 
 
 def lowest_slots(mask: int, count: int) -> int:
@@ -59,14 +60,14 @@ def best_slots(mask: int, fit: Fit, count: int) -> int:
     return best | lowest_slots(mask & ~best, count - best.bit_count())
 
 
-class Pack:
+class Pack(Ranker):
     """Best fit: the host with the fewest free devices that still suffice; sharers join the fullest device.
 
     A model named in whole words goes before one found inside a word. CPU-only jobs go to the host with the fewest
     devices, so that they do not eat the processors of GPUs.
     """
 
-    name: str = "pack"
+    name = "pack"
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
         if shape.spread:
@@ -81,7 +82,7 @@ class Pack:
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         # Taken from, the host has still fewer free devices than any other that suffices: it remains the best fit.
-        if shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
+        if shape.spread or shape.mode != EXCLUSIVE or shape.together > 1 or type(self).choose is not Pack.choose:
             return []
         host, count = choice.host, shape.count
         fit = host.cls.fit(shape)

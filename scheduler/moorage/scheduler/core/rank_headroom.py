@@ -49,9 +49,6 @@ class Headroom(Pack):
                     best, best_key = Choice(host, mask, host.open.bit_count() - shape.count), key
         return best
 
-    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
-        return []  # each placement lowers the host's score
-
 
 def score(host: Host) -> int:
     """A host's score in thousandths of a point, 0..100,000; a host without devices has no free part."""
