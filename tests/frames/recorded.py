@@ -200,8 +200,7 @@ def encode_newer(frame: Any, *, json: bool = True) -> bytes:
 def narrower(old: Any, new: Any, path: str = "$") -> list[str]:
     """Where `new` does not give a reader of the old release what `old` gave: every field, of the same type."""
     if isinstance(old, dict) and isinstance(new, dict):
-        # what is empty may be left out: readers of every release take that for its default
-        missing = [f"{path}.{name} is gone" for name, value in old.items() if name not in new and value]
+        missing = [f"{path}.{name} is gone" for name in old if name not in new]
         return missing + [t for name in old if name in new for t in narrower(old[name], new[name], f"{path}.{name}")]
     if isinstance(old, list) and isinstance(new, list):
         return []  # of its own length: a list of rows
