@@ -210,7 +210,10 @@ async def test_who_takes_over_from_a_leader_that_still_writes_is_deposed(nats_se
 async def test_of_two_that_begin_a_ledger_one_leads(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         leaders = [await here.leader() for _ in range(4)]
-        outcomes = await asyncio.gather(*(leader.lead() for leader in leaders), return_exceptions=True)
+        for leader in leaders:  # each has seen the same end before any of them begins
+            await leader.ledger.follow(leader.state)
+        tries = [leader.ledger.take_over(leader.state, "l", secrets.token_hex(8), 1000, 0.0) for leader in leaders]
+        outcomes = await asyncio.gather(*tries, return_exceptions=True)
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Deposed"] * 3 + ["NoneType"]
         assert await here.end() == 1
 

@@ -276,6 +276,14 @@ def test_a_cluster_has_its_own_defaults_and_what_is_said_stays() -> None:
     assert told(found) == "takeover_s = 10s (--takeover-s); replicas = 3 (--replicas)"
 
 
+@pytest.mark.parametrize("url", ["nats://user:word@h:1", "nats://user:wo@rd@h:1,tls://t:word@i", "nats://word@h"])
+def test_a_url_is_told_without_its_password(url: str) -> None:
+    rows = [each.setting for each in effective(NO_FILE)]
+    one = next(each for each in rows if (each.section, each.key) == ("scheduler", "nats"))
+    assert "rd@" not in shown(one, url)
+    assert shown(one, url).startswith("nats://***@h")
+
+
 def test_a_choice_is_one_of_its_words() -> None:
     with pytest.raises(Refused) as refused:
         scheduler_settings({"replicas": "2"}, env={})

@@ -26,8 +26,7 @@ SECTIONS: Final = ("scheduler", "worker", "up", "client")
 FILE_BYTES_MAX: Final = 256 * 1024
 DEFAULT: Final = "default"
 
-_WITH_PASSWORD: Final = re.compile(r"[a-z]+://[^/@\s]+@")
-_CREDENTIALS: Final = re.compile(r"://[^/@\s]+@")
+_WITH_PASSWORD: Final = re.compile(r"([a-z]+://)[^/\s]+@")
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -296,7 +295,7 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
 
 
 def shown(one: Setting, value: Any) -> str:
-    """A value as one writes it in a settings file; credentials in a URL are not shown."""
+    """A value as one writes it in a settings file; a URL without the user and password in it: logs show this."""
     if value is None:
         return "none"
     if one.unit == "s":
@@ -317,7 +316,7 @@ def shown(one: Setting, value: Any) -> str:
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, float):
         return f"{value:g}"
-    return _CREDENTIALS.sub("://***@", str(value)) or "none"
+    return _WITH_PASSWORD.sub(r"\1***@", str(value)) or "none"
 
 
 def _example_of(one: Setting, source: str) -> str:
