@@ -18,7 +18,7 @@ from moorage.client.kept import Piece
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import CODES
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, ReadLog
-from tests.live.stack import QUICK, Caller, Stack, caller, stack
+from tests.live.stack import ANSWER_S, QUICK, Caller, Stack, caller, stack
 from tests.waiting import until
 
 PAGE = LOG_PAGE_BYTES_MAX
@@ -155,6 +155,29 @@ async def test_output_over_its_cap_is_told(nats_server: EmbeddedServer, unique: 
         assert text == "y\n" * 500
         assert watch.joiner is not None
         assert watch.joiner.truncated == {(0, 1, "out")}
+
+
+async def test_the_output_of_a_rank_that_waits_for_its_gang_is_not_over(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as one:
+        await made.scheduler()
+        await made.agent("a", "1xH100", worker="w1")
+        other = await made.agent("b", "1xH100", worker="w2")
+        await one.workers_up("w1", "w2")
+        other.stop()
+        await one.submit("gang", "sh", "-c", "echo rank $RANK", replicas=2, gpu={"scheduling": "gang"})
+
+        async def waits() -> list[int]:
+            rows = (await one.show("gang"))["replica_states"]
+            return [row["replica"] for row in rows if row["state"] == "CLAIMED"]
+
+        [rank] = await until(waits, ANSWER_S, "a rank is claimed")
+        page = (await one.api("logs", {"job": "gang", "replica": rank}))["data"]
+        assert (page["attempt"], page.get("over", False)) == (1, False)
+        other.wake()
+        await one.reaches("gang", "SUCCEEDED")
+        assert await whole(one, "gang", replica=rank) == f"rank {rank}\n".encode()
 
 
 async def test_the_output_of_a_job_that_left_memory_is_found_by_its_history(

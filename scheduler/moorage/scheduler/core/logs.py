@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.state import IS_TERMINAL, Job, Worker
+from moorage.scheduler.core.state import AT_EXITED, IS_TERMINAL, Job, Worker
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog
 from moorage.schemas.job import Request
@@ -121,9 +121,9 @@ def _no_holder(asked: LogsAsked, attempt: int) -> Problem:
 
 
 def _holder(engine: Engine, job: Job, replica: int, attempt: int) -> tuple[Worker, int, int] | None:
-    """(worker, fence, ledger time of the end or 0) of an attempt."""
+    """(worker, fence, ledger time of the end, 0 while it is not over) of an attempt."""
     member = job.replicas[replica].member
-    if member is not None and member.attempt == attempt:
+    if member is not None and member.attempt == attempt and member.phase != AT_EXITED:
         return member.worker, member.fence, 0
     rows = [row for row in job.story if row[2] == replica and row[3] == attempt]
     held = next((row for row in rows if row[5] >= 0), None)

@@ -82,7 +82,7 @@ class NoopDriver(Driver):
     async def read_log(self, ask: ReadLog) -> LogPage:
         """Nothing runs, so nothing is said."""
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
-        return LogPage(ask.attempt, ask.stream, over=name not in self._running)
+        return LogPage(ask.attempt, ask.stream, over=ask.ended_ms > 0 and name not in self._running)
 
     def _run(self, name: MemberName, seconds: float, code: int, timeout_s: float | None) -> None:
         reason = "exit"

@@ -114,7 +114,8 @@ class ProcessDriver(Driver):
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
-        is_over = name not in self._known  # looked at before the file: then the file is whole
+        # Looked at before the file: then the file is whole. Who is not over by the ledger may be about to start here.
+        is_over = ask.ended_ms > 0 and name not in self._known
         path = output_path(self._link.state, self._key(name), _STREAMS_KEPT[ask.stream])
         try:
             page = await asyncio.to_thread(read_page, path, ask, is_over)
