@@ -34,7 +34,11 @@ def copy_tree(target: Path) -> None:
 
 def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
     """The tests on the tree's own sources, in the processes that they start too."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(tree / room) for room in ROOMS)}
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": os.pathsep.join(str(tree / room) for room in ROOMS),
+    }
     environment.pop("CI", None)  # there a skip is a failure, and would be taken for a catch
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not docker", "-p", "no:cacheprovider", *tests],

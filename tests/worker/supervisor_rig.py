@@ -92,7 +92,9 @@ async def poll(condition: Callable[[], bool]) -> None:
 
 
 def sh(key: str, script: str, **fields: Any) -> StartMember:
-    fields.setdefault("env", {"PATH": SHELL_PATH, "MOORAGE_JOB": key, "MOORAGE_FENCE": "1"})
+    # by its tenant no other test process's supervisor takes it for a former member of its own, and clears it away
+    marks = {"MOORAGE_TENANT": f"test-{os.getpid()}", "MOORAGE_JOB": key, "MOORAGE_FENCE": "1"}
+    fields.setdefault("env", {"PATH": SHELL_PATH, **marks})
     return StartMember(key=key, argv=("/bin/sh", "-c", script), **fields)
 
 

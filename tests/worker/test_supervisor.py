@@ -82,7 +82,7 @@ def agent(state: Path, arguments: tuple[str, ...], body: str) -> Iterator[subpro
 
 def test_a_child_gets_exactly_the_environment_given(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
-        env = {"A": "1", "EMPTY": "", "ODD": "ä\n=x", "MOORAGE_JOB": "j"}
+        env = {"A": "1", "EMPTY": "", "ODD": "ä\n=x", "MOORAGE_JOB": "j", "MOORAGE_FENCE": str(os.getpid())}
         ended = await rig.run(StartMember(key="t/j/0/1/7", argv=("/usr/bin/env", "-0"), env=env))
         assert (ended.reason, ended.exit_code, ended.signal) == ("exit", 0, None)
         assert ended.proof == ("walk" if arguments else "cgroup")
