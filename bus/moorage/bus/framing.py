@@ -65,3 +65,8 @@ def parse_headers(block: bytes) -> dict[str, str] | None:
         if colon and key and not key.isspace():
             found[key.decode("utf-8", "replace").strip()] = value.decode("utf-8", "replace").strip()
     return found or None
+
+
+def is_subject(subject: str) -> bool:
+    """Whether it may be published to, as nats-py checks it: not empty, no blank; the rest is the server's affair."""
+    return subject.split(None, 1)[:1] == [subject]

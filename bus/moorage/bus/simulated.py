@@ -27,7 +27,7 @@ from moorage.bus.errors import (
     HandlerFailed,
     PayloadTooLarge,
 )
-from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes
+from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes, is_subject
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnState
@@ -259,7 +259,7 @@ class SimulatedConnection(Link):
             elif len(payload) > self.max_payload_bytes:
                 self.counters.sent_dropped += 1
                 self._report(PayloadTooLarge(subject, len(payload), self.max_payload_bytes))
-            elif not _can_publish(subject) or (reply and not _can_publish(reply)):
+            elif not is_subject(subject) or (reply and not is_subject(reply)):
                 self.counters.sent_dropped += 1
                 self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
             else:
@@ -311,7 +311,7 @@ class SimulatedConnection(Link):
         size_bytes = len(payload) + headers_size_bytes(headers)
         if size_bytes > self.max_payload_bytes:
             raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
-        if not _can_publish(subject):
+        if not is_subject(subject):
             raise BadSubject(subject, "no blanks in a subject, and not empty")
         if not self.is_connected:
             timeout_s = await self._await_connected(subject, timeout_s)
@@ -378,8 +378,3 @@ class SimulatedConnection(Link):
     def _check_open(self) -> None:
         if self.state is State.CLOSED:
             raise ConnectionClosed(self.name)
-
-
-def _can_publish(subject: str) -> bool:
-    """As nats-py checks it: not empty, no blank."""
-    return bool(subject) and subject.split(None, 1)[:1] == [subject]
