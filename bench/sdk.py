@@ -69,7 +69,7 @@ async def sdk_callers() -> Figures:
             await bare.until_ended(4000)
             took = {"SDK": 0.0, "bare inboxes": 0.0}
             cpu_s = dict(took)
-            for name in [*took] * TURNS:  # in turns, so that both meet the same machine
+            for name in [*took] * TURNS:  # in turns, so that all meet the same machine
                 callers = by_sdk if name == "SDK" else bare.closed_loop
                 already, cpu, began = bare.ended, it.cpu_s("callers"), time.monotonic()
                 await callers(JOBS // TURNS, CALLERS)
@@ -83,7 +83,8 @@ async def sdk_callers() -> Figures:
 
 
 async def followers() -> Figures:
-    """The leader's CPU a job: events to the tenant alone, and to each job's own subject with 1,000 followers there."""
+    """The leader's CPU a job: events to the tenant alone; to each job's own subject too, where nobody is; with 1,000
+    followers there, each of another job."""
     async with stack(FLEET) as it, AsyncClient(it.url, tenant="t0", timeout=60.0) as moorage:
         bare = await Callers.open(it, tenants=1)
         left: list[str] = []
@@ -102,9 +103,10 @@ async def followers() -> Figures:
             return it.cpu_s("scheduler") - cpu_s
 
         await load("warm", events="tenant")
-        alone, followed = 0.0, 0.0
-        for turn in range(FOLLOWED_TURNS):  # in turns, so that both meet the same machine
+        alone, unheard, followed = 0.0, 0.0, 0.0
+        for turn in range(FOLLOWED_TURNS):  # in turns, so that all meet the same machine
             alone += await load(f"a{turn}", events="tenant")
+            unheard += await load(f"u{turn}")
             async with _following(it, f"f{turn}") as following:
                 followed += await load(f"f{turn}")
                 assert await following.line() == f"over {5 * FOLLOWED}"
@@ -113,7 +115,9 @@ async def followers() -> Figures:
     return {
         "events to the tenant alone, scheduler's CPU µs a job": alone / jobs * 1e6,
         "events to 1,000 followers of different jobs, scheduler's CPU µs a job": followed / jobs * 1e6,
+        "events to own subjects where nobody is, scheduler's CPU µs a job": unheard / jobs * 1e6,
         "1,000 followers / tenant alone, scheduler's CPU": followed / alone,
+        "1,000 followers / nobody there, scheduler's CPU": followed / unheard,
     }
 
 
