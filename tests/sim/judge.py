@@ -7,7 +7,6 @@ machines' records of processes, not from the scheduler's word.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -39,13 +38,11 @@ class Judge:
         self.machines: list[Machine] = []
         self.requests: dict[tuple[str, str], dict[str, Any]] = {}
         self.accepted: set[tuple[str, str]] = set()
-        self.succeeded: Counter[tuple[str, str, int]] = Counter()
         self.records = 0
         self.digest = 0  # of every record: two runs of one seed have the same
         self.started_members = 0
         self.on_violated: Callable[[], object] = lambda: None
         self._first: Violated | None = None
-        self._ledger: Ledger | None = None
         self._bus: SimulatedBus | None = None
         self.histories = 0  # jobs that left memory, and whose history was read
 
@@ -106,9 +103,6 @@ class Judge:
         """An answer, or the queue's acknowledgement: from now on the job must not be lost."""
         self.requests[(tenant, job)] = body
         self.accepted.add((tenant, job))
-
-    def cancelled(self, tenant: str, job: str) -> None:
-        """Nothing more is promised than that it ends."""
 
     # -------------------------------------------------------------------------------------------- ledger
 

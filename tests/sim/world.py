@@ -287,7 +287,6 @@ class World:
 
     async def _cancel(self, link: Connection, tenant: str, job: str) -> None:
         await self._ask(link, SUBJECTS.api(tenant, "cancel"), {"job": job})
-        self.judge.cancelled(tenant, job)
 
     async def _ask(self, link: Connection, subject: str, body: dict[str, Any]) -> dict[str, Any]:
         payload = json.dumps(body).encode()
