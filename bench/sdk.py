@@ -1,4 +1,4 @@
-"""What the SDK costs: its callers beside bare inboxes, its followers, and one that stops reading."""
+"""What the SDK costs: its callers beside bare inboxes, its followers, one that stops reading, and large batches."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ CALLERS = 1000
 JOBS = 20_000
 TURNS = 10
 STOPPED_JOBS = 5000
+BATCH = 10_000
 FOLLOWED = 1000
 FOLLOWED_JOBS = 3000
 FOLLOWED_TURNS = 5
@@ -80,6 +81,22 @@ async def sdk_callers() -> Figures:
     figures = {f"1,000 callers, {name}, jobs/s": JOBS / seconds for name, seconds in took.items()}
     figures |= {f"1,000 callers, {name}, callers' CPU µs a job": used / JOBS * 1e6 for name, used in cpu_s.items()}
     return figures | {"1,000 callers, SDK / bare inboxes": took["bare inboxes"] / took["SDK"]}
+
+
+async def batches() -> Figures:
+    """`submit_many` of 10,000 and `wait` for all of them."""
+    async with stack(FLEET) as it, AsyncClient(it.url, tenant="batches", timeout=60.0) as moorage:
+        await moorage.wait(await moorage.submit_many([()] * 2000, events="tenant", **ASKS))  # type: ignore[arg-type]
+        began = time.monotonic()
+        jobs = await moorage.submit_many([()] * BATCH, events="tenant", **ASKS)  # type: ignore[arg-type]
+        answered = time.monotonic()
+        results = await moorage.wait(jobs, timeout=120)
+        took = time.monotonic() - began
+        assert all(result.state == "SUCCEEDED" for result in results)
+    return {
+        "submit_many of 10,000, to the terminal state, jobs/s": BATCH / took,
+        "submit_many of 10,000, answered after s": answered - began,
+    }
 
 
 async def followers() -> Figures:
