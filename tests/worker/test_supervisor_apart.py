@@ -234,9 +234,7 @@ def test_the_protocol_of_a_newer_supervisor_is_refused_with_both_numbers(tmp_pat
     async def main() -> None:
         supervised = Supervised()
         supervised._greeted(hello)
-        with pytest.raises(
-            client_module.SupervisorRefused, match=rf"protocol {PROTOCOL + 1}, this agent 1 to {PROTOCOL}"
-        ):
+        with pytest.raises(SupervisorRefused, match=rf"protocol {PROTOCOL + 1}, this agent 1 to {PROTOCOL}"):
             _ = supervised.identity
 
     run(main())
