@@ -104,7 +104,6 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
 def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
     """The settings of each run: every combination of what was given in several."""
     from moorage.client.errors import rejected
-
     from moorage.scheduler.core.config import Config
     from moorage.schemas.settings import declared
 
