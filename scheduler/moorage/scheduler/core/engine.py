@@ -146,6 +146,7 @@ class Engine:
                 host.last_ms = mono_ms
         for job in self.state.jobs.values():
             job.told = job.rev
+            job.own_subject = True  # whom the leader before told of it is not known here
             if not job.over:
                 self._index(job, self.request_of(job))
 
@@ -490,7 +491,7 @@ class Engine:
                     break
                 self.history_dropped += 1
             name, asked = self.requests.read(job.body)
-            flat += (job.num, request_digest(asked.canonical(name)))
+            flat += (job.num, request_digest(asked.identity(name)))
             kept.append(job.kept)
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
