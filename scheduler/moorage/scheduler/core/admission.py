@@ -109,7 +109,8 @@ class Admission:
             if job is not None:
                 return self._again(event, job.body, job.state, job.ledger)
         if len(self.state.finished):
-            row = self.state.finished.find(job_key(event.tenant, event.name))
+            event.key = job_key(event.tenant, event.name)
+            row = self.state.finished.find(event.key)
             # an older row stands there for the history alone: the name is free again
             if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
                 return self._finished(event, row[0], row[2])

@@ -556,7 +556,7 @@ class Engine:
         for job in accepted:
             made = new[(job.tenant, job.name)]
             submit = made.submit
-            job.shape = submit.shape
+            job.shape, job.key = submit.shape, submit.key
             request = submit.request
             # of many that came together the tenant's frames tell, until somebody follows one (`views.show`)
             job.own_subject = request.events == "job" and submit.batch is None
