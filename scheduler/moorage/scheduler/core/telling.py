@@ -110,7 +110,7 @@ class Telling:
 
 
 def _is_one_run(rows: list[Transition]) -> bool:
-    """Whether three transitions of a single replica are one attempt's, told by its worker in one record, and no more."""
+    """Whether three transitions of a single replica are one attempt's, which its worker told in one record."""
     claimed, running, ended = rows
     return (
         (claimed[4], running[4], claimed[1]) == (CLAIMED, RUNNING, ended[1])
