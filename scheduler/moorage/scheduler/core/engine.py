@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from moorage.scheduler.core.admission import Admission, NewJob
+from moorage.scheduler.core.backfill import Estimates
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
 from moorage.scheduler.core.events import (
@@ -114,8 +115,13 @@ class Engine:
         self.shapes = Shapes()
         self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
-        self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
-        self.orders = Orders(state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of)
+        self.estimates = Estimates(self.request_of, self.shape_of)
+        self.planner = Planner(
+            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, config.order, self._could_ever
+        )
+        self.orders = Orders(
+            state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
+        )
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rows_ms = max(
@@ -177,6 +183,9 @@ class Engine:
     def request_of(self, job: Job) -> Request:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
+
+    def _could_ever(self, shape: Shape) -> bool:
+        return self.admission.could_ever(shape)
 
     def priority_of(self, job: Job) -> int:
         return job.priority if job.priority >= 0 else self.request_of(job).priority
@@ -241,6 +250,8 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self._slept(mono_ms)
         self._built_ms = mono_ms
+        if not self.queue.by_tenant:
+            self.orders.resume_turns(draft)
         later: list[FromWorker] = []
         orders: list[Order] = []
         while self._rest and not draft.full:
