@@ -194,14 +194,14 @@ def tenants(*, options: RowOptions = ROWS) -> int:
                 row.tenant,
                 row.jobs,
                 row.gpus,
-                f"{row.usage_milli / 1000:.1f}",
-                _share(row.share) if row.share is not None else "",
                 _bounds(row.limit),
+                _share(row.share) if row.share is not None else "",
+                f"{row.usage_milli / 1000:.1f}",
                 _by(row.hold, "") if row.hold is not None else "",
             ]
             for row in rows
         ]
-        header = ["TENANT", "JOBS", "GPUS", "USED", "SHARE", "LIMIT", "HELD"]
+        header = ["TENANT", "JOBS", "GPUS", "LIMIT", "SHARE", "USED", "HELD"]
         tell(table(header, cells, numbers=("JOBS", "GPUS", "USED")))
         return None
 

@@ -63,17 +63,16 @@ class Estimates:
         self.learned: Learned = learned if learned is not None else Nothing()
         self.workload_of = workload_of
 
-    def most_ms(self, job: Job) -> int | None:
-        """How long a member of it holds its devices at most, its grace and the freeing of memory too; None: no bound.
+    def most_ms(self, tenant: str, request: Request, shape: Shape) -> int | None:
+        """How long a member holds its devices at most, its grace and the freeing of memory too; None: no bound.
 
         By its time limit, else nine of ten such runs.
         """
-        request = self.request_of(job)
         run = request.workload
         after = int(run.grace_s * 1000) + FREED_MS
         if run.timeout_s is not None:
             return int(run.timeout_s * 1000) + after
-        found = self.learned.remaining(job.tenant, self.workload_of(request), self.shape_of(job), 0)
+        found = self.learned.remaining(tenant, self.workload_of(request), shape, 0)
         return found.p90_ms + after if found is not None else None
 
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:

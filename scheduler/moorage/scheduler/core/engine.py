@@ -296,6 +296,7 @@ class Engine:
         self._replan = False
         draft.settle()
         self.planner.plan(draft)
+        self.planner.fresh.clear()
         self._compact(draft)
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
@@ -368,6 +369,8 @@ class Engine:
                 for index in range(event.request.replicas):
                     draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
+        if self.planner.reservation is not None:
+            self.planner.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
         for index in range(1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)

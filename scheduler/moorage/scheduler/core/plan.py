@@ -22,6 +22,7 @@ from moorage.scheduler.core.reserve import PATIENCE_MS, Reservation, expected, s
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED
 from moorage.scheduler.core.turns import Turns
+from moorage.schemas.job import Request
 
 _REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
 _NO_PEERS: Final[dict[int, int]] = {}
@@ -52,6 +53,7 @@ class Planner:
         self.could_ever = could_ever
         self.rates = Rates(fleet)
         self.reservation: Reservation | None = None
+        self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._looked_ms = -PATIENCE_MS
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
         self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
@@ -330,9 +332,13 @@ class Planner:
             if need > room or draft.full:
                 break
             job = jobs.get(item >> REPLICA_BITS)
-            if job is None or self.queue.is_taken(line, item) or not self._waits(draft, item):
+            if self.queue.is_taken(line, item) or not self._waits(draft, item):
                 continue
-            most_ms = self.estimates.most_ms(job)
+            if job is not None:
+                asked: tuple[str, Request] | None = (job.tenant, self.estimates.request_of(job))
+            else:
+                asked = self.fresh.get(item >> REPLICA_BITS)
+            most_ms = self.estimates.most_ms(*asked, shape) if asked is not None else None
             if most_ms is None or draft.time_ms + most_ms > held.start_ms:
                 continue
             if self._choose(draft, shape, item, _NOBODY) is None:
