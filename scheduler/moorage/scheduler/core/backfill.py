@@ -7,8 +7,9 @@ the reservation waits for with what it takes as a rule.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
+from moorage.scheduler.core.durations import Durations, workload_of
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import PLACED, RUNNING, Job, Member
 from moorage.schemas.job import Request
@@ -21,47 +22,15 @@ UNKNOWN_MS: Final = 60_000
 FREED_MS: Final = 2_000
 
 
-class Estimate(Protocol):
-    """Milliseconds: half of such runs take at most `p50_ms`, nine of ten at most `p90_ms`."""
-
-    @property
-    def p50_ms(self) -> int: ...
-
-    @property
-    def p90_ms(self) -> int: ...
-
-
-class Learned(Protocol):
-    """What is known of how long work runs, given that it has run for `elapsed_ms`."""
-
-    def remaining(
-        self, tenant: str, workload: str, shape: Shape, elapsed_ms: int, limit_ms: int | None = None
-    ) -> Estimate | None: ...
-
-
-class Nothing(NamedTuple):
-    """Nothing was learned: time limits alone count."""
-
-    def remaining(
-        self, tenant: str, workload: str, shape: Shape, elapsed_ms: int, limit_ms: int | None = None
-    ) -> Estimate | None:
-        return None
-
-
 class Estimates:
-    """Over one state's jobs; `workload_of` names what a request runs, as `learned` knows it."""
+    """Over one state's jobs, with what was learned of how long work runs."""
 
     def __init__(
-        self,
-        request_of: Callable[[Job], Request],
-        shape_of: Callable[[Job], Shape],
-        learned: Learned | None = None,
-        workload_of: Callable[[Request], str] = lambda request: request.workload.driver,
+        self, request_of: Callable[[Job], Request], shape_of: Callable[[Job], Shape], durations: Durations
     ) -> None:
         self.request_of = request_of
         self.shape_of = shape_of
-        self.learned: Learned = learned if learned is not None else Nothing()
-        self.workload_of = workload_of
+        self.durations = durations
 
     def most_ms(self, tenant: str, request: Request, shape: Shape) -> int | None:
         """How long a member holds its devices at most, its grace and the freeing of memory too; None: no bound.
@@ -72,7 +41,7 @@ class Estimates:
         after = int(run.grace_s * 1000) + FREED_MS
         if run.timeout_s is not None:
             return int(run.timeout_s * 1000) + after
-        found = self.learned.remaining(tenant, self.workload_of(request), shape, 0)
+        found = self.durations.estimate(tenant, workload_of(request), shape)
         return found.p90_ms + after if found is not None else None
 
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
@@ -83,11 +52,9 @@ class Estimates:
         began = began_ms(member, now_ms)
         elapsed = max(0, now_ms - began)
         limit = int(run.timeout_s * 1000) if run.timeout_s is not None else None
-        found = self.learned.remaining(job.tenant, self.workload_of(request), self.shape_of(job), elapsed, limit)
+        found = self.durations.remaining(job.tenant, workload_of(request), self.shape_of(job), elapsed, limit)
         if found is not None:
             return now_ms + found.p50_ms, True
-        if limit is not None:
-            return now_ms + max(0, limit - elapsed), True
         return now_ms + max(elapsed, UNKNOWN_MS), False
 
 

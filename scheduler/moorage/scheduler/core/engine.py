@@ -11,12 +11,14 @@ import difflib
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any, Final
 
 from moorage.scheduler.core.admission import Admission, NewJob
 from moorage.scheduler.core.backfill import Estimates
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
+from moorage.scheduler.core.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations, workload_of
 from moorage.scheduler.core.events import (
     Ask,
     Cancel,
@@ -113,9 +115,10 @@ class Engine:
         self.queue = Queue()
         self.requests = Requests()
         self.shapes = Shapes()
+        self.durations = Durations()
         self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
-        self.estimates = Estimates(self.request_of, self.shape_of)
+        self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
             self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, config.order, self._could_ever
         )
@@ -150,6 +153,9 @@ class Engine:
             if worker.session:
                 host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
                 host.last_ms = mono_ms
+        for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
+            job = self.state.jobs[num]
+            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         for job in self.state.jobs.values():
             job.told = job.rev
             if not job.over:
@@ -196,6 +202,13 @@ class Engine:
             shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
         assert isinstance(shape, Shape)
         return shape
+
+    def workload_of(self, job: Job) -> str:
+        """What it runs, as durations are learned by (see `durations`)."""
+        asked = self.requests.read(job.body)[1]
+        if not asked.workload:
+            asked.workload = workload_of(asked.request)
+        return asked.workload
 
     def shape_of_asked(self, asked: Asked) -> Shape:
         shape = asked.shape
@@ -521,6 +534,8 @@ class Engine:
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
         out.ended = folded.ended
+        for job in folded.ended[:LEARNED_MAX]:
+            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
         self._new_jobs(flight, folded.accepted, out)
