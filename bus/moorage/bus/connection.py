@@ -75,6 +75,11 @@ class Connection(Link):
     def __repr__(self) -> str:
         return f"<Connection {self.name!r} {self.context.safe_url} {self.state.value}>"
 
+    @property
+    def is_clustered(self) -> bool:
+        """Whether the server has told of others beside it."""
+        return bool(self._client.discovered_servers)
+
     # -- the transport ------------------------------------------------------------------------------------------
 
     async def send(self, batch: Iterable[Outgoing]) -> int:

@@ -68,6 +68,11 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("scheduler", "moorage.cli.processes:scheduler", "Run a scheduler in the foreground."),
         Verb("worker", "moorage.cli.processes:worker", "Run a worker in the foreground."),
         Verb("demo", "moorage.cli.demo:main", "The main job on simulated GPUs, judged by its records."),
+        Verb(
+            "admin nats-config",
+            "moorage.cli.nats_config:nats_config",
+            "nats-server's accounts and permissions, a key and a context for each user.",
+        ),
         Verb("doctor", "moorage.cli.doctor:doctor", "Is everything there: server, permissions, leader, this host."),
     ),
     LOOKUP: (
