@@ -52,10 +52,13 @@ class RunningSite:
     async def connect(self, key: str, **more: Any) -> Connection:
         return await connect(self.context(key), f"test {key}", **more)
 
-    async def witness(self, account: str) -> Connection:
+    def witness_context(self, account: str) -> Context:
         """One with every right in an account. Not where users show certificates."""
         url = ",".join(f"nats://{account}:{self._witness}@{each.host}:{each.port}" for each in self.site.servers)
-        return await connect(Context(url=url, source="test"), f"witness of {account}")
+        return Context(url=url, source="test")
+
+    async def witness(self, account: str) -> Connection:
+        return await connect(self.witness_context(account), f"witness of {account}")
 
     @property
     def accounts(self) -> list[str]:

@@ -15,8 +15,11 @@ import msgspec
 import pytest
 
 from moorage.bus.connection import Connection
+from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Delivery
+from moorage.cli.checks import all_checks
+from moorage.cli.options import Options
 from moorage.client import AsyncClient, NotPermitted, Rejected
 from moorage.schemas.roles import OPERATOR_READS
 from moorage.schemas.subjects import API_VERBS, Subjects
@@ -144,6 +147,40 @@ async def test_a_job_runs_and_everybody_does_what_they_may(site: str) -> None:
 
 def encoded(job: str, **fields: Any) -> bytes:
     return msgspec.json.encode(request(job, **fields))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "who", "verdict", "says"),
+    [
+        ({}, "submitter.acme", "ok", "takes requests while no scheduler lives"),
+        ({"shared": True}, "submitter.acme", "ok", "who has an account of their own"),
+        ({"servers": 3, "shared": True}, "submitter.acme", "ok", "as it should be in a cluster"),
+        (
+            {"servers": 3, "shared": True},
+            "",
+            "warn",
+            "one publish with a false header stops",
+        ),
+    ],
+)
+async def test_doctor_says_who_could_stop_the_queue(
+    settings: dict[str, Any], who: str, verdict: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with everybody(**settings) as made:
+        context = made.site.context(who) if who else made.site.witness_context("MOORAGE")
+        async with AsyncClient(context, tenant="acme", timeout=ANSWER_S) as acme:
+            await acme.ls()  # somebody leads, and has made the queue
+
+        def found(*_: object) -> Context:
+            return context
+
+        monkeypatch.setattr("moorage.client.target.find_context", found)
+        monkeypatch.setattr("moorage.client.client.find_context", found)
+        checks = {check.name: check async for check in all_checks(Options(tenant="acme", timeout="30s"))}
+        assert (checks["queue"].verdict, says in checks["queue"].found) == (verdict, True), checks["queue"]
+        async with await made.site.connect("scheduler.main") as connection:
+            assert (await JetStream(connection).stream_info(SUBJECTS.request_stream)).last_seq == 0
 
 
 # ------------------------------------------------------------------------------------------------------- reflection

@@ -77,8 +77,8 @@ class Connection(Link):
 
     @property
     def is_clustered(self) -> bool:
-        """Whether the server has told of others beside it."""
-        return bool(self._client.discovered_servers)
+        """Whether there are other servers: the context names several, or the server has told of one."""
+        return len(self.context.servers) > 1 or bool(self._client.discovered_servers)
 
     # -- the transport ------------------------------------------------------------------------------------------
 

@@ -187,10 +187,10 @@ def _user(identity: Identity, may: Rights | None, auth: Auth, credential: str) -
         return [head, f"      {{ {who} }}"]
     lines = [head, f"      {{ {who}, permissions: {{"]
     for verb, subjects in (("publish", may.publish), ("subscribe", may.subscribe)):
-        # an empty list of what is allowed would allow everything
-        lines += [f"          {verb}: {{ allow: [", *_wrapped(subjects), "          ] }"] if subjects else [
-            f'          {verb}: {{ deny: [">"] }}'
-        ]  # fmt: skip
+        if not subjects:  # an empty list of what is allowed would allow everything
+            lines.append(f'          {verb}: {{ deny: [">"] }}')
+            continue
+        lines += [f"          {verb}: {{ allow: [", *_wrapped(subjects), "          ] }"]
     if may.answers:
         lines.append(f'          allow_responses: {{ max: {may.answers}, expires: "{ANSWER_WITHIN}" }}')
     return [*lines, "      } }"]
