@@ -241,7 +241,11 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
         ]  # fmt: skip
         assert not bent, bent
         assert (await beta.job("known").show())["state"] == "QUEUED"
-        assert (await ana.fleet())["workers"][0]["state"] == "up"
+
+        async def worker_is_up() -> bool:
+            return [row["state"] for row in (await ana.fleet())["workers"]] == ["up"]
+
+        await until(worker_is_up, ANSWER_S, "the worker, which heard nothing that it would mind")
         async with await made.site.connect("scheduler.main") as own:
             js = JetStream(own)
             for stream in (SUBJECTS.request_stream, SUBJECTS.history_stream, SUBJECTS.dead_letter_stream):

@@ -88,8 +88,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin tenants --format '{tenant} {gpus}'",
     ),
     "admin nats-config": (
-        "moorage admin nats-config --out nats --tenant vision --tenant speech --worker n01 --operator ana",
-        "moorage admin nats-config --out nats --tenant vision --server h1 --server h2 --server h3 --auth mtls",
+        "moorage admin nats-config --out site --tenant vision --worker n01",
+        "moorage admin nats-config --out site --tenant vision --auth mtls",
     ),
     "scheduler": ("MOORAGE_LEDGER_URL_FILE=/etc/moorage/ledger-url moorage scheduler --nats prod",),
     "worker": (

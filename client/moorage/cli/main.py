@@ -62,17 +62,13 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("admin priority", "moorage.cli.admin:priority", "Give jobs another priority."),
         Verb("admin limit", "moorage.cli.admin:limit", "Bound a tenant's GPUs and jobs."),
         Verb("admin tenants", "moorage.cli.admin:tenants", "Tenants with what they have, limits and holds."),
+        Verb("admin nats-config", "moorage.cli.nats_config:nats_config", "Accounts, permissions, a key for each user."),
     ),
     RUNNING: (
         Verb("up", "moorage.cli.up:up", "Server, scheduler and worker on this machine, in one command."),
         Verb("scheduler", "moorage.cli.processes:scheduler", "Run a scheduler in the foreground."),
         Verb("worker", "moorage.cli.processes:worker", "Run a worker in the foreground."),
         Verb("demo", "moorage.cli.demo:main", "The main job on simulated GPUs, judged by its records."),
-        Verb(
-            "admin nats-config",
-            "moorage.cli.nats_config:nats_config",
-            "nats-server's accounts and permissions, a key and a context for each user.",
-        ),
         Verb("doctor", "moorage.cli.doctor:doctor", "Is everything there: server, permissions, leader, this host."),
     ),
     LOOKUP: (
