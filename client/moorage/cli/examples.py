@@ -97,6 +97,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin tenants",
         "moorage admin tenants --format '{tenant} {gpus}'",
     ),
+    "admin nats-config": (
+        "moorage admin nats-config --out site --tenant vision --worker n01",
+        "moorage admin nats-config --out site --tenant vision --auth mtls",
+    ),
     "scheduler": ("MOORAGE_LEDGER_URL_FILE=/etc/moorage/ledger-url moorage scheduler --nats prod",),
     "worker": (
         "moorage worker --label zone=a",
