@@ -65,12 +65,12 @@ class Judge:
 
     def missing(self) -> list[str]:
         """Jobs that were accepted, by an answer or by the queue's acknowledgement, and are not in the ledger (yet)."""
-        finished = self.state.finished
-        return [
-            f"{tenant}/{job}"
-            for tenant, job in sorted(self.accepted)
-            if self.state.job(tenant, job) is None and finished.find(job_key(tenant, job)) is None
-        ]
+        return [f"{tenant}/{job}" for tenant, job in sorted(self.accepted) if not self._is_known(tenant, job)]
+
+    def _is_known(self, tenant: str, job: str) -> bool:
+        if self.state.job(tenant, job) is not None:
+            return True
+        return self.state.finished.find(job_key(tenant, job)) is not None
 
     def _check_history(self, tenant: str, job: str) -> None:
         """What left memory is told whole, where its row says: until nothing could be written, all of it is."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import json
 import logging
 import os
@@ -55,6 +56,8 @@ CONFIG: Final = Config(ended_max=20, jobs_max=80, tombstones_max=30)
 FAULTY_S: Final = 120.0
 HEALED_S: Final = 900.0
 SNAPSHOT_RECORDS: Final = 60
+FLEET_FRAME_S: Final = 10.0
+STANDBY_LOOK_S: Final = 0.5
 ANSWER_S: Final = 2.0
 #: after the last fault every question is answered within this
 UNANSWERED_S_MAX: Final = 120.0
@@ -84,7 +87,12 @@ class World:
     def run(self) -> None:
         """Raises `Violated`."""
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        with tempfile.TemporaryDirectory(dir=memory) as folder, _quietly(), contextlib.ExitStack() as patches:
+        with (
+            tempfile.TemporaryDirectory(dir=memory) as folder,
+            _quietly(),
+            _collecting_seldom(),
+            contextlib.ExitStack() as patches,
+        ):
             for name in self._hosts:
                 machine = self._machines[name] = Machine(name, Path(folder) / name, random.Random(self.rng.random()))
                 machine.state.mkdir()
@@ -105,6 +113,9 @@ class World:
         random.seed(self.seed)
         patches.enter_context(mock.patch.object(service, "take_snapshot", self._take_snapshot))
         patches.enter_context(mock.patch.object(service, "gc"))  # a process's own tuning
+        # as often as production does it is most of what happens when nothing does
+        patches.enter_context(mock.patch.object(service, "FLEET_FRAME_S", FLEET_FRAME_S))
+        patches.enter_context(mock.patch.object(service, "STANDBY_LOOK_S", STANDBY_LOOK_S))
         patches.enter_context(mock.patch.object(os, "urandom", rng.randbytes))
         patches.enter_context(mock.patch.object(secrets, "randbits", rng.getrandbits))
         patches.enter_context(mock.patch.object(secrets, "token_hex", lambda size: rng.randbytes(size).hex()))
@@ -438,7 +449,7 @@ class World:
         while (waits := self._waits_for()) is not None:
             if loop.time() > ends_s:
                 self.judge.violated(f"{HEALED_S:g} s after the last fault: {waits}")
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2)
 
     def _waits_for(self) -> str | None:
         reigns = [leader.reign for leader in self._leaders.values() if leader.reign is not None]
@@ -489,3 +500,14 @@ def _quietly() -> Iterator[None]:
         yield
     finally:
         logging.disable(level)
+
+
+@contextlib.contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    """A world makes few cycles and many objects: it is a tenth of a run to look at these again and again."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)

@@ -101,9 +101,11 @@ class FaultyNetwork:
     # -- what the bus asks --------------------------------------------------------------------------------------
 
     def of(self, one: str, other: str) -> Faults:
-        return self._by_pair.get(frozenset((one, other)), self.faults)
+        return self._by_pair.get(frozenset((one, other)), self.faults) if self._by_pair else self.faults
 
     def reaches(self, one: str, other: str) -> bool:
+        if not self._groups:
+            return True
         sides = [next((n for n, group in enumerate(self._groups) if name in group), None) for name in (one, other)]
         return None in sides or sides[0] == sides[1]
 

@@ -7,6 +7,7 @@ real one. What it does not know (consumers, mirrors, …) it refuses with status
 from __future__ import annotations
 
 import base64
+import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -457,5 +458,9 @@ def _direct_headers(stream: str, message: _Message) -> dict[str, str]:
 def _rfc3339(wall_ns: int) -> str:
     """As Go writes it: nanoseconds without trailing zeros."""
     seconds, rest = divmod(wall_ns, 1_000_000_000)
-    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{text}{f'.{rest:09d}'.rstrip('0') if rest else ''}Z"
+    return f"{_rfc3339_second(seconds)}{f'.{rest:09d}'.rstrip('0') if rest else ''}Z"
+
+
+@functools.lru_cache(maxsize=1024)
+def _rfc3339_second(wall_s: int) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
