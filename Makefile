@@ -50,10 +50,10 @@ transcripts: $(STAMP)  ## write down every help and a first session as tests/cli
 	$(BIN)/python -m tests.cli.transcribe
 
 sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=300 FROM=1000
-	PYTHONHASHSEED=0 MOORAGE_SIM_SEEDS=$(SEEDS) MOORAGE_SIM_FROM=$(FROM) $(BIN)/python -m pytest -n 2 -q tests/sim/test_seeds.py
+	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
 
 sim-long: SEEDS = 10000
-sim-long: sim  ## ten thousand of them; about an hour on two cores
+sim-long: sim  ## ten thousand of them, on every core
 
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python tests/mutants.py

@@ -194,7 +194,11 @@ class SimulatedBus:
         headers: dict[str, str] | None,
     ) -> None:
         answer, stored = account.streams.store(stream, subject, payload, headers)
-        if reply and not (stored and self.network.loses_ack(sender)):
+        if stored and reply and self.network.loses_ack(sender):
+            if not self.network.denies_ack(sender):
+                return
+            answer = account.streams.denial(stream)
+        if reply:
             self._answer(account, reply, answer, None)
 
     def _ask(self, account: _Account, subject: str, payload: bytes, reply: str) -> None:
@@ -255,6 +259,8 @@ class SimulatedConnection(Link):
         self._check_open()
         handed = 0
         for subject, payload, reply in batch:
+            if self._process is not None:
+                self._process.acts()
             if not self.is_connected:
                 self.counters.sent_dropped += 1
             elif len(payload) > self.max_payload_bytes:
@@ -316,6 +322,9 @@ class SimulatedConnection(Link):
             raise BadSubject(subject, "no blanks in a subject, and not empty")
         if not self.is_connected:
             timeout_s = await self._await_connected(subject, timeout_s)
+        if self._process is not None:
+            self._process.acts()
+        self._check_open()
         token, future = answers.open(subject, timeout_s, is_last)
         try:
             self._bus.publish(self.name, self._account, subject, payload, answers.reply_subject(token), headers)

@@ -29,6 +29,8 @@ class Process:
         self.is_stopped = False
         self.is_dead = False
         self.on_kill: list[Callable[[], None]] = []
+        self._doomed_in = 0  # acts that it still does; 0: it is not doomed
+        self._on_doom: Callable[[], object] = self.kill
         self._tasks: list[asyncio.Task[Any]] = []
         self._tasks_looked_at = TASKS_LOOKED_AT
         self._kept: deque[Step] = deque()
@@ -66,6 +68,21 @@ class Process:
         kept, self._kept = self._kept, deque()
         for step in kept:
             step.go_on()
+
+    def doom(self, acts: int, on_doom: Callable[[], object]) -> None:
+        """Call `on_doom`, which must kill it, in place of the `acts`-th thing that it does from now on.
+
+        A thing done is what somebody else can see: a message sent, a write, a word to another process. What the code
+        goes on to do within the same step reaches nobody, so this is a crash between any two of them.
+        """
+        self._doomed_in, self._on_doom = acts, on_doom
+
+    def acts(self) -> None:
+        """It is about to do something that others can see."""
+        if self._doomed_in and not self.is_dead:
+            self._doomed_in -= 1
+            if not self._doomed_in:
+                self._on_doom()
 
     def kill(self) -> list[asyncio.Task[Any]]:
         """As SIGKILL: nothing leaves it any more, and its tasks end. Returns them, for whoever waits for that.
