@@ -8,7 +8,7 @@ FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli transcripts \
-        nats-image record-frames sim sim-long clean
+        nats-image record-frames sim sim-long fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -54,6 +54,10 @@ sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=30
 
 sim-long: SEEDS = 10000
 sim-long: sim  ## ten thousand of them, on every core
+
+fuzz: $(STAMP)  ## a million frames over everything that decodes, 100,000 at a running system
+	$(BIN)/python -m tests.fuzz.many --frames 1000000
+	$(BIN)/python -m tests.fuzz.live --frames 100000
 
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python tests/mutants.py

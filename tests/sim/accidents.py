@@ -68,7 +68,7 @@ class Accidents:
             drop=rng.choice((0, 0, 0.01, 0.05)) * faults,
             duplicate=rng.choice((0, 0.02, 0.1)) * faults,
             reorder=rng.choice((0, 0.02, 0.1)) * faults,
-            reorder_ms=rng.choice((20, 500, 4_000)),
+            reorder_ms=rng.choice((20, 500, 4_000, 12_000)),
             delay_ms=(0.1, rng.choice((1, 20, 300))),
             lose_ack=rng.choice((0, 0.02, 0.1)) * faults,
             deny_ack=rng.choice((0, 0.5)),
