@@ -148,6 +148,7 @@ class Engine:
             job.told = job.rev
             if not job.over:
                 self._index(job, self.request_of(job))
+                self.planner.ranker.arrived(self.shape_of(job), len(job.replicas))
 
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job's waiting replicas in the queue and its times in the timers."""
@@ -358,6 +359,7 @@ class Engine:
                     draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
         shape, priority = event.shape, event.request.priority
+        self.planner.ranker.arrived(shape, event.request.replicas)
         for index in range(1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)
 
