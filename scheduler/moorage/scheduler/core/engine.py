@@ -161,6 +161,7 @@ class Engine:
             job.own_subject = True  # whom the leader before told of it is not known here
             if not job.over:
                 self._index(job, self.request_of(job))
+                self.planner.ranker.arrived(self.shape_of(job), len(job.replicas))
 
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job's waiting replicas in the queue and its times in the timers."""
@@ -386,6 +387,7 @@ class Engine:
         if self.planner.reservation is not None:
             self.planner.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
+        self.planner.ranker.arrived(shape, event.request.replicas)
         for index in range(1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)
 
