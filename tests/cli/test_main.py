@@ -58,8 +58,9 @@ def test_the_first_help_is_short_and_the_whole_one_has_everything(command: Comma
     assert command("--help").out == first.out
     listed = [name for name in ALL if f"\n  {name} " in first.out]
     assert len(listed) <= FIRST_HELP_MAX
-    folded = {name for name in ALL if " " in name}
-    assert set(ALL) - set(listed) - folded == {verb.name for verb in VERBS[LOOKUP]}
+    left_out = {verb.name for verb in VERBS[LOOKUP]}
+    folded = {name for name in ALL if " " in name} - left_out
+    assert set(ALL) - set(listed) - folded == left_out
     assert all(f"\n  {name.partition(' ')[0]} " in first.out for name in folded)
     assert len(first.out.splitlines()) <= 36
     for name in [*ALL, *TOPICS]:

@@ -79,7 +79,7 @@ class Intake:
             self.counters["reflected"] += 1
             count = self.counters["reflected"]
             if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood tells little
-                log.warning("%s wants its answer on %s: none is given, %d so far", delivery.subject, delivery.reply, count)
+                log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
             delivery = msgspec.structs.replace(delivery, reply="")
         if len(self._raw) >= WAITING_MAX:
             self.counters["dropped"] += 1
