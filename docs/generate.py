@@ -54,6 +54,7 @@ ACTS: Final = (
     ("requeue", operate.RequeueAct(tenant="vision", job="train-42", by="ana", why="wrong host")),
     ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
     ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
+    ("share", operate.ShareAct(tenant="vision", weight=3, gpus=16, by="ana")),
     ("dlq", operate.DlqAct(act="resend", sequence=12, by="ana", why="quota was raised")),
 )
 

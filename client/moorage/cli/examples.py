@@ -88,6 +88,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
         "moorage admin limit --tenant vision --gpus 0 --jobs 0",
     ),
+    "admin share": (
+        "moorage admin share --tenant vision --weight 3",
+        "moorage admin share --tenant vision --gpus 16 --why 'their own hosts'",
+        "moorage admin share --tenant vision --weight 0 --gpus 0",
+    ),
     "admin tenants": (
         "moorage admin tenants",
         "moorage admin tenants --format '{tenant} {gpus}'",

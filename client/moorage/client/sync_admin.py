@@ -45,6 +45,12 @@ class SyncAdmin:
         """As `Admin.limit`."""
         return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
 
+    def share(
+        self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
+    ) -> Done:
+        """As `Admin.share`."""
+        return self._thread.call(self._twin.share(weight=weight, gpus=gpus, why=why, tenant=tenant))
+
     def dead_letters(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
         """As `Admin.dead_letters`."""
         return self._thread.iterate(self._twin.dead_letters(tenant=tenant))

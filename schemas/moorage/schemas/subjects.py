@@ -15,6 +15,7 @@ ADMIN_VERBS: Final = (
     "cordon",
     "uncordon",
     "limit",
+    "share",
     "hold",
     "release",
     "requeue",
