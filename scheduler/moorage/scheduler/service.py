@@ -26,6 +26,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
 from moorage.scheduler.core.state import State
+from moorage.scheduler.dead_letters import MAY_CHANGE, DeadLetters
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.history import History
 from moorage.scheduler.history_reader import HistoryReader, check_page
@@ -92,8 +93,9 @@ class Scheduler:
     async def run(self) -> None:
         """Stand by and lead until `resign`, or cancellation. Raises `LedgerBroken` when an operator must look."""
         await self.ledger.ensure()
-        for config in QueueReader.streams(self.subjects, self._replicas):
-            await self._js.ensure_stream(config)
+        await self._js.ensure_stream(QueueReader.stream(self.subjects, self._replicas))
+        letters = DeadLetters.stream(self.subjects, self._replicas, self.config.dead_letters_keep)
+        await self._js.ensure_stream(letters, MAY_CHANGE)
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
         gaps = 0
@@ -251,6 +253,7 @@ class Reign:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.history_reader.close()
+        await self.queue_reader.letters.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.intake.put(delivery)
@@ -430,6 +433,8 @@ class Reign:
             self._ask(verb, lambda: views.fleet(engine, monotonic_ms()) | {"history": history}, reply, json)
         elif verb == "audit":
             self._audit(reply, json)
+        elif verb == "dlq":
+            self.queue_reader.letters.ask(arguments, self._answer_now, reply, json)
         elif verb == "tenants":
             self._ask(verb, lambda: views.tenants(engine), reply, json)
         elif verb in ACTS:
