@@ -26,6 +26,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
 from moorage.scheduler.core.state import State
+from moorage.scheduler.core.waiting import explain_job
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.history import History
 from moorage.scheduler.history_reader import HistoryReader, check_page
@@ -382,7 +383,7 @@ class Reign:
                 check_page(arguments)
                 answer = lambda: self.history_reader.history(tenant, arguments, reply, json)  # noqa: E731
             else:
-                answer = lambda: views.explain_job(engine, tenant, job)  # noqa: E731
+                answer = lambda: explain_job(engine, tenant, job)  # noqa: E731
             if engine.state.job(tenant, job) is None:
                 # "unknown" only as of a record acknowledged after the question came
                 engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
