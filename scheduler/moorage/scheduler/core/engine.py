@@ -316,6 +316,23 @@ class Engine:
         return flight is not None and any(act[0] == Act.SNAPSHOT for act in flight.draft.acts)
 
     @property
+    def in_flight(self) -> bool:
+        """Whether a record was built that is not acknowledged yet."""
+        return self._in_flight is not None
+
+    @property
+    def built_ms(self) -> int:
+        """The leader's monotonic time when it built its last record."""
+        return self._built_ms
+
+    def forget_callers(self) -> None:
+        """A copy that is only asked what would happen answers nobody."""
+        self._rest = deque(event for event in self._rest if not isinstance(event, Ask))
+        self._pressing = sum(map(_presses, self._rest))
+        if self._in_flight is not None:
+            self._in_flight.asks.clear()
+
+    @property
     def rid(self) -> int:
         """The number of the record that is in flight."""
         return self._rid
