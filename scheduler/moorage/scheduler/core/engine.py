@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import deque
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, Final
@@ -135,6 +136,8 @@ class Engine:
         self._built_ms = mono_ms
         self._replan = False  # a worker joined with the last record: somebody may start now
         self._left_queue = 0  # entries of the queue that no longer wait, at most
+        #: what the answer to a submit says of a job that has to wait
+        self.tell_waiting: Callable[[Job], dict[str, Any] | None] | None = None
         self.history_dropped = 0  # jobs that left memory though their history could not be written
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self._resume(mono_ms)
@@ -594,11 +597,16 @@ class Engine:
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
-            if submit.batch is None and submit.json and not made.warnings:  # the bytes of `encode(Accepted(…))`
+            waiting = None
+            if job.replicas[-1].state == QUEUED and submit.batch is None and submit.reply and self.tell_waiting:
+                waiting = self.tell_waiting(job)
+            if (
+                submit.batch is None and submit.json and not made.warnings and waiting is None
+            ):  # the bytes of `encode(Accepted(…))`
                 said = f'{{"kind":"accepted","job":"{job.name}","ledger":{seq},"state":"{state}"}}'
                 out.answers.append((submit.reply, said.encode()))
                 continue
-            answer = Accepted(job.name, seq, state, warnings=made.warnings)
+            answer = Accepted(job.name, seq, state, warnings=made.warnings, waiting=waiting)
             if submit.batch is not None:
                 batch = submit.batch
                 batch.answers[submit.position] = answer

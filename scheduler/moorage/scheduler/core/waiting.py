@@ -21,7 +21,7 @@ from moorage.schemas.gpu import format_token
 UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "held", "backoff", "contended"})
 
 
-def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
+def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -> dict[str, Any] | Problem:
     """Why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue, fixes.
 
     A walk over the fleet and some trials: for questions, not for the tick.
@@ -56,7 +56,7 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
     data["asks"] = format_token(request.effective_gpu, len(job.replicas))
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
-    if data["reason"] not in UNCURED:
+    if fixes and data["reason"] not in UNCURED:
         # what is held back for somebody, be it for this very job, is not free to one that comes anew
         held = engine.planner.reservation
         kept = held.hosts if held is not None else barred

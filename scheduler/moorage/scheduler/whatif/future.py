@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from moorage.scheduler.core.durations import Estimate
 from moorage.scheduler.core.engine import Engine
@@ -105,15 +105,3 @@ def _started_ms(job: Job, member: Member) -> int:
         if row[4] == RUNNING and row[2] == member.replica.index and row[9] == member.fence:
             return row[1]
     return job.accepted_ms  # so long ago that memory has let it go
-
-
-def start_of(engine: Engine, time_ms: int, tenant: str, job: str, quantile: Quantile) -> dict[str, Any]:
-    """When a waiting job starts: `in_ms` from now and `on` which worker; `unknown` runs where that cannot be said."""
-    future = Future(engine, time_ms, quantile)
-    key = (tenant, job)
-    future.started.pop(key, None)  # of a job of several replicas some may run already
-    future.run(lambda: key in future.started)
-    found = future.started.get(key)
-    if found is None:
-        return {"unknown_runs": future.unknown}
-    return {"in_ms": found[0], "on": found[1]}
