@@ -1,4 +1,4 @@
-"""A job that waits is told when it starts: in the answer to its submit, by `explain`, in the progress line, by event."""
+"""A job that waits is told when it starts: in the answer to its submit, by `explain`, by progress and event."""
 
 from __future__ import annotations
 

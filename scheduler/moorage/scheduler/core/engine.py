@@ -44,7 +44,8 @@ from moorage.scheduler.core.rank import RANKERS
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.core.state import QUEUED, Job, Replica, State, Worker
+from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
+from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, QUEUED, Job, Member, Replica, State, Worker, started_ms
 from moorage.scheduler.core.telling import Telling
 from moorage.schemas.alike import Asked, Requests
 from moorage.schemas.codec import encode
@@ -121,6 +122,7 @@ class Engine:
         self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
         self.orders = Orders(state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of)
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
+        self.admission.soonest_ms = self._soonest_ms
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rows_ms = max(
             config.finished_keep_ms, int(config.history_keep * 1000)
@@ -213,6 +215,21 @@ class Engine:
 
     def _requeue(self, replica: Replica, not_before: int) -> None:
         heappush(self._timers, (not_before, _BACKOFF, entry(replica.job.num, replica.index)))
+
+    def _soonest_ms(self, shape: Shape, priority: int) -> int:
+        """How soon the fleet could hold a shape, whoever waits before it (see `soonest`)."""
+        if not self.admission.all_heard():
+            return 0
+        return soonest_ms(self.fleet, shape, lambda member: self._least_ms(member, priority))
+
+    def _least_ms(self, member: Member, priority: int) -> int:
+        """How long a member lasts at least, by what was seen; 0 where nothing is sure, or where it may be preempted."""
+        job = member.replica.job
+        if member.phase == AT_EXITED or self.priority_of(job) < priority:
+            return 0
+        elapsed_ms = max(0, self.state.time_ms - started_ms(job, member)) if member.phase == AT_RUNNING else 0
+        found = self.durations.remaining(job.tenant, self.workload_of(job), self.shape_of(job), elapsed_ms)
+        return found.least_ms if found is not None and found.samples >= SAMPLES_SURE else 0
 
     # ------------------------------------------------------------------------------------------- offer
 

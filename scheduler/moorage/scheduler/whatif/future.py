@@ -13,7 +13,7 @@ from typing import Final, Literal
 from moorage.scheduler.core.durations import Estimate
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.records import GangPhase
-from moorage.scheduler.core.state import AT_CLAIMED, AT_EXITED, AT_RUNNING, RUNNING, Job, Member
+from moorage.scheduler.core.state import AT_CLAIMED, AT_EXITED, AT_RUNNING, Job, Member, started_ms
 from moorage.scheduler.whatif.play import LOOK_MS, Held, Play
 
 #: moments and processor seconds that one look ahead may take; what did not start by then is unknown
@@ -57,7 +57,7 @@ class Future(Play):
             return
         self.held[held.name] = held
         if member.phase == AT_RUNNING:
-            self._after[held.name] = max(0, self.time_ms - _started_ms(job, member))
+            self._after[held.name] = max(0, self.time_ms - started_ms(job, member))
             self.end_in(held, self.runs_ms(held))
             return
         if member.phase != AT_CLAIMED:
@@ -97,11 +97,3 @@ def remaining(engine: Engine, job: Job, elapsed_ms: int) -> Estimate | None:
     limit_s = engine.request_of(job).workload.timeout_s
     limit_ms = None if limit_s is None else int(limit_s * 1000)
     return engine.durations.remaining(job.tenant, engine.workload_of(job), engine.shape_of(job), elapsed_ms, limit_ms)
-
-
-def _started_ms(job: Job, member: Member) -> int:
-    """Ledger time at which a member began to run."""
-    for row in reversed(job.story):
-        if row[4] == RUNNING and row[2] == member.replica.index and row[9] == member.fence:
-            return row[1]
-    return job.accepted_ms  # so long ago that memory has let it go
