@@ -157,6 +157,7 @@ class Engine:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         for job in self.state.jobs.values():
             job.told = job.rev
+            job.own_subject = True  # whom the leader before told of it is not known here
             if not job.over:
                 self._index(job, self.request_of(job))
 
@@ -540,7 +541,7 @@ class Engine:
                     break
                 self.history_dropped += 1
             name, asked = self.requests.read(job.body)
-            flat += (job.num, request_digest(asked.canonical(name)))
+            flat += (job.num, request_digest(asked.identity(name)))
             kept.append(job.kept)
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
@@ -607,7 +608,7 @@ class Engine:
         for job in accepted:
             made = new[(job.tenant, job.name)]
             submit = made.submit
-            job.shape = submit.shape
+            job.shape, job.key = submit.shape, submit.key
             request = submit.request
             # of many that came together the tenant's frames tell, until somebody follows one (`views.show`)
             job.own_subject = request.events == "job" and submit.batch is None
