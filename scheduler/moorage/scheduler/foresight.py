@@ -93,11 +93,8 @@ class Foresight:
             return {}
         start = known.starts.get(tenant, {}).get(job)
         if start is None:
-            return (
-                {"starts_unknown": f"no estimate of how long {known.unknown_runs} that run will go on"}
-                if (known.unknown_runs)
-                else {}
-            )
+            unknown = f"how long {known.unknown_runs} of what runs will take is not known"
+            return {"starts_unknown": unknown} if known.unknown_runs else {}
         passed = max(0, self._now_ms() - known.time_ms)
         band = {"p50_ms": max(0, start.p50_ms - passed)}
         if start.p90_ms >= 0:
