@@ -7,6 +7,7 @@ to everybody else until it starts, so that a stream of small jobs cannot starve 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from heapq import heappop, heapreplace
 from typing import Final
 
@@ -47,6 +48,8 @@ class Planner:
         self.reservation: Reservation | None = None
         self._looked_ms = -PATIENCE_MS
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
+        #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
+        self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
         self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
 
     def plan(self, draft: Draft) -> int:
@@ -130,8 +133,16 @@ class Planner:
         return draft.state_of(replica) == QUEUED and replica.not_before <= draft.time_ms
 
     def _place(self, draft: Draft, line: Line, item: int) -> Choice | None:
+        if not line.shape.avoid:
+            return self._choose(draft, line, item)
+        with self.fleet.avoiding(line.shape.avoid):
+            return self._choose(draft, line, item)
+
+    def _choose(self, draft: Draft, line: Line, item: int) -> Choice | None:
         shape, num = line.shape, item >> REPLICA_BITS
         barred = self.barred(line.priority, shape)
+        if draft.state.windows:
+            barred |= self.barred_by_limits(num, draft.time_ms)
         if shape.together > 1:
             return self._place_gang(draft, shape, num, barred)
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
@@ -152,6 +163,8 @@ class Planner:
         """
         shape, entries, host = line.shape, line.entries, choice.host
         taken = 0
+        if shape.avoid or host.worker.window is not None:
+            return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
         masks = self.ranker.again(choice, shape, min(most, len(entries)))
         for mask in masks:
             while entries and (self.queue.is_taken(line, entries[0]) or not self._waits(draft, entries[0])):
