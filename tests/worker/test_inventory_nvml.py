@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
+import pwd
 import threading
 import warnings
 from collections.abc import Coroutine
@@ -207,7 +209,7 @@ READINGS: dict[str, tuple[Board, SlotReading]] = {
     "thermal": (Board("GPU-a", temperature_c=91), SlotReading(0, 1, 91, "thermal")),
     "ecc comes before temperature": (
         Board("GPU-a", temperature_c=99, uncorrected=1),
-        SlotReading(0, 1, 99, "ecc"),
+        SlotReading(0, 1, 99, "ecc", uncorrected_errors=1),
     ),
     "a board that cannot tell": (
         Board("GPU-a", errors=dict.fromkeys(("temperature", "ecc", "util", "mig", "compute"), 3)),
@@ -354,7 +356,8 @@ def test_holders_are_named_and_those_that_are_not_ours_are_foreign(tmp_path: Pat
         (reading,) = await (await opened(board, folder=tmp_path)).sample()
         assert reading.processes == (DeviceProcess(77), DeviceProcess(99), DeviceProcess(8812, "python", 300))
         assert reading.foreign({77, 99, 8812}) == ""
-        assert reading.foreign({77, 99}) == "pid 8812 python"
+        who = pwd.getpwuid(os.getuid()).pw_name
+        assert reading.foreign({77, 99}) == f"pid 8812 python (user {who})"
         assert reading.foreign({8812, 99}) == "pid 77"
 
     run(scene())

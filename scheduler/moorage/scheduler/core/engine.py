@@ -567,7 +567,7 @@ class Engine:
         for replica in job.replicas if new.together == 1 else ():
             if replica.state == QUEUED and replica.not_before <= self.state.time_ms:
                 item = entry(job.num, replica.index)
-                self.queue.take_out(priority, old, item, job.tenant)
+                self.queue.remove(priority, old, item, job.tenant)
                 self.queue.add(priority, new, item, job.tenant)
 
     def _tell(self, folded: Folded, out: Outputs) -> None:

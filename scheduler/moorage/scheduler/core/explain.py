@@ -26,6 +26,8 @@ REASONS: Final[dict[str, str]] = {
     "closed": "the workers that could run it are cordoned, draining, stale or kept by local claims",
     "busy": "the GPUs that could run it are leased",
     "sick": "the GPUs that could run it are sick, quarantined or used by somebody outside",
+    "foreign": "the GPUs that could run it are used by processes that no lease of ours explains",
+    "leaving": "the workers it would fit on are to be drained before its time limit is over",
     "host-busy": "the workers with free GPUs have no CPU or memory left",
     "gang": "some of the gang would fit now, not all of it",
     "reserved": "the hosts it would fit on are held for a job that has waited longer",
@@ -67,11 +69,13 @@ class Explanation:
 HOLDERS_MAX: Final = 5
 
 
-def explain(fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset()) -> Explanation:
+def explain(
+    fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset(), leaving: frozenset[int] = frozenset()
+) -> Explanation:
     """Run every filter over every host and name the one after which nothing was left.
 
-    The first filter that leaves no worker is the dominant reason. Costs a walk over the fleet: for questions, not for
-    the tick.
+    The first filter that leaves no worker is the dominant reason. `barred` are held back for somebody else, `leaving`
+    are to be drained too soon. Costs a walk over the fleet: for questions, not for the tick.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
@@ -105,9 +109,12 @@ def explain(fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset()) ->
     free = [host for host in open_hosts if _free(host, shape) >= shape.count]
     counts["with-free-gpus"] = len(free)
     if not free:
-        healthy = any((host.free & host.cls.fit(shape).mask).bit_count() >= shape.count for host in open_hosts)
+        healthy = [h for h in open_hosts if (h.free & h.cls.fit(shape).mask).bit_count() >= shape.count]
         missing = shape.count - max(_free(host, shape) for host in open_hosts)
-        return Explanation("sick" if healthy else "busy", counts, _holders(open_hosts), missing)
+        if not healthy:
+            return Explanation("busy", counts, _holders(open_hosts), missing)
+        foreign = [host for host in healthy if _but_for_foreign(host, shape) >= shape.count]
+        return Explanation("foreign" if foreign else "sick", counts, _troubles(foreign or healthy, shape), missing)
     roomy = [host for host in free if host.fits_host(shape)]
     counts["with-cpu-and-memory"] = len(roomy)
     if not roomy:
@@ -116,6 +123,12 @@ def explain(fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset()) ->
     counts["not-reserved"] = len(unbarred)
     if not unbarred:
         return Explanation("reserved", counts, [])
+    staying = [host for host in unbarred if host.worker.num not in leaving]
+    counts["not-leaving"] = len(staying)
+    if not staying:
+        return Explanation(
+            "leaving", counts, [f"{host.worker.id}: is to be drained" for host in unbarred[:HOLDERS_MAX]]
+        )
     if shape.together > 1 and sum(host.replicas_of(shape, "now") for host in unbarred) < shape.together:
         return Explanation("gang", counts, _holders(open_hosts))
     return Explanation("placing", counts, [])
@@ -138,6 +151,31 @@ def _free(host: Host, shape: Shape) -> int:
             if host.room_beside(slot, device, shape):
                 mask |= 1 << slot & host.cls.fit(shape).mask
     return mask.bit_count()
+
+
+def _but_for_foreign(host: Host, shape: Shape) -> int:
+    """Devices on which it could start now if nobody from outside were there."""
+    foreign = sum(1 << slot for slot, (kind, _) in host.troubles.items() if kind == "foreign")
+    left = host.free & host.cls.fit(shape).mask & ~(host.worker.quarantined | host.worker.unwell_mask)
+    return (left & (foreign | ~(host.busy | host.sick))).bit_count()
+
+
+def _troubles(hosts: list[Host], shape: Shape) -> list[str]:
+    """What is wrong with devices that would do, as `w3 GPU 1: used by pid 1234 python (user bob)`; a few of them."""
+    shown = []
+    for host in hosts:
+        for slot in range(len(host.cls.devices)):
+            kind, detail = host.troubles.get(slot, ("", ""))
+            if slot in host.worker.unwell:
+                kind, detail = host.worker.unwell[slot][:2]
+            elif host.worker.quarantined >> slot & 1:
+                kind, detail = "quarantined", ""
+            if kind and host.cls.fit(shape).mask >> slot & 1:
+                text = f"used by {detail}" if kind == "foreign" else f"{kind}: {detail}" if detail else kind
+                shown.append(f"{host.worker.id} GPU {slot}: {text}")
+            if len(shown) >= HOLDERS_MAX:
+                return shown
+    return shown
 
 
 def _holders(hosts: list[Host]) -> list[str]:

@@ -229,10 +229,18 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
     waiting = [replica for replica in job.replicas if replica.state == QUEUED]
     if not waiting:
         data["why"] = next((row[8] for row in reversed(job.story) if row[8]), "")
+        if leaves := _leaves(engine, job):
+            data["leaves"] = leaves
         return data
     replica, shape = waiting[0], engine.shape_of(job)
     priority = engine.priority_of(job)
-    found = explain(engine.fleet, shape, engine.planner.barred(priority, shape))
+    barred = engine.planner.barred(priority, shape)
+    leaving = engine.planner.barred_by_limits(job.num, engine.state.time_ms)
+    with engine.fleet.avoiding(shape.avoid):
+        found = explain(engine.fleet, shape, barred, leaving)
+    if shape.avoid:
+        workers = engine.state.worker_by_num
+        data["avoids"] = [f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}" for num, mask in shape.avoid]
     standing = _standing(engine, job, found.reason)
     if standing:
         found.reason = standing["reason"]
@@ -250,6 +258,16 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
+
+
+def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
+    """The workers that what runs of a job has to leave, and in how many ms."""
+    workers = {replica.member.worker.num: replica.member.worker for replica in job.replicas if replica.member}
+    return [
+        {"worker": worker.id, "in_ms": max(0, worker.window.leave_ms - engine.state.time_ms), "why": worker.window.why}
+        for worker in workers.values()
+        if worker.window is not None
+    ]
 
 
 HOLDERS_MAX: Final = 5
@@ -371,6 +389,8 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "release": worker.hello.get("release", ""),
         "heard_ms_ago": mono_ms - host.last_ms if host is not None and host.heard else None,
         "quarantined": slots_of(worker.quarantined),
+        "troubles": troubles(worker, host, engine.state.time_ms),
+        **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
         "keeps": worker.hello.get("keeps", {}),
     }
 
@@ -387,6 +407,38 @@ def worker_state(worker: Worker, host: Host | None) -> str:
     return "claimed-locally" if host.waiting else "up"
 
 
+def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, Any]]:
+    """The devices that are not given out, by slot: what is wrong, since when where that is recorded, and who is there.
+
+    `recorded` tells what the ledger holds from what the last load frame said.
+    """
+    pool = worker.hello.get("gpu_pool", ())
+    rows: dict[int, dict[str, Any]] = {}
+    for slot, (kind, detail) in host.troubles.items() if host is not None else ():
+        rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
+    for slot in slots_of(worker.quarantined):
+        detail = "its memory did not come back, or what ran there could not be ended"
+        rows[slot] = {"kind": "quarantined", "detail": detail, "recorded": True}
+    for slot, (kind, detail, since_ms, _) in worker.unwell.items():
+        rows[slot] = {"kind": kind, "detail": detail, "since_ms": now_ms - since_ms, "recorded": True}
+    return [
+        {"slot": slot, "gpu": pool[slot]["uuid"] if slot < len(pool) else "", **rows[slot]} for slot in sorted(rows)
+    ]
+
+
+def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
+    """A drain that has an end or is to come: in how many ms it begins, jobs have left, and it is over."""
+    window = worker.window
+    assert window is not None
+    return {
+        "begins_in_ms": max(0, window.from_ms - now_ms),
+        "leave_in_ms": max(0, window.leave_ms - now_ms),
+        **({"ends_in_ms": max(0, window.until_ms - now_ms)} if window.until_ms else {}),
+        "by": window.by,
+        "why": window.why,
+    }
+
+
 def cells(host: Host | None, size: int) -> str:
     """A character a GPU: `·` free, `#` leased, 2-9 sharers, `!` sick or quarantined, `x` used by others, `?` lost."""
     if host is None:
@@ -395,8 +447,8 @@ def cells(host: Host | None, size: int) -> str:
     for slot in range(size):
         bit = 1 << slot
         device = host.shared.get(slot)
-        if (host.sick | host.worker.quarantined) & bit:
-            text += "!"
+        if (host.sick | host.worker.quarantined | host.worker.unwell_mask) & bit:
+            text += "x" if host.troubles.get(slot, ("",))[0] == "foreign" else "!"
         elif device is not None:
             text += str(min(device.users, 9))
         elif not host.free & bit:
