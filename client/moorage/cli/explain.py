@@ -129,8 +129,14 @@ def explained(data: dict[str, Any]) -> str:
             ("starts", f"not before {age(data['starts_in_ms'])} from now" if "starts_in_ms" in data else ""),
             ("workers", _steps(data.get("workers_left", {}))),
             *[("held by", holder) for holder in data.get("held_by", [])],
+            *[("avoids", f"{device}, which failed under it") for device in data.get("avoids", [])],
+            *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
         ]
     )
+
+
+def _leaving(row: dict[str, Any]) -> str:
+    return f"{row['worker']} in {age(row['in_ms'])}: it is drained" + (f" ({row['why']})" if row["why"] else "")
 
 
 def _steps(left: dict[str, int]) -> str:

@@ -20,6 +20,8 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED
 
 PATIENCE_MS: Final = 30_000
+#: entries of a line that are passed over in a pass as they could not end before a drain
+ASIDE_MAX: Final = 64
 _REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
 _NO_PEERS: Final[dict[int, int]] = {}
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -65,6 +67,7 @@ class Planner:
             priority, _, line = ready[0]
             placed, first, over = 0, 0, False
             last: Choice | None = None
+            aside: list[int] = []
             need, room = line.shape.count * line.shape.together, self._room(draft, line)
             others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
             while line.entries and not draft.full:
@@ -72,12 +75,15 @@ class Planner:
                 if queue.is_taken(line, item) or not self._waits(draft, item):
                     queue.pop(line)
                     continue
-                if others is not None and (priority, item) > others:
+                if others is not None and not aside and (priority, item) > others:
                     break
                 if need > room:
                     over = True
                     break
                 choice = self._place(draft, line, item)
+                if choice is None and self._waits_out_a_drain(draft, item) and len(aside) < ASIDE_MAX:
+                    aside.append(queue.pop(line))
+                    continue
                 if choice is None:
                     line.blocked_at = fleet.changes
                     break
@@ -90,6 +96,8 @@ class Planner:
                     more, last = self._place_more(draft, line, choice, most, priority, others)
                     placed += more
                     room -= more * need
+            if aside:
+                queue.put_back(line, aside)
             if last is not None:
                 # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
                 draft.evidence += (first, placed, len(fleet.hosts), last.left)
@@ -99,7 +107,7 @@ class Planner:
             if over:
                 self._over_limit(draft, line)
                 heappop(ready)
-            elif line.entries and line.blocked_at != fleet.changes:
+            elif line.entries and not aside and line.blocked_at != fleet.changes:
                 heapreplace(ready, (priority, line.entries[0], line))
             else:
                 heappop(ready)
@@ -131,6 +139,10 @@ class Planner:
             return False
         replica = job.replicas[item & _REPLICA_MASK]
         return draft.state_of(replica) == QUEUED and replica.not_before <= draft.time_ms
+
+    def _waits_out_a_drain(self, draft: Draft, item: int) -> bool:
+        """Whether its own time limit keeps it from a worker: who stands behind it may have another."""
+        return bool(draft.state.windows and self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms))
 
     def _place(self, draft: Draft, line: Line, item: int) -> Choice | None:
         if not line.shape.avoid:

@@ -124,6 +124,11 @@ class Queue:
             self.size -= 1
         return item
 
+    def put_back(self, line: Line, items: list[int]) -> None:
+        """Entries that were popped from a line's front, in order, stand there again."""
+        line.entries.extendleft(reversed(items))
+        self.size += len(items)
+
     def sweep(self, waits: Callable[[int], bool]) -> None:
         """Keep only the entries that still wait and were not taken out."""
         self.size = 0
