@@ -108,7 +108,7 @@ class DeviceHealth:
         self._now[slot] = worst
         if worst is not None and worst.gravity >= Gravity.FAILED:
             self.happened(slot, worst, now)
-        elif record.failed_s >= 0 and record.clean_s < 0 and worst is None and reading.health == "ok":
+        elif record.failed_s >= 0 and record.clean_s < 0 and worst is None and reading.health != "unresponsive":
             record.clean_s = now
             self.changed = True
         elif record.clean_s >= 0 and worst is not None:
