@@ -107,7 +107,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
             of_host = HostFacts(
                 name, name, f"{facts.machine}-{name}", facts.boot, simulated.cpu_milli, simulated.memory_mib
             )
-            agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated, faults), link)
+            agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated, faults, name), link)
             worker.agents.append(agent)
             await host.add(agent)
         if settings.leases and len(worker.agents) == 1:

@@ -6,6 +6,7 @@ view in line. The order in the ledger decides every race (ledger-rules H44).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -360,7 +361,7 @@ class Lifecycle:
         replica, job = member.replica, member.replica.job
         run = self.request_of(job).workload
         if notice_s is None:
-            notice_s = int(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
+            notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
         notice_s = min(notice_s, NOTICE_S_MAX)
         after = self._next_after(job.replicas[0] if job.gang else replica, count)
         if draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED):

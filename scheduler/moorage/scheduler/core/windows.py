@@ -11,6 +11,7 @@ before, and asked to leave like the others.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
@@ -84,7 +85,7 @@ class Windows:
             size = 4 * STEP_BYTES * len(member.replica.job.replicas)
             if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:
                 return  # the rest a second later
-            self.lifecycle.leave(draft, member, why, Count.NONE, int(left_s))
+            self.lifecycle.leave(draft, member, why, Count.NONE, math.ceil(left_s))
 
     def _told_before_s(self, member: Member) -> float:
         run = self.lifecycle.request_of(member.replica.job).workload

@@ -91,14 +91,17 @@ class SimulatedHost:
 class SimulatedInventory:
     """The devices of a `SimulatedHost`, idle unless told otherwise.
 
+    `faults` plays what is wrong with them, under the name `worker`, the host's unless given.
+
     Memory is free at once by default. `keep_memory` models what promise 10 is about, a device whose memory does not
     come back after its processes are gone; `set_reading` puts any reading in place of the idle one.
     """
 
     simulated = True
 
-    def __init__(self, host: SimulatedHost, faults: FaultFile | None = None) -> None:
+    def __init__(self, host: SimulatedHost, faults: FaultFile | None = None, worker: str = "") -> None:
         self.host: Final = host
+        self._worker = worker or host.name
         self._readings = [_idle() for _ in host.devices]
         self._faults = faults
         self._played: dict[int, Played] = {}
@@ -117,7 +120,7 @@ class SimulatedInventory:
         if self._faults is None or self._faults.look() == self._version:
             return
         self._version = self._faults.version
-        before, self._played = self._played, self._faults.of(self.host.name)
+        before, self._played = self._played, self._faults.of(self._worker)
         for slot in range(len(self._readings)):
             now, was = self._played.get(slot), before.get(slot)
             if now == was:
