@@ -11,11 +11,14 @@ import difflib
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any, Final
 
 from moorage.scheduler.core.admission import Admission, NewJob
+from moorage.scheduler.core.backfill import Estimates
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
+from moorage.scheduler.core.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations, workload_of
 from moorage.scheduler.core.events import (
     Ask,
     Cancel,
@@ -113,10 +116,16 @@ class Engine:
         self.queue = Queue()
         self.requests = Requests()
         self.shapes = Shapes()
+        self.durations = Durations()
         self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
-        self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
-        self.orders = Orders(state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of)
+        self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
+        self.planner = Planner(
+            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, config.order, self._could_ever
+        )
+        self.orders = Orders(
+            state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
+        )
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.planner.barred_by_limits = self._barred_by_limits
@@ -148,8 +157,12 @@ class Engine:
             if worker.session:
                 host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
                 host.last_ms = mono_ms
+        for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
+            job = self.state.jobs[num]
+            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         for job in self.state.jobs.values():
             job.told = job.rev
+            job.own_subject = True  # whom the leader before told of it is not known here
             if not job.over:
                 self._index(job, self.request_of(job))
 
@@ -182,6 +195,9 @@ class Engine:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
 
+    def _could_ever(self, shape: Shape) -> bool:
+        return self.admission.could_ever(shape)
+
     def priority_of(self, job: Job) -> int:
         return job.priority if job.priority >= 0 else self.request_of(job).priority
 
@@ -193,6 +209,13 @@ class Engine:
                 shape = job.shape = self.shapes.avoiding(shape, job.avoid)
         assert isinstance(shape, Shape)
         return shape
+
+    def workload_of(self, job: Job) -> str:
+        """What it runs, as durations are learned by (see `durations`)."""
+        asked = self.requests.read(job.body)[1]
+        if not asked.workload:
+            asked.workload = workload_of(asked.request)
+        return asked.workload
 
     def shape_of_asked(self, asked: Asked) -> Shape:
         shape = asked.shape
@@ -256,6 +279,8 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self._slept(mono_ms)
         self._built_ms = mono_ms
+        if not self.queue.by_tenant:
+            self.orders.resume_turns(draft)
         later: list[FromWorker] = []
         orders: list[Order] = []
         while self._rest and not draft.full:
@@ -301,6 +326,7 @@ class Engine:
         draft.settle()
         self.planner.plan(draft)
         self._accepting.clear()
+        self.planner.fresh.clear()
         self._compact(draft)
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
@@ -375,6 +401,8 @@ class Engine:
             return
         if self.state.windows:
             self._accepting[num] = event.request
+        if self.planner.reservation is not None:
+            self.planner.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
         for index in range(1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)
@@ -511,7 +539,7 @@ class Engine:
                     break
                 self.history_dropped += 1
             name, asked = self.requests.read(job.body)
-            flat += (job.num, request_digest(asked.canonical(name)))
+            flat += (job.num, request_digest(asked.identity(name)))
             kept.append(job.kept)
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
@@ -530,6 +558,8 @@ class Engine:
         for job in flight.draft.avoided:
             self._reshape(job)
         out.ended = folded.ended
+        for job in folded.ended[:LEARNED_MAX]:
+            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
         self._new_jobs(flight, folded.accepted, out)
@@ -592,7 +622,7 @@ class Engine:
         for job in accepted:
             made = new[(job.tenant, job.name)]
             submit = made.submit
-            job.shape = submit.shape
+            job.shape, job.key = submit.shape, submit.key
             request = submit.request
             # of many that came together the tenant's frames tell, until somebody follows one (`views.show`)
             job.own_subject = request.events == "job" and submit.batch is None

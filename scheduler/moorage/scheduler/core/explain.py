@@ -109,7 +109,7 @@ def explain(
     free = [host for host in open_hosts if _free(host, shape) >= shape.count]
     counts["with-free-gpus"] = len(free)
     if not free:
-        healthy = [h for h in open_hosts if (h.free & h.cls.fit(shape).mask).bit_count() >= shape.count]
+        healthy = [host for host in open_hosts if _but_for_health(host, shape) >= shape.count]
         missing = shape.count - max(_free(host, shape) for host in open_hosts)
         if not healthy:
             return Explanation("busy", counts, _holders(open_hosts), missing)
@@ -151,6 +151,11 @@ def _free(host: Host, shape: Shape) -> int:
             if host.room_beside(slot, device, shape):
                 mask |= 1 << slot & host.cls.fit(shape).mask
     return mask.bit_count()
+
+
+def _but_for_health(host: Host, shape: Shape) -> int:
+    """Devices that nobody leases; who lingers on one in quarantine is over."""
+    return ((host.free | host.worker.quarantined & host.lent) & host.cls.fit(shape).mask).bit_count()
 
 
 def _but_for_foreign(host: Host, shape: Shape) -> int:
