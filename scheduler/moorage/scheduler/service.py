@@ -42,7 +42,7 @@ from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Sna
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
-from moorage.schemas.operate import ACTS, ReleaseAct, act_of
+from moorage.schemas.operate import ACTS, ReleaseAct, act_of, drain_of
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -459,10 +459,13 @@ class Reign:
         elif verb in ACTS:
             act = act_of(verb, arguments)
             if isinstance(act, ReleaseAct) and act.worker is not None:
-                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json))
+                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json, slots=act.slots or ()))
             else:
                 engine.offer(Order(verb, act, reply, json))
-        elif verb in ("drain", "cordon", "uncordon"):
+        elif verb == "drain":
+            drain = drain_of(arguments)
+            engine.offer(Operate(verb, drain.worker, drain.by or "operator", reply, json, drain=drain))
+        elif verb in ("cordon", "uncordon"):
             worker = arguments.get("worker")
             if not isinstance(worker, str):
                 raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
