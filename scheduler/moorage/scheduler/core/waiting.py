@@ -55,6 +55,7 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     data.update(standing)
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
+        data["because"] = next((row[8] for row in reversed(job.story) if row[8]), "")
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
     data["waiting_replicas"] = len(waiting)
     data["priority"] = priority
