@@ -24,7 +24,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench import processes, sdk  # noqa: E402
+from bench import processes, scale, sdk  # noqa: E402
 from bench.callers import Callers, quantile  # noqa: E402
 from bench.stack import stack  # noqa: E402
 from moorage.client import AsyncClient  # noqa: E402
@@ -194,6 +194,10 @@ QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
     "sdk-batches": sdk.batches,
     "sdk-followers": sdk.followers,
     "sdk-stopped-follower": sdk.stopped_follower,
+    "reports": lambda: scale.reports(1_000),
+    "reports-10000": lambda: scale.reports(10_000),
+    "arrays": scale.arrays,
+    "backlog": scale.backlog,
     "sticks": sticks,
     "core": core,
 }

@@ -72,8 +72,8 @@ def cluster(slots: int, folder: Path) -> Iterator[None]:
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     begun: list[subprocess.Popen[bytes]] = []
     try:
-        munge = [f"--{what}={folder}/munge.{end}" for what, end in
-                 (("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed"))]  # fmt: skip
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        munge = [f"--{what}={folder}/munge.{end}" for what, end in files.items()]
         for command in (
             [_found("munged"), "--foreground", "--force", *munge],
             [_found("slurmctld"), "-D", "-c"],
