@@ -182,6 +182,20 @@ async def core() -> Figures:
     return {"fold of 1,000,000 transitions, s": out["s"] * 1_000_000 / out["transitions"]}
 
 
+async def steps() -> Figures:
+    """The scheduler's own work, on one core and without a socket, in a process of its own: see `make bench-core`."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    by_step = json.loads(await _stick(["bench/steps.py", "--json", "--only", "endpoint"], environment))["endpoint"]
+    pause = json.loads(await _stick(["bench/steps.py", "--pause", str(QUEUED)], environment))
+    table = json.loads(await _stick(["bench/core.py", "--finished"], environment))
+    return {
+        "decisions and frames alone, CPU µs a job": by_step["all"],
+        "ledger bytes a job over its body": by_step["ledger bytes a job over its body"],
+        "longest pause of the loop, 100,000 queued, CPU ms": pause["longest pause, ms"],
+        "table of 2,000,000 finished jobs, MiB": table["mib"],
+    }
+
+
 QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
     "latency": latency,
     "endpoint": endpoint,
@@ -200,6 +214,7 @@ QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
     "backlog": scale.backlog,
     "sticks": sticks,
     "core": core,
+    "steps": steps,
 }
 
 
