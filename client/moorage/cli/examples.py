@@ -47,6 +47,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage explain train-42 --watch",
         "moorage explain no-match",
     ),
+    "simulate": (
+        "moorage simulate jobs.jsonl --fleet 4x8xH100",
+        "moorage simulate philly.csv --cluster 6c71a0 --fleet 24x8xT4 --plot it.svg",
+        "moorage simulate jobs.csv --fleet 8x8xA100 --ranker pack,headroom --json",
+    ),
     "fleet": (
         "moorage fleet",
         "moorage fleet --watch",
@@ -83,9 +88,18 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
         "moorage admin limit --tenant vision --gpus 0 --jobs 0",
     ),
+    "admin share": (
+        "moorage admin share --tenant vision --weight 3",
+        "moorage admin share --tenant vision --gpus 16 --why 'their own hosts'",
+        "moorage admin share --tenant vision --weight 0 --gpus 0",
+    ),
     "admin tenants": (
         "moorage admin tenants",
         "moorage admin tenants --format '{tenant} {gpus}'",
+    ),
+    "admin nats-config": (
+        "moorage admin nats-config --out site --tenant vision --worker n01",
+        "moorage admin nats-config --out site --tenant vision --auth mtls",
     ),
     "scheduler": ("MOORAGE_LEDGER_URL_FILE=/etc/moorage/ledger-url moorage scheduler --nats prod",),
     "worker": (

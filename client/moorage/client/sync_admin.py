@@ -44,6 +44,12 @@ class SyncAdmin:
         """As `Admin.limit`."""
         return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
 
+    def share(
+        self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
+    ) -> Done:
+        """As `Admin.share`."""
+        return self._thread.call(self._twin.share(weight=weight, gpus=gpus, why=why, tenant=tenant))
+
     def tenants(self) -> list[TenantRow]:
         """As `Admin.tenants`."""
         return self._thread.call(self._twin.tenants())

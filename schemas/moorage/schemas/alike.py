@@ -23,11 +23,12 @@ _NAMED: Final = re.compile(rb'\{\s*"job"\s*:\s*"([A-Za-z0-9_-]{1,64})"\s*,').mat
 class Asked:
     """What a request asks for. `request.job` is None where others asked alike: the name stands beside it."""
 
-    __slots__ = ("_before", "_behind", "request", "shape")
+    __slots__ = ("_before", "_behind", "request", "shape", "workload")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.shape: Any = None  # whatever the reader's owner made of it
+        self.workload = ""  # and what it called it
         self._before = self._behind = b""
 
     def identity(self, name: str | None) -> bytes:

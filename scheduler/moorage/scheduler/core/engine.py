@@ -11,11 +11,14 @@ import difflib
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any, Final
 
 from moorage.scheduler.core.admission import Admission, NewJob
+from moorage.scheduler.core.backfill import Estimates
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
+from moorage.scheduler.core.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations, workload_of
 from moorage.scheduler.core.events import (
     Ask,
     Cancel,
@@ -112,10 +115,16 @@ class Engine:
         self.queue = Queue()
         self.requests = Requests()
         self.shapes = Shapes()
+        self.durations = Durations()
         self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
-        self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
-        self.orders = Orders(state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of)
+        self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
+        self.planner = Planner(
+            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, config.order, self._could_ever
+        )
+        self.orders = Orders(
+            state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
+        )
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rows_ms = max(
@@ -144,11 +153,15 @@ class Engine:
             if worker.session:
                 host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
                 host.last_ms = mono_ms
+        for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
+            job = self.state.jobs[num]
+            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         for job in self.state.jobs.values():
             job.told = job.rev
             job.own_subject = True  # whom the leader before told of it is not known here
             if not job.over:
                 self._index(job, self.request_of(job))
+                self.planner.ranker.arrived(self.shape_of(job), len(job.replicas))
 
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job's waiting replicas in the queue and its times in the timers."""
@@ -179,6 +192,9 @@ class Engine:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
 
+    def _could_ever(self, shape: Shape) -> bool:
+        return self.admission.could_ever(shape)
+
     def priority_of(self, job: Job) -> int:
         return job.priority if job.priority >= 0 else self.request_of(job).priority
 
@@ -188,6 +204,13 @@ class Engine:
             shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
         assert isinstance(shape, Shape)
         return shape
+
+    def workload_of(self, job: Job) -> str:
+        """What it runs, as durations are learned by (see `durations`)."""
+        asked = self.requests.read(job.body)[1]
+        if not asked.workload:
+            asked.workload = workload_of(asked.request)
+        return asked.workload
 
     def shape_of_asked(self, asked: Asked) -> Shape:
         shape = asked.shape
@@ -242,6 +265,8 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self._slept(mono_ms)
         self._built_ms = mono_ms
+        if not self.queue.by_tenant:
+            self.orders.resume_turns(draft)
         later: list[FromWorker] = []
         orders: list[Order] = []
         while self._rest and not draft.full:
@@ -286,6 +311,7 @@ class Engine:
         self._replan = False
         draft.settle()
         self.planner.plan(draft)
+        self.planner.fresh.clear()
         self._compact(draft)
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
@@ -358,7 +384,10 @@ class Engine:
                 for index in range(event.request.replicas):
                     draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
+        if self.planner.reservation is not None:
+            self.planner.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
+        self.planner.ranker.arrived(shape, event.request.replicas)
         for index in range(1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)
 
@@ -508,6 +537,8 @@ class Engine:
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
         out.ended = folded.ended
+        for job in folded.ended[:LEARNED_MAX]:
+            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
         self._new_jobs(flight, folded.accepted, out)
