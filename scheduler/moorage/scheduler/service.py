@@ -54,6 +54,8 @@ FLEET_FRAME_S: Final = 0.5
 RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
+#: jobs that one record has changed beyond which making the next one waits a turn: some 5 ms
+LONG_RECORD: Final = 256
 #: jobs that end leave nothing for the collector: so it looks seldom, and at few objects at once
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 
@@ -329,6 +331,8 @@ class Reign:
             self.queue_reader.made_room()
             decided = self.queue_reader.decided
             await self._world.send(messages_of(outputs, self._subjects, seq, decided))
+            if len(outputs.events) >= LONG_RECORD:
+                await asyncio.sleep(0)  # a turn for the others: what was sent leaves, and what came is read
             if not engine.state.leader:
                 self.resigned.set()
                 return
