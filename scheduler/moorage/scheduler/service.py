@@ -35,7 +35,8 @@ from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
 from moorage.scheduler.logs import LogRelay, logs_asked
 from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.queue_reader import QueueReader
-from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
+from moorage.scheduler.settings import RECORDS_BETWEEN
+from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, Snapshots, recover
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
