@@ -82,7 +82,13 @@ async def test_an_audit_finds_members_that_only_one_side_has(node: Node, unique:
         assert quick.code == 10
         ghost = {"worker": f"{unique}-w", "kind": "worker-only", "member": drift[f"{unique}-w"][1]}
         assert ghost in quick.frame["data"]["drift"]
+        watching = await start("audit", "--watch", env=node.env())
+        lines = Lines(watching.stdout)
+        await lines.until(f"comes\t{unique}-w\tworker-only\tghosts/boo/0 fence 999999999\n")
         await holds.renew()
         await forgets.tell(fact("exited", place, detail="exit"), fact("freed", place))
         healed = await node.run("audit", "--quick")
         assert healed.code == 0, healed.out
+        await lines.until(f"goes\t{unique}-w\tworker-only\tghosts/boo/0 fence 999999999\n")
+        watching.send_signal(signal.SIGINT)
+        assert await watching.wait() == 130

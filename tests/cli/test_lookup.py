@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from moorage.cli.main import VERBS
 from moorage.client.errors import CLIENT_CODES
 from moorage.scheduler.core.explain import REASONS
 from moorage.schemas.errors import CODES
-from tests.cli.node import Node, moorage
+from tests.cli.node import Node, environment, moorage
 
 
 def test_every_code_has_a_page_and_every_fix_and_exit_code_a_code() -> None:
@@ -60,11 +61,31 @@ def test_a_completion_script_names_every_verb_and_can_be_read(shell: str, tmp_pa
         for verb in verbs:
             assert all(word in script for word in verb.name.split())
     assert ("-l gpu " if shell == "fish" else "--gpu") in script
-    assert "python" not in script.lower()  # static: no interpreter starts at a Tab
+    assert "python" not in script.lower()  # verbs and options stand in it: no interpreter starts for them
     if (found := shutil.which(shell)) is not None:
         file = tmp_path / shell
         file.write_text(script)
         subprocess.run([found, "-n", str(file)], check=True)
+
+
+async def test_a_tab_offers_the_jobs_and_the_workers_that_there_are(node: Node, unique: str, tmp_path: Path) -> None:
+    script = tmp_path / "completion.bash"
+    script.write_text((await moorage("completion", "bash")).out)
+    for job in ("tab-one", "tab-two"):
+        assert (await node.run("submit", "--job", job, "--", "true", tenant=unique)).code == 0
+    worker = (await node.run("fleet", "--format", "{worker}")).out.split()[0]
+
+    async def offered(*words: str) -> set[str]:
+        line = " ".join(f"'{word}'" for word in ("moorage", *words))
+        tab = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _moorage; printf '%s\n' \"${{COMPREPLY[@]}}\""
+        bash = f"moorage() {{ '{sys.executable}' -m moorage.cli \"$@\"; }}; source '{script}'; {tab}"
+        env = environment(**node.env(unique))
+        return set((await asyncio.to_thread(subprocess.check_output, ["bash", "-c", bash], text=True, env=env)).split())
+
+    assert await offered("cancel", "tab") == {"tab-one", "tab-two"}
+    assert await offered("explain", "tab-t") == {"tab-two"}
+    assert worker in await offered("drain", "")
+    assert await offered("cancel", "--rea") == {"--reason"}
 
 
 async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:

@@ -31,17 +31,24 @@ from moorage.schemas.frames import (
     Join,
     Joined,
     Load,
+    LogPage,
+    Look,
+    Looked,
     Output,
+    ReadLog,
     Renew,
     Renewed,
     RollCall,
     Wanted,
 )
+from moorage.schemas.release import release_problem
 
 FOLDER: Final = Path(__file__).parent
 PREFIX: Final = "moorage"
 #: the releases whose frames are kept
 RELEASES: Final = sorted(folder.name for folder in FOLDER.iterdir() if (folder / "expected.json").exists())
+#: those of them whose workers this release works with
+NEIGHBOURS: Final = [release for release in RELEASES if release_problem(release) is None]
 
 #: by the word after the prefix, and of a worker's subject by its verb
 _SAID: Final[dict[str, Decoder[Any]]] = {
@@ -52,10 +59,13 @@ _SAID: Final[dict[str, Decoder[Any]]] = {
     "log": Decoder(Output),
     "fleet.frame": Decoder(FleetFrame),
     "fleet.rollcall": Decoder(RollCall),
+    "fleet.look": Decoder(Look),
     "worker.join": Decoder(Join | Goodbye),
     "worker.renew": Decoder(Renew),
     "worker.fact": Decoder(FactFrame),
     "worker.wanted": Decoder(Wanted),
+    "worker.logs": Decoder(ReadLog),
+    "worker.looked": Decoder(Looked),
 }
 #: by the verb of the question
 _ANSWERED: Final[dict[str, Decoder[Any]]] = {
@@ -63,6 +73,7 @@ _ANSWERED: Final[dict[str, Decoder[Any]]] = {
     "renew": Decoder(Renewed | Problem),
     "fact": Decoder(FactAck | Problem),
     "submit": Decoder(Accepted | Problem),
+    "logs": Decoder(LogPage | Problem),
 }
 _decode_answer: Final[Decoder[Any]] = Decoder(Answer | Problem)
 

@@ -40,10 +40,12 @@ class Replay:
         self.wrong: list[str] = []
         #: the question's subject, what was answered then, what is answered now
         self.answers: list[tuple[str, Any, Any]] = []
+        self._kept = {_page(m.raw): it.answer(m) for m in it.said() if m.words[0] == "worker" and m.words[-1] == "logs"}
         self._then = {_name(place): place for m in it.said() if m.words[-1] == "wanted" for place in _places(m.raw)}
 
     async def run(self) -> None:
         await self.nc.subscribe(f"{self.subjects.prefix}.worker.*.wanted", cb=self._on_wanted)
+        await self.nc.subscribe(f"{self.subjects.prefix}.worker.*.logs", cb=self._on_read)
         for message in self.it.said():
             room, verb = message.words[0], message.words[-1]
             if room == "worker" and verb in ("join", "renew", "fact"):
@@ -118,6 +120,16 @@ class Replay:
             self.placed[name] = place
             self.fences[name] = place[4]
         self.started |= {_name(start) for start in raw.get("start", ())}
+
+    async def _on_read(self, msg: Msg) -> None:
+        """The page of output that the worker gave then."""
+        kept = self._kept[_page(msgspec.msgpack.decode(msg.data))]
+        assert kept is not None
+        await msg.respond(kept.payload)
+
+
+def _page(raw: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(raw[word] for word in ("tenant", "job", "replica", "attempt", "stream", "offset"))
 
 
 def _places(raw: dict[str, Any]) -> list[list[Any]]:

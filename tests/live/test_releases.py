@@ -10,7 +10,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.schemas.release import RELEASE, minor_of
-from tests.frames.recorded import PREFIX, RELEASES, Message, newer, recorded
+from tests.frames.recorded import NEIGHBOURS, PREFIX, RELEASES, Message, newer, recorded
 from tests.frames.replayed import Replay
 from tests.live.scripted_worker import ScriptedWorker
 from tests.live.stack import ANSWER_S, TRY_S, caller, stack
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.any_server
 
 #: a worker that is played again says nothing between its frames
 PATIENT = {"load_s": 60.0, "lease_s": 120.0}
-BY_RELEASE = pytest.mark.parametrize("release", RELEASES)
 
 
 def as_recorded(message: Message, raw: Any) -> Any:
@@ -39,7 +38,7 @@ def of_the_next_release(message: Message, raw: Any) -> Any:
     return newer(raw, message.decode(message.with_raw(raw)))
 
 
-@BY_RELEASE
+@pytest.mark.parametrize("release", NEIGHBOURS)
 @pytest.mark.parametrize("change", [as_recorded, of_the_next_release])
 async def test_a_recorded_worker_runs_its_jobs_again(
     nats_server: Server, unique: str, release: str, change: Any
@@ -74,8 +73,8 @@ def story(shown: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [tuple(change.get(word) for word in words) for change in changes]
 
 
-@BY_RELEASE
-async def test_a_ledger_of_the_release_before_is_led_on(nats_server: Server, unique: str, release: str) -> None:
+@pytest.mark.parametrize("release", RELEASES)
+async def test_a_ledger_of_a_release_before_is_led_on(nats_server: Server, unique: str, release: str) -> None:
     it = recorded(release)
     async with stack(nats_server, unique) as made, caller(made) as acme:
         async with await connect(nats_server.ledger_url, "old ledger") as connection:

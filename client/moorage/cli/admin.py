@@ -9,7 +9,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import many, table
-from moorage.cli.selectors import HELP, ids_of
+from moorage.cli.selectors import HELP, LISTED, ids_of
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -20,7 +20,7 @@ QUEUE: Final = "The tenant's whole queue, jobs to come too, in place of single j
 
 
 def hold(
-    *jobs: Annotated[str, Parameter(help=HELP)],
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     queue: Annotated[bool, Parameter(help=QUEUE)] = False,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
@@ -53,7 +53,7 @@ def _held(done: Done) -> str:
 
 
 def release(
-    *jobs: Annotated[str, Parameter(help=HELP)],
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     queue: Annotated[bool, Parameter(help=QUEUE)] = False,
     worker: Annotated[str | None, Parameter(help="In place of jobs: a worker's quarantined GPUs are well.")] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
@@ -88,7 +88,7 @@ def _released(done: Done) -> str:
 
 
 def requeue(
-    *jobs: Annotated[str, Parameter(help=HELP)],
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
@@ -111,7 +111,7 @@ def _requeued(done: Done) -> str:
 
 
 def priority(
-    *jobs: Annotated[str, Parameter(help=HELP)],
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     to: Annotated[int, Parameter(help="0..100, higher first; a request's own is 50 unless it says.", value="NUMBER")],
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,

@@ -23,13 +23,14 @@ _KINDS: Final[dict[Any, str]] = {str: "TEXT", int: "NUMBER", float: "NUMBER", Pa
 class Parameter:
     """What an annotation says of a word or an option. `names` are the option's, else `--` and the field's name;
     `value` stands for its value in the help; `alone` is its value where none follows; `command` takes what is behind
-    `--`."""
+    `--`; `lists` is the line of moorage whose answer a Tab offers."""
 
     help: str
     names: tuple[str, ...] = ()
     value: str = ""
     alone: str | None = None
     command: bool = False
+    lists: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

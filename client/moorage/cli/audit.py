@@ -35,6 +35,7 @@ _Key = tuple[str, str, str]
 def audit(
     *,
     quick: Annotated[bool, Parameter(help="One look: what is on its way counts as drift, too.")] = False,
+    watch: Annotated[bool, Parameter(help="Look again and again: a line when a difference comes or goes.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """The ledger against what each worker's last renewal says it holds, and its devices against its leases.
@@ -44,6 +45,8 @@ def audit(
     """
 
     async def work(client: AsyncClient) -> int | None:
+        if watch:
+            return await _watch(client, options)
         answer = await client.operate("audit")
         standing = drift_of(answer.data)
         if standing and not quick:
@@ -65,6 +68,24 @@ def audit(
         return EXIT_DRIFT
 
     return with_client(options, work)
+
+
+async def _watch(client: AsyncClient, options: RowOptions) -> int:
+    """Until Ctrl-C: each look against the one before it, and what both show against what stood until then."""
+    standing: dict[_Key, dict[str, Any]] = {}
+    seen = drift_of((await client.operate("audit")).data)
+    while True:
+        await asyncio.sleep(APART_S)
+        answer = await client.operate("audit")
+        found = drift_of(answer.data)
+        now = {key: row for key, row in found.items() if key in seen}
+        changes = [{**row, "change": "comes"} for key, row in now.items() if key not in standing]
+        changes += [{**row, "change": "goes"} for key, row in standing.items() if key not in now]
+        frame = {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": changes}}
+        if changes and not options.shown(frame, changes):
+            for row in changes:
+                tell("\t".join((row["change"], row["worker"], row["kind"], row.get("member", "") or "-")))
+        standing, seen = now, found
 
 
 def drift_of(data: dict[str, Any]) -> dict[_Key, dict[str, Any]]:

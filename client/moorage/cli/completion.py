@@ -1,4 +1,7 @@
-"""`moorage completion`: a shell's script, made from the table of verbs; static, so that no Python starts at a Tab."""
+"""`moorage completion`: a shell's script, made from the table of verbs.
+
+Verbs and options stand in the script; only where a job or a worker is due does a Tab ask for those that there are.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,32 @@ from moorage.cli.main import Verb, all_verbs, below
 
 _BASH: Final = """\
 _moorage() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" words="" found
+  local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" words="" asks="" found
   case "$before " in
 {choices}
     " ") words={verbs} ;;
 {options}
   esac
+  [[ -z $asks || $current == -* ]] || words+=" $(moorage $asks 2>/dev/null)"
   COMPREPLY=()
   while IFS= read -r found; do COMPREPLY+=("$found"); done < <(compgen -W "$words" -- "$current")
 }}
 complete -o default -F _moorage moorage"""
 
+#: how long a Tab waits for the scheduler
+ASKS_FOR: Final = "1s"
+
 _ZSH: Final = """\
 #compdef moorage
 _moorage() {{
   local -a found
-  local before="${{words[2,CURRENT-1]}}"
+  local before="${{words[2,CURRENT-1]}}" asks=""
   case "$before " in
 {choices}
     " ") found=({verbs}) ;;
 {options}
   esac
+  [[ -z $asks || $words[CURRENT] == -* ]] || found+=(${{(f)"$(moorage ${{=asks}} 2>/dev/null)"}})
   _describe moorage found || _files
 }}
 compdef _moorage moorage"""
@@ -42,7 +50,7 @@ def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Which shell reads it.")],
     /,
 ) -> int:
-    """A script that completes verbs and options in your shell; static, so that no Python starts at a Tab."""
+    """A script that completes verbs, options, jobs and workers in your shell; the last two are asked for at a Tab."""
     tell({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]())
     return 0
 
@@ -56,6 +64,12 @@ def _options(verb: Verb) -> Iterator[tuple[str, Argument]]:
     for one in arguments_of(verb.load()):
         for name in one.names:
             yield name, one
+
+
+def _asks(verb: Verb) -> str:
+    """The line of moorage that lists what the verb's words may be; empty where nothing does."""
+    lists = next((one.parameter.lists for one in arguments_of(verb.load()) if one.parameter.lists), "")
+    return f"{lists} --timeout {ASKS_FOR}" if lists else ""
 
 
 def _choices(verb: Verb) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -76,7 +90,8 @@ def _cases(quoted: bool) -> tuple[str, str]:
             pattern = f'"{verb.name} "*"{option} "' if option else f'"{verb.name} "'
             choices.append(f"    {pattern}) {_words([(value, '') for value in values], quoted)} ;;")
         rows = [(name, one.parameter.help) for name, one in _options(verb)]
-        options.append(f'    "{verb.name} "*) {_words(rows, quoted)} ;;')
+        asks = f" asks={shlex.quote(_asks(verb))}" if _asks(verb) else ""
+        options.append(f'    "{verb.name} "*) {_words(rows, quoted)}{asks} ;;')
     for first in _firsts():
         if first not in all_verbs():
             rows = [(verb.name.partition(" ")[2], verb.help) for verb in below(first)]
@@ -120,6 +135,9 @@ def _fish() -> str:
             )
             about = shlex.quote(one.parameter.help)
             lines.append(f"complete -c moorage -n {shlex.quote(seen)} {spelled}{value} -d {about}")
+        if _asks(verb):
+            asked = f"(moorage {shlex.join(_asks(verb).split())} 2>/dev/null)"
+            lines.append(f"complete -c moorage -n {shlex.quote(seen)} -f -a {shlex.quote(asked)}")
         for option, values in _choices(verb):
             if not option:
                 lines.append(f"complete -c moorage -n {shlex.quote(seen)} -f -a {shlex.quote(' '.join(values))}")

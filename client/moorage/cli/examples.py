@@ -58,6 +58,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "audit": (
         "moorage audit",
         "moorage audit --quick --json",
+        "moorage audit --watch",
     ),
     "admin hold": (
         "moorage admin hold train-42 --why 'bad data'",

@@ -12,7 +12,7 @@ from moorage.cli.lookup import FIXES, code_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, ordinal
 from moorage.cli.screen import Screen
-from moorage.cli.selectors import ask_each, one_id
+from moorage.cli.selectors import LISTED, ask_each, one_id
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FleetFrame
@@ -29,7 +29,9 @@ _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
 def explain(
-    *what: Annotated[str, Parameter(help="Jobs (moorage help jobs), or the code of an error or of a reason.")],
+    *what: Annotated[
+        str, Parameter(help="Jobs (moorage help jobs), or the code of an error or of a reason.", lists=LISTED)
+    ],
     watch: Annotated[bool, Parameter(help="Again whenever the answer changes, until the job is over.")] = False,
     options: RowOptions = ROWS,
 ) -> int:

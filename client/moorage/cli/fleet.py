@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WORKER_HELP: Final = "The worker's id, as moorage fleet shows it."
 LEGEND: Final = "· free  # leased  2-9 sharers  ! sick  x used by others  - not lent  ? lost"
 
-_Worker: TypeAlias = Annotated[str, Parameter(help=WORKER_HELP)]
+_Worker: TypeAlias = Annotated[str, Parameter(help=WORKER_HELP, lists="fleet --format {worker}")]
 
 
 def fleet(

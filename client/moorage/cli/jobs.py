@@ -9,7 +9,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import paint, say, tell
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import age, facts, many, table, utc
-from moorage.cli.selectors import HELP, ask_each, ids_to_cancel, one_id
+from moorage.cli.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
 from moorage.client.values import who
 from moorage.schemas.job import TERMINAL
 
@@ -22,7 +22,7 @@ _SIMULATED_UUID: Final = "SIM-"
 
 
 def show(
-    *jobs: Annotated[str, Parameter(help=HELP)],
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     watch: Annotated[bool, Parameter(help="Follow it: a line a transition, until it is over.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
@@ -215,7 +215,7 @@ def counts_line(counts: dict[str, int]) -> str:
 
 
 def cancel(
-    *jobs: Annotated[str, Parameter(help=HELP)],
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     reason: Annotated[str, Parameter(help="For the job's story.")] = "",
     options: RowOptions = ROWS,
 ) -> int:

@@ -12,7 +12,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, paint, say, tell_error
 from moorage.cli.options import DEFAULTS, Options, detachable, guarded, with_client
 from moorage.cli.progress import Progress
-from moorage.cli.selectors import HELP_ONE, one_id
+from moorage.cli.selectors import HELP_ONE, LISTED, one_id
 from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warnings
 from moorage.cli.wait import exit_code_of_result
 
@@ -65,7 +65,7 @@ def run(
 
 
 def logs(
-    job: Annotated[str, Parameter(help=HELP_ONE)],
+    job: Annotated[str, Parameter(help=HELP_ONE, lists=LISTED)],
     /,
     *,
     tail: Annotated[int | None, Parameter(help="Of what was said before, only so many last lines a stream.")] = None,

@@ -30,6 +30,7 @@ LIVE: Final = tuple(state for state in STATES if state not in TERMINAL)
 
 HELP: Final = "Ids, their beginnings, last, all, 'train-*', or several with commas (moorage help jobs)."
 HELP_ONE: Final = "The job's id, its beginning, or last; =ID is that id and no beginning."
+LISTED: Final = "ls --format {job}"
 
 T = TypeVar("T")
 

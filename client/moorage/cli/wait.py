@@ -12,7 +12,7 @@ from moorage.cli.console import EXIT_FAILED, say, tell
 from moorage.cli.jobs import why_of
 from moorage.cli.options import ROWS, RowOptions, detachable, with_client
 from moorage.cli.render import many, state
-from moorage.cli.selectors import HELP, HELP_ONE, ids_of, one_id
+from moorage.cli.selectors import HELP, HELP_ONE, LISTED, ids_of, one_id
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -33,7 +33,7 @@ def exit_code_of_result(result: Result) -> int:
 
 
 def wait(
-    *jobs: Annotated[str, Parameter(help=HELP)],
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     at_most: Annotated[
         str, Parameter(help="Give up after so long, with exit code 6; the jobs go on.", value="DURATION")
     ] = FOR_DEFAULT,
@@ -81,7 +81,7 @@ def _known(result: Result | None) -> Result:
 
 
 def events(
-    job: Annotated[str | None, Parameter(help=HELP_ONE + " Without one: all jobs of the tenant.")] = None,
+    job: Annotated[str | None, Parameter(help=HELP_ONE + " Without one: all jobs of the tenant.", lists=LISTED)] = None,
     /,
     *,
     options: RowOptions = ROWS,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from moorage.schemas.errors import Problem
 
-RELEASE: Final = "0.2.0"
+RELEASE: Final = "0.3.0"
 #: the last minor version of each major one that has a successor: {0: 9} makes 0.9 and 1.0 neighbours, here and there
 LAST_MINOR: Final[dict[int, int]] = {}
 
