@@ -8,7 +8,7 @@ FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli transcripts \
-        nats-image record-frames sim sim-long clean
+        nats-image record-frames sim sim-long chaos chaos-long clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -54,6 +54,12 @@ sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=30
 
 sim-long: SEEDS = 10000
 sim-long: sim  ## ten thousand of them; about an hour on two cores
+
+chaos: $(STAMP)  ## real processes killed, stopped, cut off and filled up under load; some five minutes
+	PYTHONPATH=. $(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED))
+
+chaos-long: $(STAMP)  ## the figures of that; some 25 minutes on two quiet cores
+	PYTHONPATH=. $(BIN)/python -m tests.chaos.run --long $(if $(SEED),--seed $(SEED))
 
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python tests/mutants.py

@@ -1,8 +1,8 @@
 """Fault runs on real processes: `make chaos` (some five minutes), `make chaos-long` (the figures).
 
-One line repeats a run's plan: `python -m tests.chaos.run --seed SEED --only one`. The order of faults, what they hit and
-how long they last come from the seed; when exactly a process is hit is the machine's own doing. What was seen is judged
-by `judge.py`; with a violation, or an error, the whole history and every process's words are kept in a folder.
+One line repeats a run's plan: `python -m tests.chaos.run --seed SEED --only one`. The order of faults, what they hit
+and how long they last come from the seed; when exactly a process is hit is the machine's own doing. What was seen is
+judged by `judge.py`; with a violation, or an error, the whole history and every process's words are kept in a folder.
 """
 
 from __future__ import annotations

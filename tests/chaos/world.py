@@ -229,8 +229,10 @@ class World:
     async def close(self) -> None:
         if self._following is not None:
             self._following.cancel()
-        for journal in (*self._agents, *self.supervisors):
+        for journal in self._agents:
             journal.close()
+        for supervisor in self.supervisors:
+            supervisor.close()
         for each in (*self.schedulers, *self.workers):
             each.heal()
         await self.made.end()

@@ -20,6 +20,8 @@ WHY_CHARS_MAX: Final = 200
 #: 0 is no limit
 GPUS_LIMIT_MAX: Final = 1_000_000
 JOBS_LIMIT_MAX: Final = 1_000_000
+LEVEL_MAX: Final = 1_000
+SCHEDULERS_MAX: Final = 64
 
 _JOB_ALLOWED: Final = "[A-Za-z0-9_-]{1,64}"
 _TENANT_ALLOWED: Final = "[a-z0-9-]{1,32}"
@@ -132,13 +134,31 @@ class LimitAct(_Act, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
 
 
-Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct
+class FeatureLevelAct(_Act, frozen=True, kw_only=True):
+    """`feature-level`: the leader writes ledger records of this level from now on; it is never lowered.
+
+    Schedulers that cannot fold them stop. Refused `failed-precondition` while one that was heard in the last seconds
+    cannot, and while fewer than `schedulers` were heard.
+    """
+
+    level: int
+    schedulers: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value, bound in (("level", self.level, LEVEL_MAX), ("schedulers", self.schedulers, SCHEDULERS_MAX)):
+            if not 1 <= value <= bound:
+                raise ValueError(f"{name} must be 1..{bound}, found {value}")
+
+
+Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | FeatureLevelAct
 ACTS: Final[dict[str, type[Act]]] = {
     "hold": HoldAct,
     "release": ReleaseAct,
     "requeue": RequeueAct,
     "priority": PriorityAct,
     "limit": LimitAct,
+    "feature-level": FeatureLevelAct,
 }
 
 
@@ -186,7 +206,7 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
 
     For a worker `members` are those it holds; for a job those that run or are placed: they go on after `hold`, and
     end after `requeue`. For a tenant `gpus` are leased to it now. `state` is the job's before the act; `hold`,
-    `priority` and `limit` are as they are now.
+    `priority`, `limit` and the ledger's feature `level` are as they are now.
     """
 
     verb: str
@@ -200,6 +220,7 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     priority: int | None = None
     hold: Hold | None = None
     limit: Limit | None = None
+    level: int | None = None
 
 
 decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)

@@ -87,6 +87,9 @@ class _Snapshot(msgspec.Struct, array_like=True):
     finished_row_bytes: int = ROW_BYTES_FIRST
     job_orders: list[tuple[int, int, Order | None]] = []  # job number, priority, hold; of those that have either
     tenant_orders: list[tuple[str, int, int, Order | None, Order | None]] = []  # tenant, GPUs, jobs, limit, hold
+    level: int = 1
+    restored: tuple[str, int, int] = ("", -1, 0)  # the former ledger id, when, and in which epoch
+    behind: str = ""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -128,7 +131,8 @@ def dump(state: State) -> bytes:
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
             state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
             list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
-            tenant_orders,
+            tenant_orders, state.level, (state.former_id, state.restored_ms, state.restored_epoch),
+            state.behind,
         )
     )  # fmt: skip
 
@@ -155,6 +159,8 @@ def load(snapshot: bytes) -> State:
     )
     state.leader, state.time_ms, state.next_num = found.leader, found.time_ms, found.next_num
     state.transitions = found.transitions
+    state.level, state.behind = found.level, found.behind
+    state.former_id, state.restored_ms, state.restored_epoch = found.restored
     named = [tuple(entry) if entry is not None else None for entry in found.named]
     state.snapshot, state.snapshot_before = named[0], named[1]
     for name, submit_cursor, cancel_cursor, tombstones in found.tenants:
