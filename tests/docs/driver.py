@@ -33,7 +33,7 @@ SHOWN: Final = {"mermaid", "help"}
 LOOKS: Final = tuple(f"moorage {verb}" for verb in ("show", "ls", "explain", "fleet"))
 LOOK_AGAIN_S_MAX: Final = 20.0
 END_S_MAX: Final = 4.0
-FILES: Final = {"python", "js", "go", "sh", "toml", "ini"}
+FILES: Final = {"python", "js", "go", "sh", "toml", "ini", "jsonl", "csv"}
 
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:

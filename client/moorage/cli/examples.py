@@ -47,6 +47,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage explain train-42 --watch",
         "moorage explain no-match",
     ),
+    "simulate": (
+        "moorage simulate jobs.jsonl --fleet 4x8xH100",
+        "moorage simulate philly.csv --cluster 6c71a0 --fleet 24x8xT4 --plot it.svg",
+        "moorage simulate jobs.csv --fleet 8x8xA100 --ranker pack,headroom --json",
+    ),
     "fleet": (
         "moorage fleet",
         "moorage fleet --watch",

@@ -46,7 +46,7 @@ class Node:
     async def run(self) -> int:
         """Until a signal, or until something cannot be kept alive. Returns the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         keeping: set[asyncio.Task[Any]] = set()
         stop = loop.create_task(self._stop.wait())

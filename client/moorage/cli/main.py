@@ -79,6 +79,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     ),
     LOOKUP: (
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
+        Verb("simulate", "moorage.cli.simulate:simulate", "The scheduler on a trace, under a virtual clock."),
         Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),
         Verb("schema", "moorage.cli.lookup:schema", "The JSON Schema of the request, or of a frame."),
         Verb(

@@ -81,7 +81,8 @@ def worker(
 ) -> int:
     """Run a worker in the foreground: this machine's GPUs, or simulated ones.
 
-    SIGTERM ends the agent; jobs run on under its supervisor, and the next agent on the same state folder takes them up.
+    SIGTERM (or the end of its terminal) ends the agent; jobs run on under its supervisor, and the next agent on the
+    same state folder takes them up. A supervisor without a job ends with its agent.
     """
 
     def act() -> int:
@@ -96,7 +97,7 @@ def worker(
 
         async def serve() -> None:
             stop, loop = asyncio.Event(), asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.add_signal_handler(number, stop.set)
             await run(held, context, stop)
 

@@ -54,7 +54,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     """The workload of every replica. Durations in seconds; `user` None is the agent's own.
 
     `checkpoint_signal`, one of `CHECKPOINT_SIGNALS`, is sent once an attempt, `checkpoint_before_s` before `timeout_s`
-    or the job's `deadline_s` ends it (at once where less is left): to the main process, or where that does not take it
+    or the job's `deadline_s` ends it (at once where less is left), and with the notice before an operator or a failing
+    GPU ends it: to the main process, or where that does not take it
     to the nearest processes below it that do, and never to one that it would kill. A function finds
     `context.checkpoint_asked`. Any other end is SIGTERM, with `grace_s` to save what there is.
     """
@@ -186,8 +187,6 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return ""
         if run.checkpoint_signal not in CHECKPOINT_SIGNALS:
             return f"checkpoint_signal must be one of {', '.join(CHECKPOINT_SIGNALS)}"
-        if run.timeout_s is None and self.deadline_s is None:
-            return "checkpoint_signal needs run.timeout_s or deadline_s, before which it is sent"
         if run.timeout_s is not None and run.checkpoint_before_s >= run.timeout_s:
             return f"checkpoint_before_s must be below timeout_s = {run.timeout_s:g}"
         return ""

@@ -17,7 +17,11 @@ ENVIRON_BYTES_MAX: Final = 4 * 1024 * 1024
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MARK_NAMES: Final = ("MOORAGE_TENANT", "MOORAGE_JOB", "MOORAGE_REPLICA", "MOORAGE_ATTEMPT", "MOORAGE_FENCE")
 """The variables that together name a member in the environment of all its processes."""
+STATE_MARK: Final = "MOORAGE_STATE_MARK"
+"""The variable that names the supervisor's state folder: two deployments of one host may name their members alike."""
 
+_MARK_ENTRIES: Final = tuple(os.fsencode(f"{name}=") for name in MARK_NAMES)
+_STATE_MARK_ENTRY: Final = os.fsencode(f"{STATE_MARK}=")
 _PF_KTHREAD: Final = 0x00200000
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -120,8 +124,14 @@ def descendants(roots: Iterable[int]) -> list[int]:
 
 
 def marks_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
-    """The `NAME=value` entries by which processes of a member with this environment are known; may be empty."""
-    return tuple(os.fsencode(f"{name}={environ[name]}") for name in MARK_NAMES if name in environ)
+    """The `NAME=value` entries by which processes of a member with this environment are known; may be empty.
+
+    The mark of the state folder alone names no member.
+    """
+    names = [name for name in MARK_NAMES if name in environ]
+    if names and STATE_MARK in environ:
+        names.append(STATE_MARK)
+    return tuple(os.fsencode(f"{name}={environ[name]}") for name in names)
 
 
 def read_environ(pid: int) -> frozenset[bytes] | None:
@@ -177,17 +187,26 @@ class Scan:
     others: list[Process]
     """All live user processes of users that matter, for a look at their sessions."""
     unreadable: list[Process]
-    """Live processes whose environment cannot be judged: not readable, or empty in a user process."""
+    """Live processes whose environment cannot be judged: not readable, empty in a user process, or that of a launcher
+    (a state folder's mark and no member's), which what it has forked shows until exec."""
+    state_marks: dict[int, bytes]
+    """By pid: the entry that names the state folder under which it was started."""
+
+
+def state_mark_of(entries: Iterable[bytes]) -> bytes | None:
+    """The entry of a state folder's mark; None where there is none, as with supervisors of moorage 0.2."""
+    return next((entry for entry in entries if entry.startswith(_STATE_MARK_ENTRY)), None)
 
 
 def scan_marks(marks: list[tuple[bytes, ...]], own_uid: int) -> Scan:
     """Look for each set of marks in every /proc/PID/environ. A set matches where all of it is present.
 
-    Where this process is not root, processes of other users are left out: its children could not become them,
-    set-user-ID programs aside.
+    A set without a state folder's mark, as an older supervisor wrote it, matches no process that carries one: that is
+    another deployment's. Where this process is not root, processes of other users are left out: its children could
+    not become them, set-user-ID programs aside.
     """
     wanted = [(index, frozenset(entries)) for index, entries in enumerate(marks) if entries]
-    found = Scan(marked={}, others=[], unreadable=[])
+    found = Scan(marked={}, others=[], unreadable=[], state_marks={})
     for process in all_processes():
         if process.dead or process.kernel_thread or process.pid == os.getpid():
             continue
@@ -200,10 +219,13 @@ def scan_marks(marks: list[tuple[bytes, ...]], own_uid: int) -> Scan:
         if environ is None:
             continue
         found.others.append(process)
-        if not environ:
+        state_mark = state_mark_of(environ)
+        if state_mark is not None:
+            found.state_marks[process.pid] = state_mark
+        if not environ or (state_mark is not None and not any(entry.startswith(_MARK_ENTRIES) for entry in environ)):
             found.unreadable.append(process)
         for index, entries in wanted:
-            if entries <= environ:
+            if entries <= environ and state_mark == state_mark_of(entries):
                 found.marked.setdefault(index, []).append(process)
     return found
 

@@ -22,7 +22,7 @@ from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, REJECTED, Job, State
-from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, same_request
+from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATES
@@ -109,7 +109,8 @@ class Admission:
             if job is not None:
                 return self._again(event, job.body, job.state, job.ledger)
         if len(self.state.finished):
-            row = self.state.finished.find(job_key(event.tenant, event.name))
+            event.key = job_key(event.tenant, event.name)
+            row = self.state.finished.find(event.key)
             # an older row stands there for the history alone: the name is free again
             if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
                 return self._finished(event, row[0], row[2])
@@ -181,7 +182,9 @@ class Admission:
         return self._conflict(event)
 
     def _finished(self, event: Submit, digest: bytes, state: int) -> Accepted | Problem:
-        if request_digest(canonical(decode_request(event.body))) == digest:
+        request = decode_request(event.body)
+        # rows of older releases hold the digest of the whole request, `events` and all
+        if digest in (request_digest(identity(request)), request_digest(canonical(request))):
             return Accepted(event.name, 0, STATES[state], duplicate=True)
         return self._conflict(event)
 

@@ -11,11 +11,13 @@ import difflib
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any, Final
 
 from moorage.scheduler.core.admission import Admission, NewJob
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
+from moorage.scheduler.core.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations, workload_of
 from moorage.scheduler.core.events import (
     Ask,
     Cancel,
@@ -114,6 +116,7 @@ class Engine:
         self.queue = Queue()
         self.requests = Requests()
         self.shapes = Shapes()
+        self.durations = Durations()
         self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
         self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
@@ -147,8 +150,12 @@ class Engine:
             if worker.session:
                 host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
                 host.last_ms = mono_ms
+        for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
+            job = self.state.jobs[num]
+            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         for job in self.state.jobs.values():
             job.told = job.rev
+            job.own_subject = True  # whom the leader before told of it is not known here
             if not job.over:
                 self._index(job, self.request_of(job))
 
@@ -190,6 +197,13 @@ class Engine:
             shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
         assert isinstance(shape, Shape)
         return shape
+
+    def workload_of(self, job: Job) -> str:
+        """What it runs, as durations are learned by (see `durations`)."""
+        asked = self.requests.read(job.body)[1]
+        if not asked.workload:
+            asked.workload = workload_of(asked.request)
+        return asked.workload
 
     def shape_of_asked(self, asked: Asked) -> Shape:
         shape = asked.shape
@@ -525,7 +539,7 @@ class Engine:
                     break
                 self.history_dropped += 1
             name, asked = self.requests.read(job.body)
-            flat += (job.num, request_digest(asked.canonical(name)))
+            flat += (job.num, request_digest(asked.identity(name)))
             kept.append(job.kept)
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
@@ -542,6 +556,8 @@ class Engine:
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
         out.ended = folded.ended
+        for job in folded.ended[:LEARNED_MAX]:
+            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
         self._new_jobs(flight, folded.accepted, out)
@@ -590,7 +606,7 @@ class Engine:
         for job in accepted:
             made = new[(job.tenant, job.name)]
             submit = made.submit
-            job.shape = submit.shape
+            job.shape, job.key = submit.shape, submit.key
             request = submit.request
             # of many that came together the tenant's frames tell, until somebody follows one (`views.show`)
             job.own_subject = request.events == "job" and submit.batch is None

@@ -96,6 +96,7 @@ class Job(msgspec.Struct, eq=False, dict=False):
     kept: int = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
     shape: Any = None  # soft: the interned shape of what is asked
     deadline_ms: int | None = None  # soft: the ledger ms of its deadline
+    key: bytes = b""  # soft: `finished.job_key`, where it is known already
     told: int = 0  # soft: revision up to which events were sent
     own_subject: bool | None = None  # soft: events go to the job's own subject too
 

@@ -40,10 +40,10 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     if job is None:
         return _finished(engine, tenant, name)
     request = decode_request(job.body)
-    if request.events == "job":
-        job.own_subject = True  # somebody follows it: also where it came with many others
+    job.own_subject = True  # somebody follows it: from the next record on its own subject tells of it, too
     return {
         **summary(engine, job),
+        "own_subject": True,
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
         "replica_states": [_replica(engine, replica) for replica in job.replicas],

@@ -99,8 +99,8 @@ class ProcessDriver(Driver):
         if members:
             self._link.start(members)
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
-        self._link.end(self._key(name), grace_s, why)
+    def end(self, name: MemberName, grace_s: float, why: str, notice_s: float = 0.0) -> None:
+        self._link.end(self._key(name), grace_s, why, notice_s)
 
     def forget(self, names: list[MemberName]) -> None:
         self._link.forget([self._key(name) for name in names])
@@ -207,7 +207,7 @@ class ProcessDriver(Driver):
             timeout_s=run.timeout_s,
             ends_in_s=assignment.ends_in_s,
             grace_s=run.grace_s,
-            checkpoint_signal=run.checkpoint_signal if assignment.checkpoint_in_s is not None else None,
+            checkpoint_signal=run.checkpoint_signal,
             checkpoint_before_s=run.checkpoint_before_s if run.checkpoint_signal else None,
             on_partition=request.on_partition,
             output_cap_bytes=self._output_cap_bytes,

@@ -17,7 +17,16 @@ from typing import Any, Final, Protocol
 from moorage.schemas.errors import MoorageError, problem
 from moorage.worker.output_keeper import OutputBounds, OutputKeeper
 from moorage.worker.supervisor.client import Supervised, SupervisorError, SupervisorGone, SupervisorRefused
-from moorage.worker.supervisor.protocol import Ended, EndMember, Event, FrameTooLarge, Listed, Started, StartMember
+from moorage.worker.supervisor.protocol import (
+    PROTOCOL,
+    Ended,
+    EndMember,
+    Event,
+    FrameTooLarge,
+    Listed,
+    Started,
+    StartMember,
+)
 
 RETRY_S: Final = 1.0
 #: members that wait for a supervisor to come back; beyond it a start fails at once
@@ -89,7 +98,7 @@ class SupervisorLink:
             return _of_worker(worker, listed)
 
     async def close(self, worker: str) -> None:
-        """Let go; the supervisor and what it runs live on."""
+        """Let go; the supervisor and what it runs live on. One that runs nothing ends."""
         self._listeners.pop(worker, None)
         self._fences.pop(worker, None)
         if self._listeners:
@@ -103,6 +112,9 @@ class SupervisorLink:
                     await task
         self._pump = self._sweeps = None
         if self._supervised is not None:
+            with contextlib.suppress(SupervisorError, TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self._supervised.shutdown_if_idle()
             self._supervised.close()
             self._supervised = None
 
@@ -116,10 +128,11 @@ class SupervisorLink:
             return
         self._spawn(self._start(self._supervised, members))
 
-    def end(self, key: str, grace_s: float, why: str) -> None:
+    def end(self, key: str, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         self._pending = [member for member in self._pending if member.key != key]
         if self._supervised is not None:
-            self._spawn(self._quietly(self._supervised.end([EndMember(key=key, grace_s=grace_s, why=why)])))
+            member = EndMember(key=key, grace_s=grace_s, why=why, notice_s=notice_s)
+            self._spawn(self._quietly(self._supervised.end([member])))
 
     def forget(self, keys: list[str]) -> None:
         """Their ends are dealt with; their output stays as long as the keeper's bounds say."""
@@ -138,7 +151,17 @@ class SupervisorLink:
 
     async def _connect(self) -> Supervised:
         try:
-            return await Supervised.connect(self.state, arguments=self._arguments)
+            supervised = await Supervised.connect(self.state, arguments=self._arguments)
+            if supervised.protocol < PROTOCOL and not await _has_members(supervised):
+                # of the release before, with nothing to live on for: the next one is of ours
+                await supervised.shutdown(0.0)
+                supervised = await Supervised.connect(self.state, arguments=self._arguments)
+            if supervised.protocol < PROTOCOL:
+                log.warning(
+                    "the supervisor is of an older release and keeps its jobs: until it is replaced (once the agent"
+                    " starts while none runs) they get no notice before an operator's end"
+                )
+            return supervised
         except SupervisorError as error:
             raise SupervisorMissing(self.state, str(error)) from error
 
@@ -231,6 +254,11 @@ class SupervisorLink:
             if replaced:
                 listener.on_replaced()
             listener.on_listed(_of_worker(worker, listed))
+
+
+async def _has_members(supervised: Supervised) -> bool:
+    listed = await supervised.list()
+    return bool(listed.waiting or listed.running or listed.unproven)
 
 
 def _boot_of(supervised: Supervised) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 import moorage
 from moorage.worker.supervisor.protocol import (
-    PROTOCOL,
+    PROTOCOLS,
     SOCKET_NAME,
     Done,
     End,
@@ -105,6 +105,8 @@ class Supervised(asyncio.Protocol):
         self.cgroup: str | None = None
         """The path of its cgroup, None where it proves ends by walking the process tree."""
         self.controllers: tuple[str, ...] = ()
+        self.protocol = PROTOCOLS[-1]
+        """What it speaks: one that was started by the release before knows less (see `protocol.PROTOCOL`)."""
         self._loop = asyncio.get_running_loop()
         self._identity: asyncio.Future[SupervisorIdentity] = self._loop.create_future()
         self._gone: asyncio.Future[SupervisorGone] = self._loop.create_future()
@@ -191,6 +193,8 @@ class Supervised(asyncio.Protocol):
         Starting the same key again is harmless: what is known of it is told again.
         Raises `SupervisorRefused`, `SupervisorGone`, `FrameTooLarge`.
         """
+        if self.protocol < 2:
+            members = [_for_protocol_1(member) for member in members]
         for first in range(0, len(members), START_MEMBERS_MAX):
             part = tuple(members[first : first + START_MEMBERS_MAX])
             await self._ask(Start(n=self._next(), members=part))
@@ -224,6 +228,20 @@ class Supervised(asyncio.Protocol):
     async def ping(self) -> None:
         """Returns when it has answered. Raises as `start`."""
         await self._ask(Ping(n=self._next()))
+
+    async def shutdown_if_idle(self) -> bool:
+        """End a supervisor that has no member; False for one that has, or is too old for it.
+
+        Raises `SupervisorGone`.
+        """
+        if self.protocol < 2:
+            return False
+        try:
+            await self._ask(Shutdown(n=self._next(), grace_s=0.0, idle_only=True))
+        except SupervisorRefused:
+            return False
+        await asyncio.shield(self._gone)
+        return True
 
     async def shutdown(self, grace_s: float) -> None:
         """End every member, then the supervisor. Returns when it is done. Raises as `start`."""
@@ -323,11 +341,12 @@ class Supervised(asyncio.Protocol):
         self._end(SupervisorGone(f"the supervisor closed the connection{f': {exc}' if exc else ''}"))
 
     def _greeted(self, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL:
-            message = f"the supervisor speaks protocol {hello.protocol}, this agent {PROTOCOL}"
+        if hello.protocol not in PROTOCOLS:
+            spoken = f"{PROTOCOLS[0]} to {PROTOCOLS[-1]}"
+            message = f"the supervisor speaks protocol {hello.protocol}, this agent {spoken}"
             self._identity.set_exception(SupervisorRefused("protocol", message))
             return
-        self.cgroup, self.controllers = hello.cgroup, hello.controllers
+        self.cgroup, self.controllers, self.protocol = hello.cgroup, hello.controllers, hello.protocol
         if self._pidfd < 0:
             # Whoever started it is connected to the socket of its starter, which has forked and is gone.
             with contextlib.suppress(OSError):
@@ -381,6 +400,13 @@ class Supervised(asyncio.Protocol):
         self._some.set()
         if not reason.silent:
             self._close_pidfd()
+
+
+def _for_protocol_1(member: StartMember) -> StartMember:
+    """It refuses a checkpoint signal that no time-out sends: without one there is nothing it could send it by."""
+    if member.checkpoint_signal is None or member.timeout_s is not None:
+        return member
+    return msgspec.structs.replace(member, checkpoint_signal=None)
 
 
 async def _spawn(state: Path, arguments: Sequence[str]) -> bool:

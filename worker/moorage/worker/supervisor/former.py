@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.worker.cgroup import CgroupFolder
-from moorage.worker.proctree import TICKS_PER_S, Process, Scan, kill_process, scan_marks
+from moorage.worker.proctree import TICKS_PER_S, Process, Scan, kill_process, scan_marks, state_mark_of
 from moorage.worker.supervisor.journal import Left, Starting
 from moorage.worker.supervisor.protocol import Ended, Proof, Unproven
 
 START_SLACK_S: Final = 1.0
 """A process of a member started no earlier than its record less this."""
-_NO_SCAN: Final = Scan(marked={}, others=[], unreadable=[])
+_NO_SCAN: Final = Scan(marked={}, others=[], unreadable=[], state_marks={})
 
 
 @dataclass(slots=True)
@@ -32,7 +32,8 @@ class FormerMembers:
         scanned = [left for left in self.waiting.values() if _needs_scan(left, self.boot_id)]
         scan = _NO_SCAN
         if scanned:
-            scan = scan_marks([left.starting.marks for left in scanned if left.starting is not None], os.geteuid())
+            marks = [left.starting.marks for left in scanned if left.starting is not None]
+            scan = scan_marks(marks, os.geteuid())
         places = {id(left): index for index, left in enumerate(scanned)}
         for key, left in list(self.waiting.items()):
             starting = left.starting
@@ -83,9 +84,11 @@ class FormerMembers:
         self, key: str, left: Left, starting: Starting, scan: Scan, marked: list[Process]
     ) -> Proof | None:
         found = {process.pid: process for process in marked}
+        own = state_mark_of(starting.marks)
+        others = {pid for pid, mark in scan.state_marks.items() if mark != own}  # another deployment's
         if left.pid is not None:
             for process in scan.others:
-                if process.session == left.pid and not _is_older(process, starting):
+                if process.session == left.pid and process.pid not in others and not _is_older(process, starting):
                     found[process.pid] = process
         for process in found.values():
             kill_process(process)
@@ -99,7 +102,7 @@ class FormerMembers:
             sorted(
                 process.pid
                 for process in scan.unreadable
-                if process.parent != os.getpid() and not _is_older(process, starting)
+                if process.parent != os.getpid() and process.pid not in others and not _is_older(process, starting)
             )
         )
         if doubtful:

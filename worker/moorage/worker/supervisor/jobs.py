@@ -17,6 +17,7 @@ import msgspec
 
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import (
+    STATE_MARK,
     TICKS_PER_S,
     boottime_s,
     children,
@@ -49,6 +50,7 @@ class Jobs:
         self,
         *,
         state: Path,
+        state_mark: str,
         boot_id: str,
         cgroups: CgroupBase | None,
         descriptors: tuple[int, int],
@@ -61,8 +63,15 @@ class Jobs:
         self.unproven: dict[str, Unproven] = {}
         self.fenced = False
         self.launches = Launches(
-            self, state=state, boot_id=boot_id, cgroups=cgroups, descriptors=descriptors, write_ahead=write_ahead
+            self,
+            state=state,
+            state_mark=state_mark,
+            boot_id=boot_id,
+            cgroups=cgroups,
+            descriptors=descriptors,
+            write_ahead=write_ahead,
         )
+        self._state_mark = state_mark
         self._cgroups = cgroups
         self._emit = emit
         self._record = record
@@ -87,6 +96,7 @@ class Jobs:
         self.launches.go()
 
     def _accept(self, start: StartMember) -> None:
+        start = msgspec.structs.replace(start, env={**start.env, STATE_MARK: self._state_mark})
         member = Member(start=start, child=None, marks=marks_of(start.env))
         self.members[start.key] = member
         try:
@@ -169,14 +179,22 @@ class Jobs:
 
     # -- ending
 
-    def end(self, key: str, reason: Reason, grace_s: float, why: str) -> None:
-        """SIGTERM now, SIGKILL after the grace; a later call can only shorten the grace. Unknown keys are ignored."""
+    def end(self, key: str, reason: Reason, grace_s: float, why: str, notice_s: float = 0.0) -> None:
+        """SIGTERM now, SIGKILL after the grace; a later call can only shorten the grace. Unknown keys are ignored.
+
+        With a notice a running member that has a checkpoint signal gets it now, and SIGTERM after `notice_s` seconds.
+        """
         self.reap()
         member = self.members.get(key)
         if member is None or member.wait_status is not None:
             return
         if member.cause is None:
             member.cause, member.why = reason, why
+        if notice_s > 0 and member.state is State.RUNNING and member.start.checkpoint_signal is not None:
+            self._give_notice(member, grace_s, notice_s)
+            return
+        if member.notice_timer is not None:
+            member.notice_timer.cancel()
         if member.state is State.WAITING:
             self.launches.withdraw(member)
             self._finish(member, "never-ran")
@@ -184,6 +202,19 @@ class Jobs:
             member.end_grace_s = grace_s if member.end_grace_s is None else min(grace_s, member.end_grace_s)
         elif member.state in (State.RUNNING, State.ENDING):
             self._ask_to_end(member, grace_s)
+
+    def _give_notice(self, member: Member, grace_s: float, notice_s: float) -> None:
+        """The checkpoint signal, once; a second notice can only bring the end nearer."""
+        ends_s = self._loop.time() + notice_s
+        if member.notice_timer is not None:
+            if member.notice_timer.when() <= ends_s:
+                return
+            member.notice_timer.cancel()
+        elif not member.told:
+            if member.checkpoint_timer is not None:
+                member.checkpoint_timer.cancel()
+            self._checkpoint(member)
+        member.notice_timer = self._loop.call_at(ends_s, self._ask_to_end, member, grace_s)
 
     def _ask_to_end(self, member: Member, grace_s: float) -> None:
         deadline_s = self._loop.time() + grace_s
@@ -243,7 +274,9 @@ class Jobs:
         assert member.pid is not None
         assert member.start.checkpoint_signal is not None
         number = signal_number(member.start.checkpoint_signal)
-        if not (member.confirmed and tell(member.pid, number)):
+        if member.confirmed and tell(member.pid, number):
+            member.told = True
+        else:
             member.checkpoint_timer = self._loop.call_later(AGAIN_S, self._checkpoint, member)
 
     def fence(self, grace_s: float) -> None:

@@ -73,6 +73,7 @@ class Launches:
         owner: Owner,
         *,
         state: Path,
+        state_mark: str,
         boot_id: str,
         cgroups: CgroupBase | None,
         descriptors: tuple[int, int],
@@ -80,6 +81,7 @@ class Launches:
     ) -> None:
         self._owner = owner
         self._state = state
+        self._state_mark = state_mark
         self._boot_id = boot_id
         self._cgroups = cgroups
         self._descriptors = descriptors
@@ -204,7 +206,7 @@ class Launches:
     def start_launcher(self) -> Launcher:
         """The launcher, started if there is none. Raises `OSError`."""
         if self._launcher is None:
-            self._launcher = Launcher.start(*self._descriptors)
+            self._launcher = Launcher.start(*self._descriptors, self._state_mark)
             self._loop.add_reader(self._launcher.fileno(), self._answered)
         return self._launcher
 

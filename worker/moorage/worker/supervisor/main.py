@@ -1,9 +1,10 @@
 """The supervisor: the worker's second process, which owns the jobs' processes.
 
-    python -m moorage.worker.supervisor --state DIR [--detach] [--no-cgroup]
+    python -m moorage.worker.supervisor --state DIR [--detach] [--no-cgroup] [--linger SECONDS]
 
 It starts jobs, is their subreaper, pumps their output, keeps their timeouts and the fence deadline, and lives on when
-the agent dies; the agent connects to it again. One supervisor per state folder, by a lock on a file there.
+the agent dies; the agent connects to it again. One supervisor per state folder, by a lock on a file there. Once it has
+neither agent nor member it waits a little and ends.
 
 What it cannot promise. A job that runs as the supervisor's own user can signal it, as can root. A set-user-ID program
 loses the parent-death signal (prctl(2)), and root can leave its cgroup. A process stuck in the kernel cannot be ended
@@ -17,8 +18,10 @@ import fcntl
 import hashlib
 import os
 import resource
+import secrets
 import signal
 import socket
+import string
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +37,7 @@ from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
     LOCK_NAME,
     LOG_NAME,
+    MARK_NAME,
     OUTPUT_FOLDER,
     PROTOCOL,
     Done,
@@ -58,14 +62,21 @@ EXIT_HELD: Final = 73
 TERM_GRACE_S: Final = 10.0
 DESCRIPTORS_WANTED: Final = 65536
 CONNECTIONS_MAX: Final = 8
+LINGER_S: Final = 30.0
+"""A supervisor that nobody is connected to and that has no member waits so long for its agent, then ends."""
+MARK_BYTES: Final = 16
 
 
 class Supervisor:
     """Everything of one state folder. Made inside the running loop."""
 
-    def __init__(self, state: Path, cgroups: CgroupBase | None, descriptors: tuple[int, int]) -> None:
+    def __init__(
+        self, state: Path, cgroups: CgroupBase | None, descriptors: tuple[int, int], linger_s: float = LINGER_S
+    ) -> None:
         """Raises `OSError`."""
         self.finished = asyncio.Event()
+        self._linger_s = linger_s
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._state = state
         self._loop = asyncio.get_running_loop()
         self._cgroups = cgroups
@@ -82,6 +93,7 @@ class Supervisor:
         self._journal = Journal(state / JOURNAL_NAME, records_of(left))
         self.jobs = Jobs(
             state=state,
+            state_mark=state_mark(state),
             boot_id=machine_boot,
             cgroups=cgroups,
             descriptors=descriptors,
@@ -105,6 +117,7 @@ class Supervisor:
         self._fence_grace_s = 0.0
         self._fence_timer = BoottimeTimer(self._loop, self._fence_passed)
         self._clear_former(CLEAR_DELAY_S_MIN)
+        self._linger()
 
     # -- what is said, and what is kept of it
 
@@ -126,6 +139,8 @@ class Supervisor:
         self._journal_records()
         for connection in list(self._connections):
             connection.flush()
+        if not self._connections and self._linger_timer is None:
+            self._linger()  # the last member may have ended
         if self._shutting_down and not self.jobs.members:
             self._finish()
 
@@ -169,6 +184,7 @@ class Supervisor:
         if len(self._connections) >= CONNECTIONS_MAX:
             return False
         self._connections.append(connection)
+        self._linger()
         connection.say(self._hello)
         self._flush_soon()
         return True
@@ -177,6 +193,7 @@ class Supervisor:
         """The connection has ended; members and deadlines stay as they are."""
         if connection in self._connections:
             self._connections.remove(connection)
+        self._linger()
 
     def asked(self, connection: Connection, request: Request) -> None:
         """Carry out one request. Its answer follows the events it causes at once."""
@@ -186,7 +203,8 @@ class Supervisor:
                 answer = self._start(request)
             case End():
                 for member in request.members:
-                    self.jobs.end(member.key, "end", max(0.0, member.grace_s), member.why)
+                    grace_s, notice_s = max(0.0, member.grace_s), max(0.0, member.notice_s)
+                    self.jobs.end(member.key, "end", grace_s, member.why, notice_s)
             case Fence():
                 answer = self._fence(request)
             case List():
@@ -195,6 +213,8 @@ class Supervisor:
                 self._forget(request)
             case Ping():
                 pass
+            case Shutdown() if request.idle_only and not self._idle:
+                answer = Refused(n=request.n, code="busy", message="it has members")
             case Shutdown():
                 self._shutdowns.append((connection, request.n))
                 self.shut_down(max(0.0, request.grace_s))
@@ -253,6 +273,27 @@ class Supervisor:
 
     # -- the end
 
+    @property
+    def _idle(self) -> bool:
+        return not self.jobs.members and not self._former.waiting
+
+    def _linger(self) -> None:
+        """With no agent and no member there is nothing to keep alive: end, a while after both are so.
+
+        The ends that nobody took stay in the journal, where the next supervisor finds them.
+        """
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+        if not self._connections and self._idle and not self._shutting_down:
+            self._linger_timer = self._loop.call_later(self._linger_s, self._lingered)
+
+    def _lingered(self) -> None:
+        self._linger_timer = None
+        if not self._connections and self._idle:
+            log(f"no agent and no member for {self._linger_s:g} s: ending")
+            self._finish()
+
     def shut_down(self, grace_s: float) -> None:
         """End every member with at most this grace, then finish."""
         if not self._shutting_down:
@@ -292,6 +333,24 @@ class Held(Exception):
         super().__init__(f"another supervisor (pid {holder or 'unknown'}) holds {state}")
 
 
+def state_mark(state: Path) -> str:
+    """This folder's random mark, made with the folder's first supervisor. Raises `OSError`.
+
+    The caller holds the folder's lock. A file that holds no mark is replaced; members started before keep theirs, which
+    the journal has.
+    """
+    path = state / MARK_NAME
+    with contextlib.suppress(FileNotFoundError):
+        found = path.read_bytes()[: MARK_BYTES * 2].decode("ascii", "replace")
+        if len(found) == MARK_BYTES * 2 and all(char in string.hexdigits for char in found):
+            return found
+    mark = secrets.token_hex(MARK_BYTES)
+    fresh = path.with_name(MARK_NAME + ".new")
+    fresh.write_text(mark)
+    os.rename(fresh, path)
+    return mark
+
+
 def take_lock(state: Path) -> int:
     """The descriptor of the locked file; the lock lives as long as it. Raises `Held`, `OSError`."""
     descriptor = os.open(state / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -328,10 +387,16 @@ def detach(state: Path) -> None:
     os.close(output)
 
 
-async def serve(state: Path, listener: socket.socket, cgroups: CgroupBase | None, limits: tuple[int, int]) -> None:
+async def serve(
+    state: Path,
+    listener: socket.socket,
+    cgroups: CgroupBase | None,
+    limits: tuple[int, int],
+    linger_s: float = LINGER_S,
+) -> None:
     """Run until told to stop. Raises `OSError`."""
     loop = asyncio.get_running_loop()
-    supervisor = Supervisor(state, cgroups, limits)
+    supervisor = Supervisor(state, cgroups, limits, linger_s)
     loop.add_signal_handler(signal.SIGCHLD, supervisor.jobs.reap)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
@@ -352,6 +417,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, required=True, help="folder of the socket, the journal and the output")
     parser.add_argument("--detach", action="store_true", help="return once the socket listens, and run on")
     parser.add_argument("--no-cgroup", action="store_true", help="prove by walking the tree even where cgroups work")
+    parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds without agent and member until it ends")
     options = parser.parse_args(arguments)
     os.umask(0o077)
     state: Path = options.state.absolute()
@@ -376,5 +442,5 @@ def main(arguments: list[str] | None = None) -> int:
     limits = raise_descriptor_limit()
     name = "moorage-" + hashlib.blake2b(os.fsencode(state), digest_size=6).hexdigest()
     cgroups = None if options.no_cgroup else CgroupBase.open(name)
-    asyncio.run(serve(state, listener, cgroups, limits))
+    asyncio.run(serve(state, listener, cgroups, limits, options.linger))
     return 0

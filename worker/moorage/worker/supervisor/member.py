@@ -71,6 +71,9 @@ class Member:
     pumps: list[OutputPump] = field(default_factory=list)
     kill_timer: asyncio.TimerHandle | None = None
     checkpoint_timer: asyncio.TimerHandle | None = None
+    notice_timer: asyncio.TimerHandle | None = None
+    told: bool = False
+    """Whether somebody in it has taken the checkpoint signal."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     unproven: bool = False
 
@@ -86,7 +89,7 @@ class Member:
 
     def release(self) -> None:
         """Cancel timers and close pipes."""
-        for timer in (self.kill_timer, self.checkpoint_timer):
+        for timer in (self.kill_timer, self.checkpoint_timer, self.notice_timer):
             if timer is not None:
                 timer.cancel()
         for timer in self.timers:

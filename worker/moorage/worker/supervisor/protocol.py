@@ -12,7 +12,13 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
+"""2: a checkpoint signal ahead of the deadline alone, a notice before an end, `idle_only`, a mark of the state folder.
+
+A supervisor of the release before runs on under a newer agent, which leaves out what it does not know.
+"""
+PROTOCOLS: Final = (1, 2)
+"""What this agent can speak to."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES: Final = 4
 KEY_CHARS_MAX: Final = 512
@@ -21,6 +27,7 @@ SOCKET_NAME: Final = "supervisor.sock"
 LOCK_NAME: Final = "supervisor.lock"
 JOURNAL_NAME: Final = "members.journal"
 LOG_NAME: Final = "supervisor.log"
+MARK_NAME: Final = "mark"
 OUTPUT_FOLDER: Final = "output"
 
 OnPartition: TypeAlias = Literal["kill", "keep"]
@@ -41,8 +48,9 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     `key` is opaque: 1..512 characters, one child per key until it is forgotten. `env` is the whole environment.
     `cwd` null is `/`. `user` is a name or uid, null is the supervisor's own. `limits` maps a name such as `NOFILE` to
     (soft, hard), -1 for unlimited. Without `timeout_s` it may run for ever. `ends_in_s` is when somebody else will end
-    it, counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` ahead of the earlier of the two
-    (see `checkpoint.py` for whom it goes to). `output_cap_bytes` holds for each of stdout and stderr.
+    it, counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` ahead of the earlier of the two,
+    or with the notice of an end (see `checkpoint.py` for whom it goes to). `output_cap_bytes` holds for each of stdout
+    and stderr.
     """
 
     key: str
@@ -64,11 +72,16 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class EndMember(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask one member to end: SIGTERM to its process group, after `grace_s` SIGKILL to the whole tree."""
+    """Ask one member to end: SIGTERM to its process group, after `grace_s` SIGKILL to the whole tree.
+
+    With `notice_s` a member that has a checkpoint signal gets that first, and is asked to end so much later, unless it
+    has ended by then; one without is asked at once. A later word may only shorten the wait.
+    """
 
     key: str
     grace_s: float
     why: str = ""
+    notice_s: float = 0.0
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -111,10 +124,14 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """End every member with at most this grace, then exit. The ends stay in the journal for the next supervisor."""
+    """End every member with at most this grace, then exit. The ends stay in the journal for the next supervisor.
+
+    With `idle_only` it exits only where it has no member; refused with `busy` where it has.
+    """
 
     n: int
     grace_s: float
+    idle_only: bool = False
 
 
 Request: TypeAlias = Start | End | Fence | List | Forget | Ping | Shutdown

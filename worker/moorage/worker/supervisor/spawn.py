@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from moorage.worker.proctree import STATE_MARK
 from moorage.worker.supervisor import launcher
 from moorage.worker.supervisor.protocol import KEY_CHARS_MAX, StartMember
 
@@ -105,13 +106,8 @@ def judge(member: StartMember) -> Child:
     if member.checkpoint_signal is not None:
         signal_number(member.checkpoint_signal)
         before_s = member.checkpoint_before_s
-        _check(
-            before_s is not None
-            and _is_duration(before_s)
-            and (member.timeout_s is not None or member.ends_in_s is not None),
-            "request",
-            "checkpoint_signal needs checkpoint_before_s, and timeout_s or ends_in_s",
-        )
+        fine = before_s is not None and _is_duration(before_s)
+        _check(fine, "request", "checkpoint_signal needs checkpoint_before_s")
     for name in member.env:
         _check(bool(name) and "=" not in name, "request", f"not a name of a variable: {name!r}")
     try:
@@ -197,8 +193,12 @@ class Launcher:
         self.pid = pid
 
     @classmethod
-    def start(cls, descriptors_soft: int, descriptors_hard: int) -> "Launcher":
-        """Start it as a child of the calling (main) thread; children get these limits on open files."""
+    def start(cls, descriptors_soft: int, descriptors_hard: int, state_mark: str = "") -> "Launcher":
+        """Start it as a child of the calling (main) thread; children get these limits on open files.
+
+        It carries the state folder's mark, so that another deployment's supervisor does not take it for what a member
+        of its own may have become.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             place = 3
@@ -214,7 +214,7 @@ class Launcher:
             pid = os.posix_spawn(
                 sys.executable,
                 arguments,
-                {},
+                {STATE_MARK: state_mark} if state_mark else {},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, theirs.fileno(), place),

@@ -1,0 +1,201 @@
+"""`moorage simulate`: the production core on a trace, under a virtual clock; nobody is asked."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import EXIT_INTERRUPTED, emit, is_live, say, tell
+from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.render import table
+
+if TYPE_CHECKING:
+    from moorage.scheduler.simulate.run import Simulated
+    from moorage.scheduler.simulate.trace import SimHost, TraceJob
+
+PROGRESS_S: Final = 0.5
+#: combinations of rankers and settings in one call: as many as the picture has colours
+RUNS_MAX: Final = 7
+
+Format = Literal["own", "csv", "philly"]
+#: the first columns that tell a format, in the order in which they are looked for
+_HEADS: Final[tuple[tuple[str, Format], ...]] = (("vc,job,arrival_s", "philly"), ("at_s", "csv"), ("{", "own"))
+
+
+def simulate(
+    trace: Annotated[Path, Parameter(help="The jobs: JSON lines, CSV, or a published trace.")],
+    /,
+    *,
+    fleet: Annotated[
+        str | None, Parameter(help="The hosts: 24x8xV100, 4x8xH100+2x4xL40S, or a file.", value="HOSTS")
+    ] = None,
+    format: Annotated[Format | None, Parameter(help="What the trace is; else its first line tells.")] = None,
+    cluster: Annotated[str | None, Parameter(help="Which virtual cluster of a philly trace.", value="NAME")] = None,
+    ranker: Annotated[list[str] | None, Parameter(help="How hosts are ranked.", value="NAME")] = None,
+    set: Annotated[
+        list[str] | None,
+        Parameter(help="A setting of the scheduler: key=value, or key=a,b for a run each.", value="KEY"),
+    ] = None,
+    until: Annotated[str | None, Parameter(help="Stop the virtual clock there.", value="DURATION")] = None,
+    jobs_csv: Annotated[Path | None, Parameter(help="Write a line a job.", value="FILE")] = None,
+    timeline_csv: Annotated[Path | None, Parameter(help="Write the fleet over time.", value="FILE")] = None,
+    plot: Annotated[Path | None, Parameter(help="Draw all runs as SVG.", value="FILE")] = None,
+    options: Options = DEFAULTS,
+) -> int:
+    """What the scheduler would have done with a trace: the production core under a virtual clock.
+
+    Prints allocation, waits, completion times and fairness, by class of request and by tenant. Several rankers or
+    settings are run one after the other on the same jobs. Ctrl-C ends the run that is under way and reports what there
+    is. No server is asked, and nothing is sent.
+    """
+
+    def act() -> int:
+        from moorage.client.values import seconds
+
+        hosts = _hosts(fleet)
+        jobs = _jobs(trace, format, cluster)
+        until_ms = None if until is None else int(seconds(until) * 1000)
+        runs = _runs(ranker or [], set or [])
+        files = (jobs_csv, timeline_csv, plot)
+        return _simulate(trace.name, hosts, jobs, runs, until_ms, files, options)
+
+    return guarded(options, act)
+
+
+def _hosts(fleet: str | None) -> list[SimHost]:
+    from moorage.client.errors import rejected
+    from moorage.scheduler.simulate.trace import SimHost
+    from moorage.worker.inventory.simulated import load_hosts, simulated_hosts
+
+    if fleet is None:
+        raise rejected("invalid-argument", "no hosts to simulate", next="say which: --fleet 24x8xV100")
+    try:
+        found = load_hosts(Path(fleet)) if Path(fleet).is_file() else simulated_hosts(fleet, "n")
+    except ValueError as error:
+        raise rejected("invalid-argument", str(error), found=fleet, next="write it as 4x8xH100+2x4xL40S") from None
+    return [SimHost(host.name, host.devices, host.cpu_milli, host.memory_mib) for host in found]
+
+
+def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJob]:
+    from moorage.client.errors import rejected
+    from moorage.scheduler.simulate import philly, trace
+
+    try:
+        with path.open("rb") as file:
+            head = file.readline(256).decode(errors="replace").lstrip()
+        found = format or next((name for start, name in _HEADS if head.startswith(start)), None)
+        if found is None:
+            allowed = "JSON lines, or a first line as at_s,runs_s,tenant,job,gpu or vc,job,arrival_s,duration_s,num_gpu"
+            raise rejected(
+                "invalid-argument", f"{path} is no trace that moorage knows", found=head[:60], allowed=allowed,
+                next="say which with --format",
+            )  # fmt: skip
+        if found == "philly":
+            return trace.in_order(path, philly.read_philly(path, cluster or ""))
+        return trace.in_order(path, trace.read_own(path) if found == "own" else trace.read_csv(path))
+    except OSError as error:
+        raise rejected("invalid-argument", f"{path} cannot be read: {error.strerror}", next="name a trace") from None
+
+
+def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
+    """The settings of each run: every combination of what was given in several."""
+    from moorage.client.errors import rejected
+    from moorage.scheduler.core.config import Config
+    from moorage.schemas.settings import declared
+
+    known = declared("scheduler", Config)
+    axes: dict[str, list[str]] = {}
+    for key, equals, value in (text.partition("=") for text in said):
+        if not equals or not key:
+            raise rejected("invalid-argument", "--set needs key=value", found=key, next="--set ranker=pack")
+        key = key.replace("-", "_")
+        if key not in known:
+            raise rejected("invalid-argument", f"the scheduler has no setting {key!r}", allowed=", ".join(known))
+        axes.setdefault(key, []).extend(value.split(","))
+    if rankers:
+        axes["ranker"] = [*axes.get("ranker", []), *(name for text in rankers for name in text.split(","))]
+    runs = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    if len(runs) > RUNS_MAX:
+        raise rejected("invalid-argument", f"{len(runs)} runs in one call", allowed=f"at most {RUNS_MAX}", next="fewer")
+    return runs
+
+
+def _simulate(
+    name: str, hosts: list[SimHost], jobs: list[TraceJob], runs: list[dict[str, str]], until_ms: int | None,
+    files: tuple[Path | None, Path | None, Path | None], options: Options,
+) -> int:  # fmt: skip
+    from moorage.scheduler.settings import scheduler_settings
+    from moorage.scheduler.simulate.chart import Series, chart
+    from moorage.scheduler.simulate.measures import write_jobs, write_timeline
+    from moorage.scheduler.simulate.run import simulate as run_one
+
+    configs = [scheduler_settings(run, env={})[0] for run in runs]  # all are checked before the first is run
+    series: list[Series] = []
+    for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
+        label = " ".join(run.values()) or config.ranker
+        done = run_one(name, hosts, jobs, config, run, until_ms=until_ms, progress=_progress(label))
+        series.append(Series(label, done.report, done.points))
+        suffix = f"-{number + 1}" if len(runs) > 1 else ""
+        if files[0] is not None:
+            write_jobs(_numbered(files[0], suffix), done.runs)
+        if files[1] is not None:
+            write_timeline(_numbered(files[1], suffix), done.points)
+        if options.json:
+            emit(done.report)
+        else:
+            _tell(label, done)
+        if done.report.cut_at_h is not None and until_ms is None:
+            break
+    if files[2] is not None:
+        files[2].write_text(chart(name, series), encoding="utf-8")
+    return EXIT_INTERRUPTED if until_ms is None and series[-1].report.cut_at_h is not None else 0
+
+
+def _numbered(path: Path, suffix: str) -> Path:
+    return path.with_stem(path.stem + suffix)
+
+
+def _progress(label: str) -> Any:
+    """On a terminal one line that is rewritten, at most twice a second."""
+    if not is_live(sys.stderr):
+        return None
+    said = 0.0
+
+    def progress(part: float) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= PROGRESS_S:
+            said = now
+            sys.stderr.write(f"\r\x1b[K{label}: {100 * part:.0f} % of the jobs are over")
+            sys.stderr.flush()
+
+    return progress
+
+
+def _tell(label: str, done: Simulated) -> None:
+    report = done.report
+    if is_live(sys.stderr):
+        sys.stderr.write("\r\x1b[K")
+    cut = "" if report.cut_at_h is None else f", cut at {report.cut_at_h:.1f} h"
+    say(
+        f"{label}: {report.ended:,} of {report.jobs:,} jobs over in {report.makespan_h:.1f} h on {report.gpus:,} GPUs"
+        f"{cut}; allocated {report.allocated_percent:.1f} % while jobs came, {report.whole_percent:.1f} % in all; "
+        f"fairness {report.fairness:.2f}"
+    )
+    header = ["JOBS OF", "JOBS", "STARTED", "WAIT MEAN H", "P50", "P90", "MAX", "JCT MEAN H", "SLOWDOWN", "GPU HOURS"]
+    groups = [("all", report.all), *report.classes.items()]
+    if len(report.tenants) > 1:
+        groups += [(f"tenant {name}", waits) for name, waits in report.tenants.items()]
+    rows = [
+        [
+            name, waits.jobs, waits.started, f"{waits.wait_mean_h:.2f}", f"{waits.wait_p50_h:.2f}",
+            f"{waits.wait_p90_h:.2f}", f"{waits.wait_max_h:.2f}", f"{waits.jct_mean_h:.2f}",
+            f"{waits.slowdown_mean:.2f}", f"{waits.gpu_hours:.1f}",
+        ]
+        for name, waits in groups
+    ]  # fmt: skip
+    tell(table(header, rows, numbers=header[1:]))

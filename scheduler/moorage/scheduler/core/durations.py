@@ -1,0 +1,183 @@
+"""How long work runs, learned from what ran before: by tenant and workload, from the ledger's own times.
+
+Soft, but no input of its own: what is known is a function of the state at the reign's first record and of the records
+folded since, so a replay of the reign learns the same. A new leader begins with the ended jobs that the state still
+holds whole (`Config.ended_max`). All values are integers, in ledger milliseconds.
+
+A *workload* is what a request runs, as far as that tells how long it takes: its label `workload` where it has one,
+else the driver, the container image where `driver_config` names one, the base name of `argv[0]`, and `argv[1]` where
+that is no option (`python train.py`, `handler encode`). Arguments behind those are left out: a sweep is one workload.
+
+Estimates are quantiles of the last `SAMPLES_MAX` runs (nearest rank), of the narrowest group that has seen enough:
+this tenant, workload and shape; this tenant and workload; this tenant's requests for as many GPUs at once. What has
+run longer than everything seen is taken to follow a Pareto law of index 1, under which work that has lasted a time t
+lasts another t with even odds (Harchol-Balter and Downey, "Exploiting Process Lifetime Distributions", 1997).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Any, Final, NamedTuple
+
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import EXITED, FAILED, RUNNING, SUCCEEDED, TIMED_OUT, Job
+from moorage.schemas.job import Request
+
+#: runs that a group remembers; older ones go
+SAMPLES_MAX: Final = 64
+#: a group with fewer runs is asked only when no wider one has so many
+SAMPLES_SURE: Final = 3
+#: groups that are remembered, each at most `SAMPLES_MAX` integers; the ones that are used least lately go
+GROUPS_MAX: Final = 16_384
+#: ended jobs of one record that are learned from: some 5 µs each
+LEARNED_MAX: Final = 32
+#: ended jobs that a new leader learns from, the last ones
+LEARNED_AT_START_MAX: Final = 2_000
+#: transitions of one ended job that are looked at, from its end
+ROWS_MAX: Final = 16
+WORKLOAD_CHARS_MAX: Final = 128
+#: the label of a request that names its workload
+WORKLOAD_LABEL: Final = "workload"
+#: how many times as long as it has lasted goes on what outlived all others, at most in nine of ten cases
+OUTLIVED_P90: Final = 9
+
+#: ends that say how long the work holds its devices; an end that somebody asked for says nothing
+_RAN: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, EXITED})
+
+_Group = tuple[str, str, int]
+
+
+class Estimate(NamedTuple):
+    """Half of such runs take at most `p50_ms`, nine of ten at most `p90_ms`, none seen less than `least_ms`.
+
+    `samples` is how many runs that is learned from; 0 where it is bounded by the request's own limit alone.
+    """
+
+    p50_ms: int
+    p90_ms: int
+    least_ms: int
+    samples: int
+
+
+def workload_of(request: Request) -> str:
+    """What a request runs, in at most 128 characters; see the module."""
+    named = request.labels.get(WORKLOAD_LABEL)
+    if named:
+        return named[:WORKLOAD_CHARS_MAX]
+    run = request.workload
+    words = [run.driver]
+    image = _image(request.driver_config.get(run.driver)) if request.driver_config else ""
+    if image:
+        words.append(image)
+    if run.argv:
+        words.append(run.argv[0].rpartition("/")[2])
+        if len(run.argv) > 1 and not run.argv[1].startswith("-"):
+            words.append(run.argv[1])
+    return " ".join(words)[:WORKLOAD_CHARS_MAX]
+
+
+def _image(config: Any) -> str:
+    image = config.get("image") if isinstance(config, dict) else None
+    return image if isinstance(image, str) else ""
+
+
+class _Runs:
+    """The last runs of one group, in ms; sorted when asked."""
+
+    __slots__ = ("_sorted", "ring")
+
+    def __init__(self) -> None:
+        self.ring: deque[int] = deque(maxlen=SAMPLES_MAX)
+        self._sorted: list[int] = []
+
+    def add(self, ms: int) -> None:
+        self.ring.append(ms)
+        if self._sorted:
+            self._sorted = []
+
+    @property
+    def sorted(self) -> list[int]:
+        if not self._sorted:
+            self._sorted = sorted(self.ring)
+        return self._sorted
+
+
+class Durations:
+    """What is known of how long work runs. Bounded: the groups asked or told least lately are forgotten."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[_Group, _Runs] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def observe(self, tenant: str, workload: str, shape: Shape, ms: int) -> None:
+        """A member of such a job ran for `ms` milliseconds, from its start to the end of its process tree."""
+        runs = self._runs
+        for group in _groups(tenant, workload, shape):
+            known = runs.get(group)
+            if known is None:
+                if len(runs) >= GROUPS_MAX:
+                    runs.popitem(last=False)
+                known = runs[group] = _Runs()
+            else:
+                runs.move_to_end(group)
+            known.add(max(0, ms))
+
+    def estimate(self, tenant: str, workload: str, shape: Shape, limit_ms: int | None = None) -> Estimate | None:
+        """How long a run of it takes from its start; None where nothing is known.
+
+        `limit_ms` is the request's own time limit: no estimate is above it, and with nothing learned it is the p90 and
+        the p50 alike (an upper bound, as EASY backfill takes it).
+        """
+        return self.remaining(tenant, workload, shape, 0, limit_ms)
+
+    def remaining(
+        self, tenant: str, workload: str, shape: Shape, elapsed_ms: int, limit_ms: int | None = None
+    ) -> Estimate | None:
+        """How much longer a member runs that has run for `elapsed_ms`, given that it has lasted so long."""
+        left = None if limit_ms is None else max(0, limit_ms - elapsed_ms)
+        known = self._known(tenant, workload, shape)
+        if known is None:
+            return None if left is None else Estimate(left, left, 0, 0)
+        lasted = [ms for ms in known if ms > elapsed_ms] if elapsed_ms else known
+        if lasted:
+            p50, p90, least = (rank(lasted, percent) - elapsed_ms for percent in (50, 90, 0))
+        else:
+            p50, p90, least = elapsed_ms, OUTLIVED_P90 * elapsed_ms, 0
+        if left is not None:
+            p50, p90, least = min(p50, left), min(p90, left), min(least, left)
+        return Estimate(p50, p90, least, len(known))
+
+    def _known(self, tenant: str, workload: str, shape: Shape) -> list[int] | None:
+        """The runs of the narrowest group that has seen enough; else of the narrowest that has seen any."""
+        some: list[int] | None = None
+        for group in _groups(tenant, workload, shape):
+            known = self._runs.get(group)
+            if known is None:
+                continue
+            self._runs.move_to_end(group)
+            if len(known.ring) >= SAMPLES_SURE:
+                return known.sorted
+            some = some or known.sorted
+        return some
+
+    def learn(self, job: Job, shape: Shape, workload: str) -> None:
+        """Observe the runs in the last transitions of a job that is over."""
+        ends: dict[tuple[int, int], int] = {}
+        for row in job.story[: -ROWS_MAX - 1 : -1]:
+            key, state = (row[2], row[3]), row[4]
+            if state in _RAN and row[5] >= 0:
+                ends[key] = row[1]
+            elif state == RUNNING and key in ends:
+                self.observe(job.tenant, workload, shape, ends.pop(key) - row[1])
+
+
+def rank(ordered: list[int], percent: int) -> int:
+    """The nearest-rank quantile of sorted values, `percent` 0..100; 0 is the least."""
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
+
+
+def _groups(tenant: str, workload: str, shape: Shape) -> tuple[_Group, _Group, _Group]:
+    """From narrow to wide. A workload is never empty: `driver` at least."""
+    return (tenant, workload, shape.index), (tenant, workload, -1), (tenant, "", shape.count * shape.together)

@@ -1,0 +1,1 @@
+"""The production core under a virtual clock: traces in, what would have happened out."""

@@ -1,0 +1,224 @@
+"""What a simulation came to: allocation over time, waits and completion times, by class of request and by tenant.
+
+Times are hours in what people read and seconds in files. Means of allocation are weighted by time. *Slowdown* is
+(wait + run) / run with runs below a minute counted as one (bounded slowdown, Feitelson 1998); *fairness* is Jain's
+index over the tenants' mean slowdowns: 1 where all fare alike, 1/n where one has everything.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.durations import rank
+from moorage.scheduler.simulate.world import Moment, Run
+
+HOUR_MS: Final = 3_600_000
+#: points of the timeline that are kept; beyond it every second one goes, and the rest stand for longer
+POINTS_MAX: Final = 20_000
+SLOWDOWN_RUN_MS_MIN: Final = 60_000
+#: tenants in a report, those with most GPU hours
+TENANTS_MAX: Final = 100
+
+#: the classes of requests: name, and the most GPUs at once (in thousandths) that still belong to it
+CLASSES: Final = (("no GPU", 0), ("share", 999), ("1 GPU", 1000), ("2-7 GPUs", 7999), ("8+ GPUs", 1 << 62))
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Of one group of jobs. Hours; the quantiles are of those that started."""
+
+    jobs: int
+    started: int
+    wait_mean_h: float = 0.0
+    wait_p50_h: float = 0.0
+    wait_p90_h: float = 0.0
+    wait_max_h: float = 0.0
+    jct_mean_h: float = 0.0
+    slowdown_mean: float = 0.0
+    gpu_hours: float = 0.0
+
+
+class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="simulation"):
+    """One run of a trace. `allocated_percent` is over the time in which jobs come, `whole_percent` to the last end."""
+
+    trace: str
+    settings: dict[str, Any]
+    hosts: int
+    gpus: int
+    jobs: int
+    ended: int
+    never_started: int
+    makespan_h: float
+    allocated_percent: float
+    whole_percent: float
+    fairness: float
+    decisions: int
+    records: int
+    #: the clock stopped here, before all was over: `--until`, or Ctrl-C
+    cut_at_h: float | None
+    all: Waits
+    classes: dict[str, Waits]
+    tenants: dict[str, Waits]
+
+
+class Timeline:
+    """Moments as they come, thinned to at most `POINTS_MAX`; the means are over all of them."""
+
+    def __init__(self) -> None:
+        self.points: list[Moment] = []
+        self._stride = 1
+        self._skipped = 0
+        self._last: Moment | None = None
+        self._area = 0  # thousandths of a GPU times ms
+        self._area_at: list[tuple[int, int]] = []
+
+    def add(self, moment: Moment) -> None:
+        last = self._last
+        if last is not None:
+            self._area += last.leased_milli * (moment.at_ms - last.at_ms)
+        self._last = moment
+        self._skipped += 1
+        if self._skipped < self._stride:
+            return
+        self._skipped = 0
+        self.points.append(moment)
+        self._area_at.append((moment.at_ms, self._area))
+        if len(self.points) > POINTS_MAX:
+            del self.points[1::2], self._area_at[1::2]
+            self._stride *= 2
+
+    def mean_milli(self, until_ms: int | None = None) -> float:
+        """Mean of the GPUs leased, in thousandths, from the first moment to `until_ms` or the last one."""
+        if self._last is None:
+            return 0.0
+        start = self._area_at[0][0]
+        at, area = self._last.at_ms, self._area
+        if until_ms is not None:
+            at, area = next(((ms, sum_) for ms, sum_ in self._area_at if ms >= until_ms), (at, area))
+        return area / (at - start) if at > start else 0.0
+
+
+def gpus_milli(run: Run) -> int:
+    """GPUs that a job asks for at once, in thousandths; a share counts as its part."""
+    request = run.job.request
+    spec = request.effective_gpu
+    if spec is None:
+        return 0
+    share = spec.share.compute_percent * 10 if spec.share is not None else 1000
+    return spec.count * share * request.replicas
+
+
+def class_of(run: Run) -> str:
+    """Which of `CLASSES` a job belongs to."""
+    milli = gpus_milli(run)
+    return next(name for name, most in CLASSES if milli <= most)
+
+
+def wait_ms(run: Run) -> int:
+    return run.started_ms - run.job.at_ms
+
+
+def _slowdown(run: Run) -> float:
+    ran = max(SLOWDOWN_RUN_MS_MIN, run.ended_ms - run.started_ms)
+    return max(1.0, (run.ended_ms - run.job.at_ms) / ran)
+
+
+def waits_of(runs: Iterable[Run]) -> Waits:
+    """Sums up one group of jobs."""
+    listed = list(runs)
+    waits = sorted(wait_ms(run) for run in listed if run.started_ms >= 0)
+    over = [run for run in listed if run.started_ms >= 0 and run.ended_ms >= 0]
+    if not waits:
+        return Waits(len(listed), 0)
+    return Waits(
+        len(listed),
+        len(waits),
+        _hours(sum(waits) / len(waits)),
+        _hours(rank(waits, 50)),
+        _hours(rank(waits, 90)),
+        _hours(waits[-1]),
+        _hours(_mean(run.ended_ms - run.job.at_ms for run in over)),
+        round(_mean(map(_slowdown, over)), 3),
+        round(sum(gpus_milli(run) * (run.ended_ms - run.started_ms) for run in over) / 1000 / HOUR_MS, 1),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0
+
+
+def _hours(ms: float) -> float:
+    return round(ms / HOUR_MS, 4)
+
+
+def fairness_of(groups: Iterable[Waits]) -> float:
+    """Jain's index over the groups' mean slowdowns; 1 for one group."""
+    values = [group.slowdown_mean for group in groups if group.slowdown_mean]
+    squares = sum(value * value for value in values)
+    return round(sum(values) ** 2 / (len(values) * squares), 4) if squares else 1.0
+
+
+def grouped(runs: Iterable[Run], by: Callable[[Run], str]) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(by(run), []).append(run)
+    return groups
+
+
+def report_of(
+    trace: str, settings: dict[str, Any], hosts: int, gpus: int, runs: list[Run], timeline: Timeline, *,
+    decisions: int, records: int, cut_at_ms: int | None,
+) -> Report:  # fmt: skip
+    """The whole run, summed up. `runs` in the order of the jobs' coming."""
+    classes = grouped(runs, class_of)
+    tenants = {name: waits_of(group) for name, group in grouped(runs, lambda run: run.job.tenant).items()}
+    most = sorted(tenants.items(), key=lambda row: (-row[1].gpu_hours, row[0]))[:TENANTS_MAX]
+    capacity = gpus * 10  # thousandths of a GPU to percent
+    last_ms = max((run.ended_ms for run in runs), default=0)
+    return Report(
+        trace=trace,
+        settings=settings,
+        hosts=hosts,
+        gpus=gpus,
+        jobs=len(runs),
+        ended=sum(run.ended_ms >= 0 for run in runs),
+        never_started=sum(run.started_ms < 0 for run in runs),
+        makespan_h=_hours(max(0, last_ms - runs[0].job.at_ms)),
+        allocated_percent=round(timeline.mean_milli(runs[-1].job.at_ms) / capacity, 2) if capacity else 0.0,
+        whole_percent=round(timeline.mean_milli() / capacity, 2) if capacity else 0.0,
+        fairness=fairness_of(tenants.values()),
+        decisions=decisions,
+        records=records,
+        cut_at_h=None if cut_at_ms is None else _hours(cut_at_ms),
+        all=waits_of(runs),
+        classes={name: waits_of(classes[name]) for name, _ in CLASSES if name in classes},
+        tenants=dict(most),
+    )
+
+
+def write_jobs(path: Path, runs: Iterable[Run]) -> None:
+    """A CSV with a line a job; times in seconds from the trace's beginning, empty for what did not happen."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        out.writerow(("tenant", "job", "class", "gpus", "at_s", "started_s", "ended_s", "wait_s", "state", "attempts"))
+        for run in runs:
+            started = run.started_ms / 1000 if run.started_ms >= 0 else ""
+            ended = run.ended_ms / 1000 if run.ended_ms >= 0 else ""
+            waited = wait_ms(run) / 1000 if run.started_ms >= 0 else ""
+            job = run.job
+            row = (job.tenant, job.request.job, class_of(run), gpus_milli(run) / 1000, job.at_ms / 1000)
+            out.writerow((*row, started, ended, waited, run.state, run.attempts))
+
+
+def write_timeline(path: Path, points: Iterable[Moment]) -> None:
+    """A CSV with a line a moment: seconds, GPUs leased, jobs that wait."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        out.writerow(("at_s", "gpus_leased", "jobs_waiting"))
+        for point in points:
+            out.writerow((point.at_ms / 1000, point.leased_milli / 1000, point.waiting))

@@ -1,0 +1,68 @@
+"""`moorage simulate`, as one types it: tables, files, and what is wrong with a trace or a fleet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.node import moorage
+
+LINES = '{"at_s": 0, "runs_s": 60, "request": {"job": "a", "gpu": {}}}\n{"at_s": 1, "runs_s": 60}\n'
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text(LINES)
+    return file
+
+
+async def test_a_run_each_ranker_in_table_json_files_and_picture(trace: Path, tmp_path: Path) -> None:
+    files = ("--plot", str(tmp_path / "p.svg"), "--jobs-csv", str(tmp_path / "j.csv"))
+    ran = await moorage("simulate", str(trace), "--fleet", "1x2xH100", "--ranker", "pack,headroom", *files)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("JOBS OF\tJOBS\tSTARTED") == 2
+    assert "pack: 2 of 2 jobs over" in ran.err
+    assert (tmp_path / "p.svg").read_text().startswith("<svg")
+    assert (tmp_path / "j-1.csv").read_text().splitlines()[1] == "default,a,1 GPU,1.0,0.0,0.0,60.0,0.0,SUCCEEDED,1"
+    assert (tmp_path / "j-2.csv").exists()
+    as_json = await moorage("simulate", str(trace), "--fleet", "1x2xH100", "--json")
+    report = json.loads(as_json.out)
+    assert (report["kind"], report["jobs"], report["ended"]) == ("simulation", 2, 2)
+
+
+async def test_the_clock_stops_where_it_is_told_to(trace: Path) -> None:
+    ran = await moorage("simulate", str(trace), "--fleet", "1x2xH100", "--until", "2s", "--json")
+    assert ran.code == 0
+    assert json.loads(ran.out)["cut_at_h"] is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ((), "no hosts to simulate"),
+        (("--fleet", "2yH100"), "2yH100"),
+        (("--fleet", "1xH100", "--ranker", "nosuch"), "ranker must be"),
+        (("--fleet", "1xH100", "--set", "nosuch=1"), "nosuch"),
+        (("--fleet", "1xH100", "--set", "ranker"), "needs key=value"),
+        (("--fleet", "1xH100", "--set", "renew_s=1,2,3,4,5,6,7,8"), "8 runs in one call"),
+        (("--fleet", "1xH100", "--format", "philly", "--cluster", "x"), "invalid-argument"),
+        (("--fleet", "1xH100", "--until", "soon"), "soon"),
+    ],
+)
+async def test_what_is_wrong_is_said(trace: Path, arguments: tuple[str, ...], found: str) -> None:
+    ran = await moorage("simulate", str(trace), *arguments)
+    assert ran.code == 2, ran.err
+    assert found in ran.err
+    assert "Traceback" not in ran.err
+
+
+async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "x.txt"
+    file.write_text("hello\n")
+    ran = await moorage("simulate", str(file), "--fleet", "1xH100")
+    assert (ran.code, "is no trace that moorage knows" in ran.err) == (2, True)
+    ran = await moorage("simulate", str(tmp_path / "none"), "--fleet", "1xH100")
+    assert (ran.code, "cannot be read" in ran.err) == (2, True)

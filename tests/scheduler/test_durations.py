@@ -1,0 +1,147 @@
+"""Learned durations: what a workload is, which group is asked, what is known of a run that goes on, and the bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.scheduler.core import durations
+from moorage.scheduler.core.durations import OUTLIVED_P90, SAMPLES_MAX, Durations, rank, workload_of
+from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.job import Request, Run
+from tests.scheduler.driving import Driving
+
+SHAPES = Shapes()
+
+
+def shape(count: int = 1, **more: Any) -> Shape:
+    return SHAPES.of(Request(gpu=GpuSpec(count=count, **more), run=Run(driver="noop")))
+
+
+def request(argv: list[str], **more: Any) -> Request:
+    return Request(run=Run(argv=argv), **more)
+
+
+def test_a_workload_is_the_program_and_its_first_word_not_its_options() -> None:
+    assert workload_of(request(["/usr/bin/python", "train.py", "--lr", "1"])) == "process python train.py"
+    assert workload_of(request(["python", "train.py", "--lr", "2"])) == "process python train.py"
+    assert workload_of(request(["python", "-m", "train"])) == "process python"
+    assert workload_of(request(["a"], labels={"workload": "resnet"})) == "resnet"
+    docker = Request(run=Run(driver="docker", argv=["a"]), driver_config={"docker": {"image": "x:1"}})
+    assert workload_of(docker) == "docker x:1 a"
+    assert len(workload_of(request(["a" * 1000]))) == durations.WORKLOAD_CHARS_MAX
+
+
+def test_the_narrowest_group_that_has_seen_enough_answers() -> None:
+    known = Durations()
+    for ms in (10, 20, 30):
+        known.observe("t", "a", shape(2), ms)
+    known.observe("t", "a", shape(1), 1000)
+    of_its_own = known.estimate("t", "a", shape(2))
+    assert of_its_own is not None
+    assert (of_its_own.p50_ms, of_its_own.p90_ms, of_its_own.least_ms) == (20, 30, 10)
+    other_shape = known.estimate("t", "a", shape(1))
+    assert other_shape is not None
+    assert other_shape.samples == 4, "one run of its own is too few, the workload has four"
+    other_work = known.estimate("t", "b", shape(2))
+    assert other_work is not None
+    assert other_work.p50_ms == 20, "the tenant's requests for two GPUs"
+    assert known.estimate("u", "a", shape(2)) is None, "another tenant's runs say nothing"
+
+
+def test_nothing_known_is_said_and_a_limit_bounds_everything() -> None:
+    known = Durations()
+    assert known.estimate("t", "a", shape()) is None
+    limited = known.estimate("t", "a", shape(), limit_ms=500)
+    assert limited is not None
+    assert (limited.p50_ms, limited.p90_ms, limited.least_ms, limited.samples) == (
+        500,
+        500,
+        0,
+        0,
+    )
+    known.observe("t", "a", shape(), 900)
+    found = known.estimate("t", "a", shape(), limit_ms=500)
+    assert found is not None
+    assert found.p90_ms == 500
+
+
+def test_what_has_lasted_so_long_is_compared_with_what_lasted_longer() -> None:
+    known = Durations()
+    for ms in (10, 10, 10, 100, 200):
+        known.observe("t", "a", shape(), ms)
+    left = known.remaining("t", "a", shape(), 50)
+    assert left is not None
+    assert (left.p50_ms, left.p90_ms, left.least_ms) == (50, 150, 50)
+    outlived = known.remaining("t", "a", shape(), 300)
+    assert outlived is not None
+    assert (outlived.p50_ms, outlived.p90_ms) == (300, OUTLIVED_P90 * 300)
+    assert outlived.least_ms == 0, "it may end at any moment"
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
+    monkeypatch.setattr(durations, "GROUPS_MAX", 30)
+    known = Durations()
+    for number in range(SAMPLES_MAX * 3):
+        known.observe("t", "a", shape(), number)
+    assert len(known._runs[("t", "a", -1)].ring) == SAMPLES_MAX
+    for number in range(100):
+        known.observe(f"t{number}", "a", shape(), 1)
+    assert len(known) <= 30
+    assert known.estimate("t99", "a", shape()) is not None, "the newest are kept"
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1), st.integers(0, 2 * 10**9), st.none() | st.integers(0, 10**9))
+def test_estimates_are_in_order_and_within_what_was_seen(seen: list[int], elapsed: int, limit: int | None) -> None:
+    known = Durations()
+    for ms in seen:
+        known.observe("t", "a", shape(), ms)
+    found = known.remaining("t", "a", shape(), elapsed, limit)
+    assert found is not None
+    assert 0 <= found.least_ms <= found.p50_ms <= found.p90_ms
+    assert limit is None or found.p90_ms <= max(0, limit - elapsed)
+    if any(ms > elapsed for ms in seen[-SAMPLES_MAX:]):
+        assert found.p90_ms <= max(seen) - elapsed
+
+
+@given(st.lists(st.integers(), min_size=1), st.integers(0, 100))
+def test_a_quantile_is_one_of_the_values_with_so_many_at_most(values: list[int], percent: int) -> None:
+    ordered = sorted(values)
+    found = rank(ordered, percent)
+    at_most = sum(value <= found for value in ordered)
+    assert found in ordered
+    assert at_most * 100 >= percent * len(ordered)
+
+
+def test_a_leader_learns_as_jobs_end_and_a_new_one_knows_it_from_the_state() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    run = {"driver": "noop", "argv": ["train"]}
+    for number in range(3):
+        drive.submit(f"j{number}", gpu={}, run=run)
+        drive.settle()
+        drive.now += 5_000
+        drive.run_out("w0")
+    job, engine = drive.job("j0"), drive.engine
+    first = engine.durations.estimate("t", engine.workload_of(job), engine.shape_of(job))
+    assert first is not None
+    assert first.samples == 3
+    assert 5_000 <= first.p50_ms < 5_100
+    drive.lead()
+    job, engine = drive.job("j0"), drive.engine
+    assert engine.durations.estimate("t", engine.workload_of(job), engine.shape_of(job)) == first
+
+
+def test_an_end_that_somebody_asked_for_says_nothing() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    drive.now += 5_000
+    drive.cancel("j")
+    drive.settle()
+    assert drive.job("j").state == "CANCELLED"
+    assert len(drive.engine.durations) == 0

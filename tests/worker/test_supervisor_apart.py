@@ -1,0 +1,286 @@
+"""Supervisors beside each other, and when they end: two deployments of one host, idle ones, older ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.proctree import STATE_MARK, boottime_s, read_environ, scan_marks
+from moorage.worker.supervisor.client import Supervised, SupervisorRefused, SupervisorUnavailable
+from moorage.worker.supervisor.journal import Journal, Running, Starting, read_journal
+from moorage.worker.supervisor.main import state_mark
+from moorage.worker.supervisor.protocol import JOURNAL_NAME, PROTOCOL, Ended, EndMember, Hello, StartMember
+from tests.worker.supervisor_rig import Rig, lives, poll, rig_at, run, sh
+
+WAIT_TURNS = 1000
+ALIKE = {"MOORAGE_TENANT": f"alike-{os.getpid()}", "MOORAGE_JOB": "a", "MOORAGE_FENCE": "7", "PATH": "/usr/bin:/bin"}
+
+
+class Deaf:
+    """A listener of a link to whom nothing matters."""
+
+    def on_event(self, key: str, event: object) -> None: ...
+    def on_events_over(self) -> None: ...
+    def on_replaced(self) -> None: ...
+    def on_listed(self, listed: object) -> None: ...
+    def on_start_refused(self, keys: object, why: str) -> None: ...
+
+
+def sleeper(key: str = "a") -> StartMember:
+    """A member whose marks are the same in every deployment, and what it starts leaves its session and its parent."""
+    script = "setsid sleep 600 & echo $!; sleep 600"
+    return StartMember(key=key, argv=("/bin/sh", "-c", script), env=dict(ALIKE))
+
+
+async def cleared(rig: Rig) -> Ended:
+    """The end of the only member that a former supervisor left."""
+    for _ in range(WAIT_TURNS):
+        ended = (await rig.client.list()).ended
+        if ended:
+            return ended[0]
+        await asyncio.sleep(0.02)
+    raise AssertionError((await rig.client.list()).unproven)
+
+
+def test_another_deployments_members_of_the_same_name_are_let_be(tmp_path: Path) -> None:
+    """Two supervisors without cgroups, members alike in tenant, job and fence: the next one of the first clears its own
+    and nothing of the second's."""
+
+    async def main() -> None:
+        async with rig_at(tmp_path / "one", "--no-cgroup") as one, rig_at(tmp_path / "two", "--no-cgroup") as two:
+            for rig in (one, two):
+                await rig.client.start([sleeper()])
+                await rig.started("a")
+            ours, theirs = int((await one.line("a"))[0]), int((await two.line("a"))[0])
+            their_main = two.starts()["a"].pid
+            assert read_environ(ours) != read_environ(theirs), "the mark of the folder is in them"
+            os.kill(one.client.identity.pid, signal.SIGKILL)
+            await one.client.wait_gone()
+            one.events.clear()
+            await one.connect()
+            ended = await cleared(one)
+            assert (ended.reason, ended.proof) == ("supervisor-died", "scan")
+            assert not lives(ours)
+            assert lives(theirs)
+            assert lives(their_main)
+
+    run(main())
+
+
+def test_a_journal_of_the_release_before_takes_nobody_elses_process_for_its_own(tmp_path: Path) -> None:
+    """Its marks name no folder; what was started by a supervisor of this release is none of its members."""
+
+    async def main() -> None:
+        async with rig_at(tmp_path / "two", "--no-cgroup") as two:
+            await two.client.start([sleeper()])
+            started = await two.started("a")
+            child = int((await two.line("a"))[0])
+            old = tmp_path / "one"
+            old.mkdir()
+            marks = tuple(f"{name}={ALIKE[name]}".encode() for name in ALIKE if name.startswith("MOORAGE"))
+            boot = two.client.identity.boot_id
+            left = Starting(key="a", boot_id=boot, boottime_s=boottime_s() - 1.0, cgroup="", marks=marks)
+            # the pid of its main process is used again, by the other's member
+            Journal(old / JOURNAL_NAME, [left, Running(key="a", pid=started.pid)]).close()
+            assert scan_marks([marks], os.geteuid()).marked == {}
+            async with rig_at(old, "--no-cgroup") as one:
+                assert (await cleared(one)).proof == "scan"
+                assert lives(started.pid)
+                assert lives(child)
+
+    run(main())
+
+
+def test_the_mark_stays_with_the_folder_and_a_broken_one_is_replaced(tmp_path: Path) -> None:
+    first = state_mark(tmp_path)
+    assert len(first) == 32
+    assert state_mark(tmp_path) == first
+    (tmp_path / "mark").write_bytes(b"\xff not a mark")
+    assert state_mark(tmp_path) not in (first, "")
+
+
+def test_a_member_cannot_choose_another_mark(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig_at(tmp_path / "state") as rig:
+            member = StartMember(key="a", argv=("/usr/bin/env",), env={**ALIKE, STATE_MARK: "mine"})
+            await rig.run(member)
+            assert f"{STATE_MARK}={state_mark(rig.state)}" in rig.text("a").splitlines()
+
+    run(main())
+
+
+# ------------------------------------------------------------------------------------------------ when one ends
+
+
+async def gone(pid: int) -> None:
+    await poll(lambda: not lives(pid))
+
+
+def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path: Path) -> None:
+    async def main() -> None:
+        supervised = await Supervised.connect(tmp_path, arguments=("--linger", "0.2"))
+        pid = supervised.identity.pid
+        await supervised.start([sh("a", "exit 0"), sh("b", "sleep 600")])
+        await poll(lambda: "b" in read_journal(tmp_path / JOURNAL_NAME))
+        supervised.close()
+        await asyncio.sleep(0.5)
+        assert lives(pid), "it has a member"
+        again = await Supervised.connect(tmp_path, spawn_if_absent=False)
+        listed = await again.list()
+        assert [event.key for event in listed.running] + [event.key for event in listed.ended]
+        assert "a" in {event.key for event in listed.ended}
+        await again.end([EndMember(key="b", grace_s=0.0)])
+        await asyncio.sleep(0.5)
+        assert lives(pid), "it has an agent"
+        again.close()
+        await gone(pid)
+        # what nobody took is told by the next one
+        last = await Supervised.connect(tmp_path)
+        assert {event.key for event in (await last.list()).ended} == {"a", "b"}
+        await last.shutdown(0)
+
+    run(main())
+
+
+def test_a_link_that_closes_takes_an_idle_supervisor_along_and_no_busy_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        link = SupervisorLink(tmp_path)
+        await link.open("w", Deaf())
+        idle = await Supervised.connect(tmp_path, spawn_if_absent=False)
+        pid = idle.identity.pid
+        idle.close()
+        await link.close("w")
+        await gone(pid)
+
+        link = SupervisorLink(tmp_path)
+        await link.open("w", Deaf())
+        link.start([sh("w|t/a/0/1/1", "sleep 600")])
+        await poll(lambda: any(left.pid for left in read_journal(tmp_path / JOURNAL_NAME).values()))
+        await link.close("w")
+        busy = await Supervised.connect(tmp_path, spawn_if_absent=False)
+        assert busy.identity.pid != pid
+        await busy.shutdown(0)
+
+    run(main())
+
+
+# ------------------------------------------------------------------------------------------------ older and newer
+
+
+@pytest.fixture
+def old_supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
+    """Makes what a supervisor says of itself protocol 1, in the process that is spawned."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import moorage.worker.supervisor.protocol as protocol\nprotocol.PROTOCOL = 1\n"
+    )
+    spawn = asyncio.create_subprocess_exec
+
+    async def spawn_old(*arguments: str, env: dict[str, str], **fields: object) -> object:
+        env = {**env, "PYTHONPATH": f"{site}{os.pathsep}{env['PYTHONPATH']}"}
+        return await spawn(*arguments, env=env, **fields)  # type: ignore[arg-type]
+
+    def patch() -> None:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn_old)
+
+    return patch
+
+
+def test_an_older_supervisor_with_members_is_kept_and_an_idle_one_replaced(
+    tmp_path: Path, old_supervisor: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        state = tmp_path / "state"
+        state.mkdir()
+        old_supervisor()
+        old = await Supervised.connect(state)
+        assert old.protocol == 1
+        # it refuses a checkpoint signal without a time-out: the agent leaves that out
+        await old.start([sh("w|t/a/0/1/1", "sleep 600", checkpoint_signal="SIGUSR1", checkpoint_before_s=1.0)])
+        await poll(lambda: any(left.pid for left in read_journal(state / JOURNAL_NAME).values()))
+        pid = old.identity.pid
+        assert not await old.shutdown_if_idle()
+        monkeypatch.undo()
+
+        link = SupervisorLink(state)
+        assert [key for key, *_ in await link.open("w", Deaf())] == ["t/a/0/1/1"]
+        assert link.boot.endswith(f".{pid}")
+        await link.close("w")
+        await old.end([EndMember(key="w|t/a/0/1/1", grace_s=0.0)])
+        await poll(lambda: all(left.ended for left in read_journal(state / JOURNAL_NAME).values()))
+
+        link = SupervisorLink(state)
+        listed = await link.open("w", Deaf())
+        assert [(key, kind) for key, kind, _ in listed] == [("t/a/0/1/1", "ended")], "its ends are not lost"
+        assert not link.boot.endswith(f".{pid}")
+        await link.close("w")
+        old.close()
+        with pytest.raises(SupervisorUnavailable):
+            await Supervised.connect(state, spawn_if_absent=False)
+
+    run(main())
+
+
+def test_the_protocol_of_a_newer_supervisor_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    hello = Hello(protocol=PROTOCOL + 1, pid=os.getpid(), boot_id="b", start_ticks=1, cgroup=None)
+
+    async def main() -> None:
+        supervised = Supervised()
+        supervised._greeted(hello)
+        with pytest.raises(SupervisorRefused, match=rf"protocol {PROTOCOL + 1}, this agent 1 to {PROTOCOL}"):
+            _ = supervised.identity
+
+    run(main())
+
+
+# ------------------------------------------------------------------------------------------------------ notices
+
+SAVES = "trap 'echo saved' USR1; trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
+
+
+def test_a_notice_is_the_checkpoint_signal_then_the_ask_to_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig_at(tmp_path / "state") as rig:
+            await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
+            await rig.line("a")
+            await rig.client.end([EndMember(key="a", grace_s=5.0, why="drained", notice_s=0.3)])
+            assert (await rig.line("a", 2))[1] == "saved"
+            ended = await rig.ended("a")
+            assert (ended.reason, ended.why, ended.exit_code) == ("end", "drained", 0)
+            assert rig.text("a").split() == ["ready", "saved", "told"]
+
+    run(main())
+
+
+def test_a_second_word_ends_a_notice_sooner_and_never_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig_at(tmp_path / "state") as rig:
+            await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
+            await rig.line("a")
+            await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=600.0)])
+            await rig.line("a", 2)
+            await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=900.0)])
+            await rig.client.end([EndMember(key="a", grace_s=5.0)])
+            await rig.ended("a")
+            assert rig.text("a").split() == ["ready", "saved", "told"], "told to save itself once"
+
+    run(main())
+
+
+def test_without_a_checkpoint_signal_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rig_at(tmp_path / "state") as rig:
+            await rig.client.start([sh("a", SAVES)])
+            await rig.line("a")
+            await rig.client.end([EndMember(key="a", grace_s=5.0, notice_s=600.0)])
+            await rig.ended("a")
+            assert rig.text("a").split() == ["ready", "told"]
+
+    run(main())
