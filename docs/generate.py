@@ -53,6 +53,7 @@ ACTS: Final = (
     ("requeue", operate.RequeueAct(tenant="vision", job="train-42", by="ana", why="wrong host")),
     ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
     ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
+    ("feature-level", operate.FeatureLevelAct(level=2, schedulers=3, by="ana")),
 )
 
 #: where each frame travels, and one of it

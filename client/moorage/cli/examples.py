@@ -88,6 +88,18 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
         "moorage admin limit --tenant vision --gpus 0 --jobs 0",
     ),
+    "admin feature-level": (
+        "moorage admin feature-level",
+        "moorage admin feature-level --to 2 --schedulers 3 --why 'all are 0.3'",
+    ),
+    "admin backup": (
+        "moorage admin backup /var/backups",
+        "moorage admin backup ledger.backup --settings prod.toml --json",
+    ),
+    "admin restore": (
+        "moorage admin restore ledger.backup",
+        "moorage admin restore ledger.backup --replace",
+    ),
     "admin tenants": (
         "moorage admin tenants",
         "moorage admin tenants --format '{tenant} {gpus}'",

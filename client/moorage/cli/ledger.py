@@ -84,8 +84,8 @@ def restore(
 
 
 def feature_level(
-    level: Annotated[int | None, Parameter(help="The level to raise to; without one, show it.")] = None,
     *,
+    to: Annotated[int | None, Parameter(help="Raise it to this one; without, show it.", value="NUMBER")] = None,
     schedulers: Annotated[int, Parameter(help="So many schedulers must be heard that know it.", value="NUMBER")] = 1,
     why: Annotated[str, Parameter(help="For the ledger.")] = "",
     options: RowOptions = ROWS,
@@ -97,7 +97,7 @@ def feature_level(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        if level is None:
+        if to is None:
             answer = await client.operate("fleet")
             rows: list[dict[str, Any]] = answer.data.get("schedulers", [])
             if not options.shown(answer, rows):
@@ -108,7 +108,7 @@ def feature_level(
                 tell(table(["SCHEDULER", "RELEASE", "KNOWS", "RECORD", ""], cells, numbers=("KNOWS", "RECORD")))
                 say(f"feature level {answer.data.get('feature_level', 1)}")
             return None
-        done = await client.admin.feature_level(level, schedulers=schedulers, why=why)
+        done = await client.admin.feature_level(to, schedulers=schedulers, why=why)
         if not options.shown(done, [done]):
             tell(f"feature level\t{done.level}{'' if done.changed else ' already'}")
         return None

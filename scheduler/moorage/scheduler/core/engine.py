@@ -336,7 +336,8 @@ class Engine:
         num, knows = min(self.sessions.ahead.items())
         return (
             f"ledger {state.ledger_id} ends at record {state.seq} in epoch {state.epoch}, and"
-            f" {len(self.sessions.ahead)} of its workers know more, {state.worker_by_num[num].id} of {knows}: it is an older backup"
+            f" {len(self.sessions.ahead)} of its workers know more, {state.worker_by_num[num].id} of {knows}: it is an"
+            " older backup"
         )
 
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
