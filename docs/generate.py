@@ -1,4 +1,5 @@
-"""Make the reference pages from the code: the protocol page, the states, the JSON schemas, and `reference_pages`.
+"""Make from the code what repeats it: the protocol page, the states, the JSON schemas, `reference_pages`, and the
+configurations of `deploy/nats`.
 
 `python -m docs.generate` writes them, `--check` fails when what stands there is not what the code says.
 """
@@ -15,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from docs import reference_pages
+from moorage.bus.site import shipped
 from moorage.cli.settings import example_file, sections
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.schemas import frames, gpu, job, operate
@@ -54,6 +56,7 @@ ACTS: Final = (
     ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
     ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
     ("feature-level", operate.FeatureLevelAct(level=2, schedulers=3, by="ana")),
+    ("share", operate.ShareAct(tenant="vision", weight=3, gpus=16, by="ana")),
 )
 
 #: where each frame travels, and one of it
@@ -211,6 +214,8 @@ def pages() -> dict[Path, str]:
     }
     for name, _, example in EXAMPLES:
         made[DOCS / "schemas" / f"{name.lower()}.json"] = schema(type(example))
+    for folder, files in shipped().items():
+        made |= {DOCS.parent / "deploy" / "nats" / folder / name: text for name, text in files.items()}
     return made
 
 

@@ -20,7 +20,7 @@ from tests.cli.node import Ran, moorage
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "300ms")
 ALL = [verb.name for verbs in VERBS.values() for verb in verbs]
 #: verbs that talk to nobody
-ALONE = {"demo", "help", "completion"}
+ALONE = {"demo", "help", "completion", "admin nats-config"}
 
 
 Command = Callable[..., Ran]

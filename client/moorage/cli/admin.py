@@ -13,7 +13,7 @@ from moorage.cli.selectors import HELP, LISTED, ids_of
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.schemas.operate import Done, Hold, Limit
+    from moorage.schemas.operate import Done, Hold, Limit, Share
 
 WHY: Final = "For the job's story, explain and the ledger."
 QUEUE: Final = "The tenant's whole queue, jobs to come too, in place of single jobs."
@@ -153,8 +153,33 @@ def limit(
     return with_client(options, work)
 
 
+def share(
+    *,
+    weight: Annotated[int | None, Parameter(help="In the fair share; 1 where none is set.", value="NUMBER")] = None,
+    gpus: Annotated[int | None, Parameter(help="GPUs guaranteed, lent while idle; 0 is none.", value="NUMBER")] = None,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Set a tenant's share: its weight, and GPUs that are its own whenever it wants them.
+
+    Tenants that want more than there is get GPUs in the ratio of their weights, within a priority, and past usage
+    counts. What is idle of the guaranteed GPUs others borrow. The most that a tenant may have is its limit.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        done = await client.admin.share(weight=weight, gpus=gpus, why=why)
+        if not options.shown(done, [done]):
+            tell(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
+        return None
+
+    return with_client(options, work)
+
+
 def tenants(*, options: RowOptions = ROWS) -> int:
-    """Tenants with jobs, leases, holds or limits; those with most GPUs first."""
+    """Tenants with jobs, leases, holds, limits or shares; those with most GPUs first.
+
+    USED is what a tenant used of late, as GPUs used all the time; counted once somebody has a share.
+    """
 
     async def work(client: AsyncClient) -> int | None:
         answer = await client.operate("tenants")
@@ -165,10 +190,19 @@ def tenants(*, options: RowOptions = ROWS) -> int:
             say("no tenant has a job")
             return None
         cells = [
-            [row.tenant, row.jobs, row.gpus, _bounds(row.limit), _by(row.hold, "") if row.hold is not None else ""]
+            [
+                row.tenant,
+                row.jobs,
+                row.gpus,
+                _bounds(row.limit),
+                _share(row.share) if row.share is not None else "",
+                f"{row.usage_milli / 1000:.1f}",
+                _by(row.hold, "") if row.hold is not None else "",
+            ]
             for row in rows
         ]
-        tell(table(["TENANT", "JOBS", "GPUS", "LIMIT", "HELD"], cells, numbers=("JOBS", "GPUS")))
+        header = ["TENANT", "JOBS", "GPUS", "LIMIT", "SHARE", "USED", "HELD"]
+        tell(table(header, cells, numbers=("JOBS", "GPUS", "USED")))
         return None
 
     return with_client(options, work)
@@ -224,6 +258,13 @@ def _bounds(limit: Limit | None) -> str:
     if limit is not None and limit.jobs:
         parts.append(many(limit.jobs, "job"))
     return "at most " + " and ".join(parts) if parts else "no limit"
+
+
+def _share(share: Share | None) -> str:
+    if share is None:
+        return "no share"
+    weight = f"weight {share.weight or 1}"
+    return f"{weight}, {many(share.gpus, 'GPU')} guaranteed" if share.gpus else weight
 
 
 def _goes(count: int) -> str:

@@ -100,9 +100,18 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin restore ledger.backup",
         "moorage admin restore ledger.backup --replace",
     ),
+    "admin share": (
+        "moorage admin share --tenant vision --weight 3",
+        "moorage admin share --tenant vision --gpus 16 --why 'their own hosts'",
+        "moorage admin share --tenant vision --weight 0 --gpus 0",
+    ),
     "admin tenants": (
         "moorage admin tenants",
         "moorage admin tenants --format '{tenant} {gpus}'",
+    ),
+    "admin nats-config": (
+        "moorage admin nats-config --out site --tenant vision --worker n01",
+        "moorage admin nats-config --out site --tenant vision --auth mtls",
     ),
     "scheduler": ("MOORAGE_LEDGER_URL_FILE=/etc/moorage/ledger-url moorage scheduler --nats prod",),
     "worker": (

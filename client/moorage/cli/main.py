@@ -68,7 +68,9 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         ),
         Verb("admin backup", "moorage.cli.ledger:backup", "The ledger as it is now, in one file."),
         Verb("admin restore", "moorage.cli.ledger:restore", "A new ledger from a backup; no scheduler may run."),
+        Verb("admin share", "moorage.cli.admin:share", "Set a tenant's weight and guaranteed GPUs."),
         Verb("admin tenants", "moorage.cli.admin:tenants", "Tenants with what they have, limits and holds."),
+        Verb("admin nats-config", "moorage.cli.nats_config:nats_config", "Accounts, permissions, a key for each user."),
     ),
     RUNNING: (
         Verb("up", "moorage.cli.up:up", "Server, scheduler and worker on this machine, in one command."),

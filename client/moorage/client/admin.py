@@ -58,8 +58,17 @@ class Admin:
         """The ledger's feature level, once every scheduler that is heard knows it, and at least so many are heard."""
         return await self._act("feature-level", level=level, schedulers=schedulers, why=why)
 
+    async def share(
+        self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
+    ) -> Done:
+        """A tenant's weight in the fair share, and so many GPUs that are its own whenever it wants them.
+
+        0 is none, None leaves it as it is. Others borrow what is idle of the guaranteed ones.
+        """
+        return await self._act("share", tenant=self._tenant(tenant), weight=weight, gpus=gpus, why=why)
+
     async def tenants(self) -> list[TenantRow]:
-        """Tenants with jobs, leases, holds or limits; at most 1,000, those with most GPUs first."""
+        """Tenants with jobs, leases, holds, limits or shares; at most 1,000, those with most GPUs first."""
         answer = await self._client.operate("tenants")
         return msgspec.convert(answer.data["tenants"], list[TenantRow])
 

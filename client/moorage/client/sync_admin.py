@@ -48,6 +48,12 @@ class SyncAdmin:
         """As `Admin.feature_level`."""
         return self._thread.call(self._twin.feature_level(level, schedulers=schedulers, why=why))
 
+    def share(
+        self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
+    ) -> Done:
+        """As `Admin.share`."""
+        return self._thread.call(self._twin.share(weight=weight, gpus=gpus, why=why, tenant=tenant))
+
     def tenants(self) -> list[TenantRow]:
         """As `Admin.tenants`."""
         return self._thread.call(self._twin.tenants())

@@ -22,6 +22,7 @@ GPUS_LIMIT_MAX: Final = 1_000_000
 JOBS_LIMIT_MAX: Final = 1_000_000
 LEVEL_MAX: Final = 1_000
 SCHEDULERS_MAX: Final = 64
+WEIGHT_MAX: Final = 10_000
 
 _JOB_ALLOWED: Final = "[A-Za-z0-9_-]{1,64}"
 _TENANT_ALLOWED: Final = "[a-z0-9-]{1,32}"
@@ -152,6 +153,31 @@ class FeatureLevelAct(_Act, frozen=True, kw_only=True):
 
 
 Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | FeatureLevelAct
+
+
+class ShareAct(_Act, frozen=True, kw_only=True):
+    """`share`: a tenant's weight in the fair share, and so many GPUs that are its own whenever it wants them.
+
+    Tenants that want more than there is get GPUs in the ratio of their weights (1 where none is set), counting what
+    they used before, less the longer ago. Guaranteed GPUs are given out before any others; what is idle of them, others
+    borrow. 0 or null is none, a field that is left out stays as it is.
+    """
+
+    tenant: str
+    weight: int | msgspec.UnsetType | None = msgspec.UNSET
+    gpus: int | msgspec.UnsetType | None = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_tenant(self.tenant)
+        if self.weight is msgspec.UNSET and self.gpus is msgspec.UNSET:
+            raise ValueError("share must have weight or gpus, found neither")
+        for name, value, bound in (("weight", self.weight, WEIGHT_MAX), ("gpus", self.gpus, GPUS_LIMIT_MAX)):
+            if isinstance(value, int) and not 0 <= value <= bound:
+                raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
+
+
+Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | ShareAct
 ACTS: Final[dict[str, type[Act]]] = {
     "hold": HoldAct,
     "release": ReleaseAct,
@@ -159,6 +185,7 @@ ACTS: Final[dict[str, type[Act]]] = {
     "priority": PriorityAct,
     "limit": LimitAct,
     "feature-level": FeatureLevelAct,
+    "share": ShareAct,
 }
 
 
@@ -201,12 +228,23 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
+class Share(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tenant's weight and guaranteed GPUs (0 is none set) and who set them."""
+
+    weight: int = 0
+    gpus: int = 0
+    since_ms: int = 0
+    by: str = ""
+    why: str = ""
+
+
 class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="done"):
     """The answer to an operator's act. `changed` is false where it was so already: nothing was recorded then.
 
     For a worker `members` are those it holds; for a job those that run or are placed: they go on after `hold`, and
     end after `requeue`. For a tenant `gpus` are leased to it now. `state` is the job's before the act; `hold`,
     `priority`, `limit` and the ledger's feature `level` are as they are now.
+    `priority`, `limit` and `share` are as they are now.
     """
 
     verb: str
@@ -221,16 +259,22 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     hold: Hold | None = None
     limit: Limit | None = None
     level: int | None = None
+    share: Share | None = None
 
 
 decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)
 
 
 class TenantRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tenant as `tenants` lists it: jobs that are not over, GPUs leased, and what an operator has set."""
+    """A tenant as `tenants` lists it: jobs that are not over, GPUs leased, and what an operator has set.
+
+    `usage_milli` is its decayed usage as thousandths of a GPU used all the time; 0 while nobody has a share.
+    """
 
     tenant: str
     jobs: int = 0
     gpus: int = 0
     hold: Hold | None = None
     limit: Limit | None = None
+    share: Share | None = None
+    usage_milli: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -74,6 +74,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 10 * GIB
     ranker: Annotated[str, setting("How the hosts that fit are ranked: pack or headroom.")] = "pack"
 
+    order: Annotated[
+        Literal["fair", "arrival", "fifo"],
+        setting(
+            "Who goes first: fair (priority, the tenants' fair share where an operator has set one, arrival), arrival"
+            " (priority, arrival), or fifo (the same, and nobody passes whoever is first)."
+        ),
+    ] = "fair"
+    fair_share_half_life: Annotated[
+        float,
+        setting("After so long a tenant's past usage counts half in its fair share.", unit="s", ge=10, le=366 * 86400),
+    ] = 3600.0
+
     def __post_init__(self) -> None:
         if self.heartbeat_s >= self.renew_s:  # else every idle tick looks like a leader that was stopped
             raise ValueError(f"heartbeat_s must be below renew_s = {self.renew_s:g}, found {self.heartbeat_s:g}")
@@ -87,6 +99,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def lost_ms(self) -> int:
         """Silence after which a worker is declared lost: lease + grace + margin."""
         return int((self.lease_s + self.grace_s + self.margin_s) * 1000)
+
+    @property
+    def half_life_ms(self) -> int:
+        return int(self.fair_share_half_life * 1000)
 
     @property
     def finished_keep_ms(self) -> int:

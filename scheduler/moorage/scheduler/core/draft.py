@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
+from moorage.scheduler.core.fairshare import rate_of
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, packed
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
@@ -69,6 +70,7 @@ class Draft:
         "actors",
         "acts",
         "bytes",
+        "counts",
         "evidence",
         "facts",
         "gone",
@@ -80,6 +82,8 @@ class Draft:
         "next_num",
         "notes",
         "priorities",
+        "rates",
+        "shares",
         "started",
         "state",
         "steps",
@@ -100,12 +104,15 @@ class Draft:
         self.evidence: list[int] = []
         self.actors: list[int] = []
         self.bytes = 0
+        self.counts = False  # whether usage counts, or by another half-life, with this record
         self.gone: set[Member] = set()
         self.left: set[int] = set()  # workers whose session ends with this record
         self.started: set[Job] = set()  # jobs of which some replica runs first with this record
         self.left_queue = 0  # replicas that this record ends while they stand in the queue
         self.tombstones: dict[str, set[str]] = {}  # by tenant: cancels of unknown jobs that this record remembers
         self.gpus: dict[str, int] = {}  # by tenant: GPUs that this record leases, less those that it frees
+        self.rates: dict[str, int] = {}  # by tenant: thousandths of a GPU that it uses more with this record
+        self.shares: dict[str, tuple[int, int]] = {}  # by tenant: weight and GPUs guaranteed
         self.holds: dict[str | int, bool] = {}  # tenants by name and jobs by number that it holds or releases
         self.priorities: dict[int, int] = {}  # by job number
         self.limits: dict[str, tuple[int, int]] = {}  # by tenant: GPUs and jobs
@@ -151,6 +158,11 @@ class Draft:
         """(GPUs, jobs) that a tenant may have; 0 is no limit."""
         tenant = self.state.tenants.get(name)
         return self.limits.get(name) or ((tenant.gpus_max, tenant.jobs_max) if tenant is not None else (0, 0))
+
+    def share_of(self, name: str) -> tuple[int, int]:
+        """(weight, GPUs guaranteed) of a tenant; 0 is none set."""
+        tenant = self.state.tenants.get(name)
+        return self.shares.get(name) or ((tenant.weight, tenant.guaranteed) if tenant is not None else (0, 0))
 
     def leased_by(self, name: str) -> int:
         """The GPUs that a tenant's members hold."""
@@ -371,6 +383,8 @@ class Draft:
     def _leave(self, member: Member) -> None:
         tenant = member.replica.job.tenant
         self.gpus[tenant] = self.gpus.get(tenant, 0) - member.mask.bit_count()
+        if self.state.half_life_ms:
+            self.rates[tenant] = self.rates.get(tenant, 0) - rate_of(member)
 
     def quarantine(self, member: Member, mask: int) -> None:
         self._settle(member)

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, Final
 
 from moorage.scheduler.core.admission import Admission, NewJob
+from moorage.scheduler.core.backfill import Estimates
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
 from moorage.scheduler.core.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations, workload_of
@@ -119,8 +120,13 @@ class Engine:
         self.durations = Durations()
         self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
-        self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
-        self.orders = Orders(state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of)
+        self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
+        self.planner = Planner(
+            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, config.order, self._could_ever
+        )
+        self.orders = Orders(
+            state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
+        )
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rows_ms = max(
@@ -187,6 +193,9 @@ class Engine:
     def request_of(self, job: Job) -> Request:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
+
+    def _could_ever(self, shape: Shape) -> bool:
+        return self.admission.could_ever(shape)
 
     def priority_of(self, job: Job) -> int:
         return job.priority if job.priority >= 0 else self.request_of(job).priority
@@ -258,6 +267,8 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self._slept(mono_ms)
         self._built_ms = mono_ms
+        if not self.queue.by_tenant:
+            self.orders.resume_turns(draft)
         later: list[FromWorker] = []
         orders: list[Order] = []
         while self._rest and not draft.full:
@@ -303,6 +314,7 @@ class Engine:
         draft.settle()
         if self._may_place(draft.time_ms, mono_ms):
             self.planner.plan(draft)
+        self.planner.fresh.clear()
         self._compact(draft)
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
@@ -407,6 +419,8 @@ class Engine:
                 for index in range(event.request.replicas):
                     draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
+        if self.planner.reservation is not None:
+            self.planner.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
         for index in range(1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)

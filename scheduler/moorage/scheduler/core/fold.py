@@ -9,8 +9,20 @@ from __future__ import annotations
 from typing import Any
 from zlib import crc32
 
+from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.records import BY_WORKER, FORMAT, REPORTED, STEP_WIDTH, Act, Count, GangPhase, Op, Record
+from moorage.scheduler.core.records import (
+    BY_WORKER,
+    FORMAT,
+    MODE_BITS,
+    REPORTED,
+    STEP_WIDTH,
+    Act,
+    Count,
+    GangPhase,
+    Op,
+    Record,
+)
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -52,6 +64,7 @@ _END, _MOVE, _BACKOFF, _GANG, _QUARANTINE = (
     int(Op.QUARANTINE),
 )
 _BEGIN, _DONE, _RUN = int(Op.BEGIN), int(Op.DONE), int(Op.RUN)
+_MODE_MASK = (1 << MODE_BITS) - 1
 #: who did a step of each op, where no actor is named: the worker that reported it, or the scheduler
 _BY_OP = {int(op): BY_WORKER if op in REPORTED else "" for op in Op}
 
@@ -111,6 +124,8 @@ class _Folding:
     def run(self) -> None:
         state, record = self.state, self.record
         state.time_ms = record.time
+        if state.half_life_ms and fairshare.advance(state):
+            self.rows.update(dict.fromkeys(state.tenants.values()))
         for act in record.acts:
             self._act(act)
         if record.epoch != state.epoch:
@@ -223,8 +238,12 @@ class _Folding:
                 replica.not_before = 0
                 replica.state = PLACED
                 key = (job.tenant, job.name, index, seq)
-                member = Member(replica, workers[a], attempt, seq, b, c, key)
+                member = Member(replica, workers[a], attempt, seq, b, c & _MODE_MASK, key)
                 replica.member = workers[a].members[key] = member
+                if c > _MODE_MASK:
+                    member.rate_milli = c >> MODE_BITS
+                if state.half_life_ms:
+                    self._use(tenants[job.tenant], fairshare.rate_of(member))
                 job.held += 1
                 job.rev = rev = job.rev + 1
                 tenants[job.tenant].gpus += b.bit_count()
@@ -393,10 +412,19 @@ class _Folding:
         del member.worker.members[member.key]
         job = member.replica.job
         job.held -= 1
-        self.state.tenants[job.tenant].gpus -= member.mask.bit_count()
+        tenant = self.state.tenants[job.tenant]
+        tenant.gpus -= member.mask.bit_count()
+        if self.state.half_life_ms:
+            self._use(tenant, -fairshare.rate_of(member))
         self.state.digest -= member.row
         self.members.pop(member, None)
         member.row = 0
+
+    def _use(self, tenant: Tenant, rate_milli: int) -> None:
+        """From this record on a tenant uses so much more, or less; what it has used until now stays."""
+        tenant.rate_milli += rate_milli
+        tenant.usage_base -= rate_milli * self.state.inflation
+        self.rows[tenant] = None
 
     # ------------------------------------------------------------------------------------------ acts
 
@@ -456,6 +484,15 @@ class _Folding:
             tenant.gpus_max, tenant.jobs_max = gpus, jobs
             tenant.limit = (by, why, self.time) if gpus or jobs else None
             self.rows[tenant] = None
+        elif kind == Act.SHARE:
+            _, name, weight, guaranteed, by, why = act
+            tenant = state.tenant(name)
+            tenant.weight, tenant.guaranteed = weight, guaranteed
+            tenant.share = (by, why, self.time) if weight or guaranteed else None
+            self.rows[tenant] = None
+        elif kind == Act.HALF_LIFE:
+            fairshare.begin(state, act[1])
+            self.rows.update(dict.fromkeys(state.tenants.values()))
         elif kind == Act.COMPACT:
             self._compact(act[1], act[2] if len(act) > 2 else [])
         elif kind == Act.PART:

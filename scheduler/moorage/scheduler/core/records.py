@@ -21,7 +21,7 @@ STEP_WIDTH: Final = 6
 class Op(IntEnum):
     """A step is (op, job number, replica, a, b, c)."""
 
-    PLACE = 0  #: a worker number, b slot mask, c sharing mode
+    PLACE = 0  #: a worker number, b slot mask, c sharing mode, and above it a rate (see `placing`)
     CLAIM = 1  #: c note: address of rank 0 of a gang
     START = 2
     EXIT = 3  #: attempt over, tree gone: a next state, b exit code, c note
@@ -62,6 +62,17 @@ def actor(who: str, said: object = "") -> str:
 def packed(fence: int, worker_num: int) -> int:
     """A member that lingers after its attempt, in one integer: where to look, and which fence."""
     return fence << 16 | worker_num
+
+
+MODE_BITS: Final = 8
+
+
+def placing(mode: int, rate_milli: int) -> int:
+    """The last number of a PLACE step: how it holds its devices, and what that counts in its tenant's fair share.
+
+    Without a rate, thousandths of a GPU, each of its devices counts as a whole one.
+    """
+    return rate_milli << MODE_BITS | mode
 
 
 class Count(IntEnum):
@@ -120,6 +131,8 @@ class Act:
     LEVEL: Final = "level"  # the feature level from this record on, actor, why
     BEHIND: Final = "behind"  # why this ledger is an older backup that nobody may lead
     RESTORED: Final = "restored"  # the id that this ledger had before it was restored from a backup
+    SHARE: Final = "share"  # tenant, weight, GPUs guaranteed (0: none set), actor, why
+    HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import ROW_BYTES, ROW_BYTES_FIRST, FinishedTable
 from moorage.scheduler.core.state import (
     IS_TERMINAL,
@@ -64,7 +65,7 @@ class _Worker(msgspec.Struct, array_like=True):
     flag: str
     by: str
     quarantined: int
-    members: list[list[int]]  # job number, replica, attempt, fence, mask, mode, phase, is the replica's own
+    members: list[list[int]]  # job number, replica, attempt, fence, mask, mode, phase, is the replica's own, rate
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -87,6 +88,8 @@ class _Snapshot(msgspec.Struct, array_like=True):
     finished_row_bytes: int = ROW_BYTES_FIRST
     job_orders: list[tuple[int, int, Order | None]] = []  # job number, priority, hold; of those that have either
     tenant_orders: list[tuple[str, int, int, Order | None, Order | None]] = []  # tenant, GPUs, jobs, limit, hold
+    half_life: tuple[int, int] = (0, 0)  # of usage, and from which ledger ms it counts
+    shares: list[tuple[str, int, int, Order | None, bytes]] = []  # tenant, weight, GPUs guaranteed, who, usage
     level: int = 1
     restored: tuple[str, int, int] = ("", -1, 0)  # the former ledger id, when, and in which epoch
     behind: str = ""
@@ -114,7 +117,7 @@ def dump(state: State) -> bytes:
         _Worker(
             w.id, w.machine, w.boot, w.n, w.no, w.session, w.joined_ms, w.hello, w.flag, w.by, w.quarantined,
             [
-                [r.job.num, r.index, m.attempt, m.fence, m.mask, m.mode, m.phase, int(r.member is m)]
+                [r.job.num, r.index, m.attempt, m.fence, m.mask, m.mode, m.phase, int(r.member is m), *_rate(m)]
                 for m in w.members.values()
                 for r in (m.replica,)
             ],
@@ -126,15 +129,30 @@ def dump(state: State) -> bytes:
         (job.num, job.priority, job.hold) for job in state.jobs.values() if job.hold is not None or job.priority >= 0
     ]
     tenant_orders = [(t.name, t.gpus_max, t.jobs_max, t.limit, t.hold) for t in state.tenants.values() if t.ordered]
+    shares = [
+        (t.name, t.weight, t.guaranteed, t.share, _signed(t.usage_base))
+        for t in state.tenants.values()
+        if t.share is not None or t.usage_base
+    ]
     return _encode(
         _Snapshot(
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
             state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
             list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
-            tenant_orders, state.level, (state.former_id, state.restored_ms, state.restored_epoch),
-            state.behind,
+            tenant_orders, (state.half_life_ms, state.counts_from_ms), shares, state.level,
+            (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
         )
     )  # fmt: skip
+
+
+def _rate(member: Member) -> tuple[int, ...]:
+    """Nothing for most: a release that knows no rates reads the rows of those."""
+    return (member.rate_milli,) if member.rate_milli else ()
+
+
+def _signed(number: int) -> bytes:
+    """An integer of any size: usage is longer than the 64 bits of msgpack."""
+    return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
 
 
 def snapshot_digest(snapshot: bytes) -> str:
@@ -171,6 +189,13 @@ def load(snapshot: bytes) -> State:
     for name, gpus_max, jobs_max, limit, hold in found.tenant_orders:
         tenant = state.tenant(name)
         tenant.gpus_max, tenant.jobs_max, tenant.limit, tenant.hold = gpus_max, jobs_max, limit, hold
+    for name, weight, guaranteed, share, usage in found.shares:
+        tenant = state.tenant(name)
+        tenant.weight, tenant.guaranteed, tenant.share = weight, guaranteed, share
+        tenant.usage_base = int.from_bytes(usage, "big", signed=True)
+    state.half_life_ms, state.counts_from_ms = found.half_life
+    if state.half_life_ms:
+        fairshare.advance(state)
     for num, priority, hold in found.job_orders:
         state.jobs[num].priority, state.jobs[num].hold = priority, hold
     for number, row_of in enumerate(found.workers):
@@ -217,13 +242,17 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
     worker.quarantined = row.quarantined
     state.workers[row.id] = worker
     state.worker_by_num.append(worker)
-    for num, index, attempt, fence, mask, mode, phase, own in row.members:
+    for num, index, attempt, fence, mask, mode, phase, own, *rate in row.members:
         replica = state.jobs[num].replicas[index]
         member = new_member(replica, worker, mask, mode, fence)
         member.attempt, member.phase = attempt, phase
+        member.rate_milli = rate[0] if rate else 0
         worker.members[member.key] = member
         replica.job.held += 1
-        state.tenants[replica.job.tenant].gpus += mask.bit_count()
+        tenant = state.tenants[replica.job.tenant]
+        tenant.gpus += mask.bit_count()
+        if state.half_life_ms:
+            tenant.rate_milli += fairshare.rate_of(member)
         if own:
             replica.member = member
 

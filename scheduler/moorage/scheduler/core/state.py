@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.core.fairshare import ONE, rate_of
 from moorage.scheduler.core.finished import FinishedTable
 from moorage.scheduler.core.records import GangPhase
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
@@ -167,13 +168,15 @@ class Member(msgspec.Struct, eq=False, dict=False):
     mode: int
     key: MemberKey
     phase: int = AT_PLACED
+    rate_milli: int = 0  # of its tenant's fair share; 0: each of its devices is a whole one
     row: int = 0
     missed: int = 0  # soft: renewals in a row that did not list it
 
     def digest_row(self) -> int:
-        return hash(
+        row = hash(
             (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
         )
+        return hash((row, self.rate_milli)) if self.rate_milli else row
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
@@ -232,15 +235,20 @@ class Tenant:
         "cancel_cursor",
         "gpus",
         "gpus_max",
+        "guaranteed",
         "hold",
         "jobs",
         "jobs_max",
         "limit",
         "live",
         "name",
+        "rate_milli",
         "row",
+        "share",
         "submit_cursor",
         "tombstones",
+        "usage_base",
+        "weight",
     )
 
     def __init__(self, name: str) -> None:
@@ -255,18 +263,25 @@ class Tenant:
         self.jobs_max = 0
         self.limit: Order | None = None  # who set the two
         self.hold: Order | None = None  # an operator keeps its whole queue from being placed
+        self.weight = 0  # of its fair share; 0: none set
+        self.guaranteed = 0  # GPUs that are its own when it wants them; what it has beyond them is borrowed
+        self.share: Order | None = None  # who set the two
+        self.rate_milli = 0  # what its members use; 0 as long as no usage is counted
+        self.usage_base = 0  # its usage but for what the rate makes of it, see `fairshare`
         self.row = 0
 
     @property
     def ordered(self) -> bool:
         """Whether an operator has set anything here."""
-        return self.hold is not None or self.limit is not None
+        return self.hold is not None or self.limit is not None or self.share is not None
 
     def digest_row(self) -> int:
         name = zlib.crc32(self.name.encode())
         row = hash((name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
         if self.ordered:
             row = hash((row, _order_row(self.hold), _order_row(self.limit), self.gpus_max, self.jobs_max))
+        if self.share is not None or self.usage_base or self.rate_milli:
+            row = hash((row, _order_row(self.share), self.weight, self.guaranteed, self.rate_milli, self.usage_base))
         return row
 
 
@@ -300,6 +315,9 @@ class State:
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
         self.worker_by_num: list[Worker] = []
+        self.half_life_ms = 0  # of usage; 0: none is counted, nobody has a share
+        self.counts_from_ms = 0
+        self.inflation = ONE  # what a moment's usage counts now, see `fairshare`
 
     def tenant(self, name: str) -> Tenant:
         row = self.tenants.get(name)
@@ -371,9 +389,22 @@ def validate(state: State) -> None:
     for tenant in state.tenants.values():
         if tenant.gpus != gpus.get(tenant.name, 0):
             raise Broken(f"tenant {tenant.name} counts {tenant.gpus} GPUs, its members hold {gpus.get(tenant.name, 0)}")
+    _validate_usage(state)
     ended = sum(1 for job in state.jobs.values() if job.over)
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")
+
+
+def _validate_usage(state: State) -> None:
+    rates: dict[str, int] = {}
+    for member in state.members() if state.half_life_ms else ():
+        name = member.replica.job.tenant
+        rates[name] = rates.get(name, 0) + rate_of(member)
+    for tenant in state.tenants.values():
+        if tenant.rate_milli != rates.get(tenant.name, 0):
+            raise Broken(f"tenant {tenant.name} counts a rate of {tenant.rate_milli}, not {rates.get(tenant.name, 0)}")
+        if tenant.usage_base + tenant.rate_milli * state.inflation < 0:
+            raise Broken(f"tenant {tenant.name} has used less than nothing")
 
 
 def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -> None:

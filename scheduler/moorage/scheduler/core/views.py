@@ -8,9 +8,10 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.explain import NEVER_REASONS, explain
+from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.fleet import Host
-from moorage.scheduler.core.orders import as_hold, limit_of
+from moorage.scheduler.core.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.outputs import (
     CHANGES_SURE,
     SHOWN_BYTES_MAX,
@@ -232,7 +233,7 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
         return data
     replica, shape = waiting[0], engine.shape_of(job)
     priority = engine.priority_of(job)
-    found = explain(engine.fleet, shape, engine.planner.barred(priority, shape))
+    found = explain(engine.fleet, shape, engine.planner.barred(priority, shape, job.tenant))
     standing = _standing(engine, job, found.reason)
     if standing:
         found.reason = standing["reason"]
@@ -293,9 +294,12 @@ def held_by(hold: Order) -> str:
 
 def tenants(engine: Engine) -> dict[str, Any]:
     """Tenants with a live job, a lease or something that an operator has set; those with most GPUs first."""
+    state = engine.state
     rows = [
-        TenantRow(row.name, row.live, row.gpus, as_hold(row.hold), limit_of(row))
-        for row in engine.state.tenants.values()
+        TenantRow(
+            row.name, row.live, row.gpus, as_hold(row.hold), limit_of(row), share_of(row), usage_milli(state, row)
+        )
+        for row in state.tenants.values()
         if row.live or row.gpus or row.ordered
     ]
     rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
