@@ -21,6 +21,7 @@ SETTINGS: Final = f"The schedulers'. {FILE_HELP}"
 
 def backup(
     to: Annotated[Path, Parameter(help="A new file, or a folder: then the file is named by ledger and record.")],
+    /,
     *,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
     options: Options = DEFAULTS,
@@ -51,6 +52,7 @@ def backup(
 
 def restore(
     file: Annotated[Path, Parameter(help="What `moorage admin backup` wrote.")],
+    /,
     *,
     replace: Annotated[bool, Parameter(help="The ledger that is there is deleted.")] = False,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,

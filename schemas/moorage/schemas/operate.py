@@ -152,7 +152,6 @@ class FeatureLevelAct(_Act, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 1..{bound}, found {value}")
 
 
-Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | FeatureLevelAct
 
 
 class ShareAct(_Act, frozen=True, kw_only=True):
@@ -177,7 +176,7 @@ class ShareAct(_Act, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
 
 
-Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | ShareAct
+Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | FeatureLevelAct | ShareAct
 ACTS: Final[dict[str, type[Act]]] = {
     "hold": HoldAct,
     "release": ReleaseAct,
