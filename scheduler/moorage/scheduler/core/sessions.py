@@ -220,9 +220,8 @@ class Sessions:
         """What a renewal shows that this ledger lacks: a newer reign, answered facts, a later placement. Else empty."""
         if frame.reign > self.state.epoch:
             return f"reign {frame.reign}"
-        if self.state.restored_epoch and frame.reign <= self.state.restored_epoch:
-            return ""  # what it knows is of the ledger that was: an operator has said that it is given up
-        if frame.no > worker.no:
+        # facts that a restored ledger lacks were answered by the one that was: an operator has given it up
+        if frame.no > worker.no and not self.state.restored_epoch:
             return f"facts answered up to frame {frame.no}, of which {worker.no} are here"
         fence = max((held.fence for held in frame.held), default=0)
         return f"a placement of record {fence}" if fence > self.state.seq else ""
