@@ -61,6 +61,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         name=settings.name,
         snapshot_command=follower,
         snapshot_records=settings.snapshot_records,
+        forks=True,
     )
     running = asyncio.create_task(scheduler.run())
     stopping = asyncio.create_task(stop.wait())
