@@ -92,7 +92,7 @@ async def test_a_submitter_of_a_cluster_cannot_reach_what_one_header_would_wedge
     """
     async with three_servers(tmp_path, SUBMITTER.format(prefix=unique)) as cluster, stack(cluster, unique) as made:
         subjects = made.subjects
-        config = QueueReader.streams(subjects, 3)[0]
+        config = QueueReader.stream(subjects, 3)
         async with await connect(cluster.url, "test") as users:
             js = JetStream(users)
             await js.ensure_stream(config)

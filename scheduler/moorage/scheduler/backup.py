@@ -226,7 +226,7 @@ async def _check_queue(world: JetStream, subjects: Subjects, replicas: int, stat
         )
     if info is not None:
         await world.delete_stream(subjects.request_stream)
-    config = QueueReader.streams(subjects, replicas)[0]
+    config = QueueReader.stream(subjects, replicas)
     await world.ensure_stream({**config, "first_seq": through + 1})
     say(f"a new request queue begins at {through + 1}")
 
