@@ -92,6 +92,18 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
         "moorage admin limit --tenant vision --gpus 0 --jobs 0",
     ),
+    "admin feature-level": (
+        "moorage admin feature-level",
+        "moorage admin feature-level --to 2 --schedulers 3 --why 'all are 0.3'",
+    ),
+    "admin backup": (
+        "moorage admin backup /var/backups",
+        "moorage admin backup ledger.backup --settings prod.toml --json",
+    ),
+    "admin restore": (
+        "moorage admin restore ledger.backup",
+        "moorage admin restore ledger.backup --replace",
+    ),
     "admin share": (
         "moorage admin share --tenant vision --weight 3",
         "moorage admin share --tenant vision --gpus 16 --why 'their own hosts'",

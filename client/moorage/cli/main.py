@@ -61,6 +61,13 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("admin requeue", "moorage.cli.admin:requeue", "End what runs of jobs, and have them wait again."),
         Verb("admin priority", "moorage.cli.admin:priority", "Give jobs another priority."),
         Verb("admin limit", "moorage.cli.admin:limit", "Bound a tenant's GPUs and jobs."),
+        Verb(
+            "admin feature-level",
+            "moorage.cli.ledger:feature_level",
+            "Who leads and stands by; raise the level.",
+        ),
+        Verb("admin backup", "moorage.cli.ledger:backup", "The ledger as it is now, in one file."),
+        Verb("admin restore", "moorage.cli.ledger:restore", "A new ledger from a backup; no scheduler may run."),
         Verb("admin share", "moorage.cli.admin:share", "Set a tenant's weight and guaranteed GPUs."),
         Verb("admin tenants", "moorage.cli.admin:tenants", "Tenants with what they have, limits and holds."),
         Verb("admin nats-config", "moorage.cli.nats_config:nats_config", "Accounts, permissions, a key for each user."),

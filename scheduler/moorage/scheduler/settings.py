@@ -15,6 +15,7 @@ from moorage.schemas.subjects import PREFIX_DEFAULT, is_prefix
 SECTION: Final = "scheduler"
 LEDGER_URL_VARIABLE: Final = "MOORAGE_LEDGER_URL"
 LEDGER_URL_FILE_VARIABLE: Final = "MOORAGE_LEDGER_URL_FILE"
+RECORDS_BETWEEN: Final = 50_000
 
 
 class SchedulerSettings(Config, frozen=True, kw_only=True):
@@ -28,6 +29,9 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
     replicas: Annotated[
         Literal[1, 3, 5], setting("Copies of the ledger: servers of the cluster. Above 1 other numbers are default.")
     ] = 1
+    snapshot_records: Annotated[
+        int, setting("Ledger records between two snapshots; two are kept, older records go.", ge=100, le=10**9)
+    ] = RECORDS_BETWEEN
     prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
     name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
     log_level: Annotated[
