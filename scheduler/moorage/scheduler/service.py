@@ -39,7 +39,7 @@ from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
 from moorage.schemas.operate import ACTS, ReleaseAct, act_of
 from moorage.schemas.subjects import Subjects
@@ -220,7 +220,12 @@ class Reign:
         self.relay = LogRelay(self._world, self._subjects, self.engine, self.history_reader, self._answer_now)
         self.inspection = Inspection(scheduler.world, scheduler.subjects, self._to_inspect, state.epoch)
         self.foresight = Foresight(
-            self.engine, lambda: self._time_ms(monotonic_ms()), self._ask_explain, self._say, forks=scheduler.forks
+            self.engine,
+            lambda: self._time_ms(monotonic_ms()),
+            self._ask_explain,
+            self._say,
+            self._answer_plain,
+            forks=scheduler.forks,
         )
         self._kick = asyncio.Event()
         self._draining = False
@@ -379,6 +384,10 @@ class Reign:
         if verb == "logs":
             self._logs(tenant, arguments, reply, json)
             return
+        if verb == "plan":
+            # of a reign that is proven only: a plan of an old leader would be a plan of another ledger
+            self._ask(verb, lambda: self._plan(tenant, arguments, reply, json), reply, json)
+            return
         job = arguments.get("job")
         answer: Callable[[], Any]
         if verb == "ls":
@@ -402,7 +411,7 @@ class Reign:
                 "unknown-verb",
                 f"{verb} is not served by this release",
                 found=verb,
-                allowed="show, ls, explain, history, logs",
+                allowed="show, ls, explain, plan, history, logs",
             )
         self._ask(verb, answer, reply, json)
 
@@ -425,6 +434,17 @@ class Reign:
             self._answer_read(verb, answer(), reply, json)
         else:
             self.engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+
+    def _plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
+        try:
+            self.foresight.plan(tenant, arguments, reply, json)
+        except Refused as refused:
+            return refused.problem
+        return None
+
+    def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
+        if reply:
+            self._answer_now(reply, encode(frame, json=json))
 
     def _ask_explain(self, answer: Callable[[], Any], reply: str, json: bool) -> None:
         self._ask("explain", answer, reply, json)

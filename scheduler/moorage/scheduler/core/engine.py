@@ -557,6 +557,8 @@ class Engine:
         self._in_flight = None
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
+        if not flight.draft.empty:
+            self.admission.moved_seq = seq
         out.ended = folded.ended
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
