@@ -26,7 +26,7 @@ def planned(drive: Driving, asks: dict[str, Any] | None = None, *, tenant: str =
     return decode_planned(answer)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HOSTS, st.lists(ASKS, max_size=5), ASKS)
 def test_a_plan_right_before_a_submit_is_what_then_happens_and_changes_nothing(
     hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], asks: dict[str, Any]

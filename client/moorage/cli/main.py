@@ -48,6 +48,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("logs", "moorage.cli.run:logs", "Follow a job's output until it is over."),
         Verb("events", "moorage.cli.wait:events", "Transitions as they happen, of a job or of the tenant."),
         Verb("explain", "moorage.cli.explain:explain", "Why a job waits, or what a code means."),
+        Verb("plan", "moorage.cli.plan:plan", "What would happen: now, when, where; nothing is submitted."),
         Verb("cancel", "moorage.cli.jobs:cancel", "Cancel jobs, at any stage."),
     ),
     FLEET: (

@@ -37,8 +37,9 @@ _REPLY: Final = "plan"
 
 
 class AddedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host that is not there; `devices` as a worker's hello would have them."""
+    """Hosts that are not there, `count` alike; `devices` as a worker's hello would have them."""
 
+    count: int = 1
     devices: list[Device] = []
     cpu_milli: int = 0
     memory_mib: int = 0
@@ -56,8 +57,9 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if len(self.drain) > DRAINED_MAX:
             raise ValueError(f"drain must name at most {DRAINED_MAX} workers, found {len(self.drain)}")
-        if len(self.add) > ADDED_MAX:
-            raise ValueError(f"add must have at most {ADDED_MAX} hosts, found {len(self.add)}")
+        hosts = sum(max(1, host.count) for host in self.add)
+        if hosts > ADDED_MAX or any(host.count < 1 for host in self.add):
+            raise ValueError(f"add must have at most {ADDED_MAX} hosts, and count at least 1, found {hosts}")
         if self.quota is not None and self.quota < 0:
             raise ValueError(f"quota must be 0 (none) or more GPUs, found {self.quota}")
         if self.request is None and not self.edits:
@@ -142,8 +144,9 @@ class _Plan(Future):
         waiting = {job.num for job in engine.state.jobs.values() if _waits(job)}
         for worker in asked.drain:
             engine.offer(Operate("drain", worker, "plan", "", True))
-        for number, host in enumerate(asked.add):
+        for number, host in enumerate(one for group in asked.add for one in [group] * group.count):
             name = f"plan-{number}"
+            pool = [msgspec.structs.replace(one, uuid=f"{name}-{at}") for at, one in enumerate(host.devices)]
             hello = Hello(
                 name,
                 "plan",
@@ -153,7 +156,7 @@ class _Plan(Future):
                 labels=host.labels,
                 cpu_milli=host.cpu_milli,
                 memory_mib=host.memory_mib,
-                gpu_pool=host.devices,
+                gpu_pool=pool,
                 simulated=True,
             )
             engine.offer(FromWorker(name, Join("plan", "plan", 1, hello), "", True, f"{number + 1:032x}"))
