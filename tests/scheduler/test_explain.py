@@ -8,7 +8,7 @@ import pytest
 
 from moorage.scheduler.core import views
 from moorage.scheduler.core.explain import REASONS
-from moorage.scheduler.core.plan import PATIENCE_MS
+from moorage.scheduler.core.reserve import PATIENCE_MS
 from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.frames import Renew
 from tests.scheduler.driving import Driving

@@ -27,6 +27,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
 from moorage.scheduler.core.outputs import Message
 from moorage.scheduler.core.state import State
+from moorage.scheduler.dead_letters import MAY_CHANGE, DeadLetters
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.history import History
@@ -41,7 +42,7 @@ from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Sna
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
-from moorage.schemas.operate import ACTS, ReleaseAct, act_of
+from moorage.schemas.operate import ACTS, ReleaseAct, act_of, drain_of
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -53,6 +54,8 @@ FLEET_FRAME_S: Final = 0.5
 RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
+#: jobs that one record has changed beyond which making the next one waits a turn: some 5 ms
+LONG_RECORD: Final = 256
 #: jobs that end leave nothing for the collector: so it looks seldom, and at few objects at once
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 
@@ -97,8 +100,9 @@ class Scheduler:
     async def run(self) -> None:
         """Stand by and lead until `resign`, or cancellation. Raises `LedgerBroken` when an operator must look."""
         await self.ledger.ensure()
-        for config in QueueReader.streams(self.subjects, self._replicas):
-            await self._js.ensure_stream(config)
+        await self._js.ensure_stream(QueueReader.stream(self.subjects, self._replicas))
+        letters = DeadLetters.stream(self.subjects, self._replicas, self.config.dead_letters_keep)
+        await self._js.ensure_stream(letters, MAY_CHANGE)
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
         gaps = 0
@@ -266,6 +270,7 @@ class Reign:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.history_reader.close()
+        await self.queue_reader.letters.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.intake.put(delivery)
@@ -331,6 +336,8 @@ class Reign:
             self.queue_reader.made_room()
             decided = self.queue_reader.decided
             await self._world.send(messages_of(outputs, self._subjects, seq, decided))
+            if len(outputs.events) >= LONG_RECORD:
+                await asyncio.sleep(0)  # a turn for the others: what was sent leaves, and what came is read
             if not engine.state.leader:
                 self.resigned.set()
                 return
@@ -469,15 +476,20 @@ class Reign:
             self._ask(verb, lambda: views.fleet(engine, monotonic_ms()) | {"history": history}, reply, json)
         elif verb == "audit":
             self._audit(reply, json)
+        elif verb == "dlq":
+            self.queue_reader.letters.ask(arguments, self._answer_now, reply, json)
         elif verb == "tenants":
             self._ask(verb, lambda: views.tenants(engine), reply, json)
         elif verb in ACTS:
             act = act_of(verb, arguments)
             if isinstance(act, ReleaseAct) and act.worker is not None:
-                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json))
+                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json, slots=act.slots or ()))
             else:
                 engine.offer(Order(verb, act, reply, json))
-        elif verb in ("drain", "cordon", "uncordon"):
+        elif verb == "drain":
+            drain = drain_of(arguments)
+            engine.offer(Operate(verb, drain.worker, drain.by or "operator", reply, json, drain=drain))
+        elif verb in ("cordon", "uncordon"):
             worker = arguments.get("worker")
             if not isinstance(worker, str):
                 raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)

@@ -94,6 +94,7 @@ def problem(
 ) -> Problem:
     """Build a `Problem`; the fault comes from the table. Raises KeyError for a code that is not in it."""
     text = "" if found is None else _short(found)
+    message, field = _cut(message, _MESSAGE_CHARS_MAX), _cut(field, _FIELD_CHARS_MAX)  # both may quote what came
     return Problem(code, message, CODES[code][0], field, text, allowed, next, job, retry_after_s)
 
 
@@ -103,8 +104,13 @@ def refuse(code: str, message: str, **fields: object) -> Refused:
 
 
 _FOUND_CHARS_MAX: Final = 120
+_FIELD_CHARS_MAX: Final = 200
+_MESSAGE_CHARS_MAX: Final = 2000
 
 
 def _short(found: object) -> str:
-    text = found if isinstance(found, str) else repr(found)
-    return text if len(text) <= _FOUND_CHARS_MAX else text[: _FOUND_CHARS_MAX - 1] + "…"
+    return _cut(found if isinstance(found, str) else repr(found), _FOUND_CHARS_MAX)
+
+
+def _cut(text: str, chars_max: int) -> str:
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
