@@ -32,7 +32,7 @@ ADDED_MAX: Final = 1_024
 #: jobs of the own tenant that a plan names
 NAMED_MAX: Final = 20
 #: of each of the two looks ahead
-LIMIT_S: Final = 4.0
+LIMIT_S: Final = 9.0
 _REPLY: Final = "plan"
 
 
