@@ -38,6 +38,7 @@ from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
 from moorage.scheduler.logs import LogRelay, logs_asked
 from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.recording import RecordedEngine, Recorder
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
@@ -79,10 +80,12 @@ class Scheduler:
         snapshot_command: list[str] | None = None,
         snapshot_records: int = RECORDS_BETWEEN,
         forks: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         """`snapshot_command` starts the follower that writes a snapshot; None writes none. `forks` says that this
         process may copy itself to answer what would happen; without it nobody is told when a job starts."""
         self.forks = forks
+        self.recorder = recorder
         self.snapshot_command = snapshot_command
         self.snapshot_records = snapshot_records
         self.config = config or Config()
@@ -216,7 +219,9 @@ class Reign:
         self._config = scheduler.config
         self._began_ms = began_ms
         self._began_time_ms = state.time_ms
-        self.engine = Engine(state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
+        given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
+        recorder = scheduler.recorder
+        self.engine = Engine(*given) if recorder is None else RecordedEngine(*given, recorder)
         self.intake = Intake(self.engine, scheduler.subjects, self._answer_now, self._read, self._admin)
         self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)

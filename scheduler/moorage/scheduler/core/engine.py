@@ -271,6 +271,10 @@ class Engine:
         """A load frame changes the soft view at once and needs no record."""
         self.sessions.load(worker_id, frame, mono_ms)
 
+    def kept(self, job: Job, sequence: int) -> None:
+        """The whole story of a job that is over stands in the history there: memory may let it go."""
+        job.kept = sequence
+
     @property
     def urgent(self) -> bool:
         """Whether something waits that must not wait for the next heartbeat (renewals alone may, a little)."""
