@@ -33,7 +33,7 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
     name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
     record: Annotated[
         Path | None,
-        setting("Archive all that decisions rest on in this file, for moorage replay.", env=RECORD_VARIABLE),
+        setting("Archive what decisions rest on in this file: moorage replay.", env=RECORD_VARIABLE),
     ] = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
