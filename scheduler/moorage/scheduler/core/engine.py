@@ -274,6 +274,10 @@ class Engine:
         """A load frame changes the soft view at once and needs no record."""
         self.sessions.load(worker_id, frame, mono_ms)
 
+    def kept(self, job: Job, sequence: int) -> None:
+        """The whole story of a job that is over stands in the history there: memory may let it go."""
+        job.kept = sequence
+
     @property
     def urgent(self) -> bool:
         """Whether something waits that must not wait for the next heartbeat (renewals alone may, a little)."""
@@ -630,6 +634,8 @@ class Engine:
         self._in_flight = None
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
+        if not flight.draft.empty:
+            self.admission.moved_seq = seq
         for job in flight.draft.avoided:
             self._reshape(job)
         out.ended = folded.ended
