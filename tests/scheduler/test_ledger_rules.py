@@ -6,7 +6,7 @@ from tests.scheduler.driving import Driving
 
 
 def test_an_attempt_keeps_the_fence_of_the_record_that_placed_it_over_every_reign() -> None:
-    """H9: what an honest worker says of an attempt of the reign before counts, and the new leader places it not anew."""
+    """H9: what an honest worker says of an attempt of the reign before counts, and nothing is placed anew."""
     drive = Driving()
     drive.worker("w0", 1)
     drive.submit("j", gpu={})

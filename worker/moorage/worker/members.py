@@ -501,8 +501,9 @@ class Members:
     def _on_roll_call(self, frame: RollCall) -> None:
         if frame.v != VERSION:
             return self._drop("other-version")
-        if not self._reign_holds(frame.reign):
-            return None
+        if frame.reign < self.session.reign:
+            return self._drop("lower-reign")
+        # It names no session, so anybody may have said it: the answer to what it makes us ask tells who reigns.
         self._commands.append(SayHello())
         if self.session.phase == "live":
             self.outbox.hurry(self._now)
