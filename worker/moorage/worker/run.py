@@ -24,6 +24,8 @@ from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, host_facts
 from moorage.worker.inventory.machine import open_machine
 from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
+from moorage.worker.inventory.simulated_faults import FILE_NAME as FAULTS_FILE
+from moorage.worker.inventory.simulated_faults import FaultFile
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
@@ -33,6 +35,7 @@ from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
+HEALTH_FILE: Final = "devices.health"
 #: how long workers that leave nothing behind try to end what they hold and say goodbye
 LEAVE_S_MAX: Final = 5.0
 DRIVERS: Final = ("process", "noop")
@@ -99,12 +102,13 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
             agent = _agent(host, name, settings, facts, await open_machine(), link)
             worker.agents.append(agent)
             await host.add(agent)
+        faults = FaultFile(settings.state_dir / FAULTS_FILE)
         for simulated in hosts or ():
             name = settings.worker if settings.worker and len(hosts or ()) == 1 else simulated.name
             of_host = HostFacts(
                 name, name, f"{facts.machine}-{name}", facts.boot, simulated.cpu_milli, simulated.memory_mib
             )
-            agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated), link)
+            agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated, faults, name), link)
             worker.agents.append(agent)
             await host.add(agent)
         if settings.leases and len(worker.agents) == 1:
@@ -185,7 +189,8 @@ def _agent(
         journal = Journal(settings.state_dir / JOURNAL_NAME)
     if journal.torn_bytes:
         log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
-    return Agent(host, name, settings, facts, inventory, drivers, journal)
+    health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
+    return Agent(host, name, settings, facts, inventory, drivers, journal, health)
 
 
 async def _lender(agent: Agent) -> LeaseServer | None:

@@ -13,6 +13,7 @@ from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.names import LABEL_KEY, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
+from moorage.worker.device_health import PROBATION_S
 from moorage.worker.policy import check_rules
 
 SECTION: Final = "worker"
@@ -65,6 +66,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         setting("How long a device may keep a dead job's memory before it is quarantined.", unit="s", ge=0, le=600),
     ] = FREE_WAIT_S_DEFAULT
+    probation: Annotated[
+        float,
+        setting(
+            "How long a GPU that failed must be without a fault before it is used again; doubles with each failure.",
+            unit="s",
+            ge=0,
+            le=86400,
+        ),
+    ] = PROBATION_S
     address: Annotated[str | None, setting("Where gang members reach this host; found out by default.")] = None
     interface: Annotated[str | None, setting("Network interface for NCCL and gloo; left to them by default.")] = None
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None

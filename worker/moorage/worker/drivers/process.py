@@ -102,7 +102,10 @@ class ProcessDriver(Driver):
         if members:
             self._link.start(members)
 
-    def end(self, name: MemberName, grace_s: float, why: str, notice_s: float = 0.0) -> None:
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        self._link.end(self._key(name), grace_s, why)
+
+    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
         self._link.end(self._key(name), grace_s, why, notice_s)
 
     def forget(self, names: list[MemberName]) -> None:
