@@ -22,6 +22,10 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "conflict": ("caller", "this job id is already used for a request with other content"),
     "not-permitted": ("caller", "this user may not do that here"),
     "no-match": ("fleet", "no known worker could ever run this"),
+    "cannot-start-in-time": (
+        "fleet",
+        "by what is known of how long such work runs, it cannot start within start_within_s, whoever waits before it",
+    ),
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
