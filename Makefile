@@ -8,8 +8,9 @@ FROM   ?= 0
 MINUTES ?= 30
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli transcripts \
-        nats-image record-frames sim sim-long chaos chaos-long soak hostile fsyncs fuzz clean
+.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-peers transcripts \
+        nats-image record-frames sim sim-long chaos chaos-long soak hostile \
+        fsyncs fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -86,6 +87,9 @@ bench-quick: $(STAMP)  ## one round of everything, written nowhere
 
 bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled, so that a busy machine may run it
 	$(BIN)/python bench/steps.py
+
+bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
+	$(BIN)/python -m bench.peers.run
 
 bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli
