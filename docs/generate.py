@@ -55,6 +55,7 @@ ACTS: Final = (
     ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
     ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
     ("share", operate.ShareAct(tenant="vision", weight=3, gpus=16, by="ana")),
+    ("dlq", operate.DlqAct(act="resend", sequence=12, by="ana", why="quota was raised")),
 )
 
 #: where each frame travels, and one of it
@@ -86,6 +87,9 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("Done", "the answer to an operator's act", operate.Done(
         "hold", True, tenant="vision", job="train-42", state="QUEUED",
         hold=operate.Hold(1763625600123, "ana", "bad data"))),
+    ("DeadLetter", "moorage.dlq.<tenant>", operate.DeadLetter(
+        "moorage.request.vision.submit", 1201, Problem("invalid-argument", "unknown field `gpus`", "caller", "$.gpus"),
+        b'{"gpus":1}')),
     ("Look", "moorage.fleet.look", frames.Look(81021, 3)),
     ("Looked", "moorage.worker.<worker>.looked", frames.Looked("node-7", 81021, findings=[
         frames.Finding("nvml-foreign", 0, "GPU-6f0c", 8812, "python", 512)])),

@@ -10,6 +10,7 @@ from moorage.scheduler.core import views
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.scheduler.core.state import State
+from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.frames import End, Unwell
 from tests.scheduler.driving import Driving
 
@@ -35,7 +36,7 @@ def ends(drive: Driving) -> list[End]:
 
 
 def why_it_waits(drive: Driving, job: str) -> dict[str, Any]:
-    found = views.explain_job(drive.engine, "t", job)
+    found = explain_job(drive.engine, "t", job)
     assert isinstance(found, dict)
     return found
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core import views
+from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End
 from moorage.schemas.operate import drain_of
@@ -44,7 +45,7 @@ def row(drive: Driving, worker: str) -> dict[str, Any]:
 
 
 def why_it_waits(drive: Driving, job: str) -> dict[str, Any]:
-    found = views.explain_job(drive.engine, "t", job)
+    found = explain_job(drive.engine, "t", job)
     assert isinstance(found, dict)
     return found
 

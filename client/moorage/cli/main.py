@@ -73,6 +73,10 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("doctor", "moorage.cli.doctor:doctor", "Is everything there: server, permissions, leader, this host."),
     ),
     LOOKUP: (
+        Verb("dlq list", "moorage.cli.dlq:list_letters", "Queued requests that were refused, and why."),
+        Verb("dlq show", "moorage.cli.dlq:show", "One of them, as it came."),
+        Verb("dlq resend", "moorage.cli.dlq:resend", "Hand refused requests in again, under their ids."),
+        Verb("dlq drop", "moorage.cli.dlq:drop", "Delete refused requests for good."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("simulate", "moorage.cli.simulate:simulate", "The scheduler on a trace, under a virtual clock."),
         Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),

@@ -417,9 +417,9 @@ class AsyncClient:
         """Ask a reading verb of this tenant, or `cancel`; the whole answer frame."""
         return await self._ask(verb, encode(arguments), decode_answer)
 
-    async def operate(self, verb: str) -> Answer:
-        """Ask a reading verb of the operators; the whole answer frame."""
-        return await self._request(self.subjects.admin(verb), b"{}", decode_answer)
+    async def operate(self, verb: str, asked: Any = None) -> Answer:
+        """Ask a verb of the operators that is answered with data; the whole answer frame."""
+        return await self._request(self.subjects.admin(verb), b"{}" if asked is None else encode(asked), decode_answer)
 
     def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
         return self._request(self.subjects.api(self.tenant, verb), payload, decode)

@@ -14,6 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
@@ -71,14 +73,14 @@ class Intake:
         self.hellos: dict[str, Hello] = {}
 
     def put(self, delivery: Delivery) -> None:
-        """Enqueue; beyond the bound the newest is dropped and counted: its sender asks again. So is what would have us
-        answer where its sender may not write."""
+        """Enqueue; beyond the bound the newest is dropped and counted: its sender asks again. What would have us answer
+        where its sender may not write is taken without its reply subject, and counted."""
         if delivery.reply and not may_answer(self._subjects.prefix, delivery.subject, delivery.reply):
             self.counters["reflected"] += 1
             count = self.counters["reflected"]
             if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood tells little
-                log.warning("%s asks for its answer on %s: dropped, %d so far", delivery.subject, delivery.reply, count)
-            return
+                log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
+            delivery = msgspec.structs.replace(delivery, reply="")
         if len(self._raw) >= WAITING_MAX:
             self.counters["dropped"] += 1
             return

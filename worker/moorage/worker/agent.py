@@ -86,6 +86,7 @@ from moorage.worker.member_messages import (
     Well,
 )
 from moorage.worker.members import Members
+from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 
@@ -146,6 +147,7 @@ class Agent:
         self.inventory = inventory
         self.drivers = {driver.name: driver for driver in drivers}
         self.journal = journal
+        self.policy = Policy.of(settings)
         self.subjects = Subjects(settings.prefix)
         self.devices = inventory.devices()
         self.pool = GpuPool(
@@ -424,6 +426,7 @@ class Agent:
         places: list[Place] = []
         for member in command.members:
             try:
+                self.policy.check_placement(member.name[0], member.request)
                 self.drivers[member.driver].check(member.request)
                 self.watch.check_foreign(member.slots)
                 lease = self.pool.try_claim_slots(member.slots, cast(Sharing, member.place.mode), member.job)

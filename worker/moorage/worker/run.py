@@ -30,6 +30,7 @@ from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
 from moorage.worker.output_keeper import OutputBounds
+from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"
@@ -146,6 +147,7 @@ def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
 
 
 def _check(settings: WorkerSettings, hosts: list[SimulatedHost] | None) -> None:
+    Policy.of(settings).check_host()
     for name in settings.drivers:
         if name not in DRIVERS:
             raise refuse("failed-precondition", f"no driver {name}", field="$.drivers", allowed=", ".join(DRIVERS))
@@ -172,6 +174,7 @@ def _agent(
                 simulated=inventory.simulated,
                 stream_output=settings.stream_output,
                 output_cap_bytes=settings.output_cap_bytes,
+                policy=Policy.of(settings),
             )
         )
     if "noop" in settings.drivers:

@@ -207,6 +207,14 @@ def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: in
     return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
 
 
+def started_ms(job: Job, member: Member) -> int:
+    """Ledger time at which a member began to run; the job's acceptance where memory has let it go."""
+    for row in reversed(job.story):
+        if row[4] == RUNNING and row[2] == member.replica.index and row[9] == member.fence:
+            return row[1]
+    return job.accepted_ms
+
+
 class Worker:
     """A worker as the ledger knows it: its lease session, the inventory of that session, and what it holds."""
 
