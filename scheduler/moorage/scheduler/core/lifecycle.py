@@ -341,6 +341,14 @@ class Lifecycle:
             did += 1
         return did
 
+    def preempt(self, draft: Draft, member: Member, why: str) -> None:
+        """End a member, or its whole gang, within its grace for somebody else; it waits again, for no count."""
+        replica = member.replica
+        if replica.job.gang:
+            self.start_over(draft, replica.job, why)
+        elif draft.state_of(replica) in _ON_WORKER:
+            draft.end(replica, ENDING, QUEUED, why)
+
     def deadline(self, draft: Draft, job: Job) -> None:
         """The whole job's time is over: what waits expires, what runs is ended and TIMED_OUT."""
         phase, after, _ = draft.gang_of(job)

@@ -127,6 +127,7 @@ class Act:
     PRIORITY: Final = "priority"  # job number, priority, actor, why
     LIMIT: Final = "limit"  # tenant, GPUs, jobs (0: none), actor, why
     SHARE: Final = "share"  # tenant, weight, GPUs guaranteed (0: none set), actor, why
+    PREEMPT: Final = "preempt"  # job number, workers held for it, numbers of the jobs that end for it; none: given up
     HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
 
 

@@ -88,6 +88,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     finished_row_bytes: int = ROW_BYTES_FIRST
     job_orders: list[tuple[int, int, Order | None]] = []  # job number, priority, hold; of those that have either
     tenant_orders: list[tuple[str, int, int, Order | None, Order | None]] = []  # tenant, GPUs, jobs, limit, hold
+    preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # job number, workers, jobs that end for it
     half_life: tuple[int, int] = (0, 0)  # of usage, and from which ledger ms it counts
     shares: list[tuple[str, int, int, Order | None, bytes]] = []  # tenant, weight, GPUs guaranteed, who, usage
 
@@ -126,6 +127,7 @@ def dump(state: State) -> bytes:
         (job.num, job.priority, job.hold) for job in state.jobs.values() if job.hold is not None or job.priority >= 0
     ]
     tenant_orders = [(t.name, t.gpus_max, t.jobs_max, t.limit, t.hold) for t in state.tenants.values() if t.ordered]
+    preempts = [(job.num, *job.preempts) for job in state.preempting.values() if job.preempts is not None]
     shares = [
         (t.name, t.weight, t.guaranteed, t.share, _signed(t.usage_base))
         for t in state.tenants.values()
@@ -136,7 +138,7 @@ def dump(state: State) -> bytes:
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
             state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
             list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
-            tenant_orders, (state.half_life_ms, state.counts_from_ms), shares,
+            tenant_orders, preempts, (state.half_life_ms, state.counts_from_ms), shares,
         )
     )  # fmt: skip
 
@@ -192,6 +194,9 @@ def load(snapshot: bytes) -> State:
         fairshare.advance(state)
     for num, priority, hold in found.job_orders:
         state.jobs[num].priority, state.jobs[num].hold = priority, hold
+    for num, workers, jobs in found.preempts:
+        job = state.preempting[num] = state.jobs[num]
+        job.preempts = (workers, jobs)
     for number, row_of in enumerate(found.workers):
         _load_worker(state, number, row_of)
     state.ended.extend(found.ended)

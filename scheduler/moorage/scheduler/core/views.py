@@ -264,6 +264,8 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
         of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
         said = as_hold(hold)
         return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
+    if job.preempts is not None:
+        return {"reason": "preempting", "because": _preempted(engine, job, job.preempts[1])}
     need = shape.count * shape.together
     if not tenant.gpus_max or not need or reason in NEVER_REASONS:
         return {}
@@ -285,6 +287,16 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
         "gpus_needed": need,
         "held_by": [f"job {name}: {gpus} GPUs" for name, gpus in most],
     }
+
+
+def _preempted(engine: Engine, job: Job, nums: tuple[int, ...]) -> str:
+    """For whose end a job waits: those of its own tenant by name, of others how many."""
+    ending = [engine.state.jobs[num] for num in nums if num in engine.state.jobs and engine.state.jobs[num].held]
+    mine = [f"job {other.name}" for other in ending if other.tenant == job.tenant]
+    others = len(ending) - len(mine)
+    shown = mine[:HOLDERS_MAX] + ([f"{others} of other tenants"] if others else [])
+    more = f" and {len(mine) - HOLDERS_MAX} more" if len(mine) > HOLDERS_MAX else ""
+    return f"it waits for preempted jobs to end: {', '.join(shown)}{more}" if ending else "those preempted have ended"
 
 
 def held_by(hold: Order) -> str:
