@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from bench.callers import Callers
 from bench.stack import SUBJECTS, Stack, stack
@@ -100,32 +99,35 @@ async def batches() -> Figures:
 
 
 async def followers() -> Figures:
-    """The leader's CPU a job: events to the tenant alone; to each job's own subject too, where nobody is; with 1,000
-    followers there, each of another job."""
+    """The leader's CPU a job: as `submit` asks for it, with the tenant's events alone; to each job's own subject too,
+    where nobody is; and as `submit` asks for it, but with 1,000 followers, each of another job, who are there before it
+    is submitted, so that its request says so."""
     async with stack(FLEET) as it, AsyncClient(it.url, tenant="t0", timeout=60.0) as moorage:
         bare = await Callers.open(it, tenants=1)
         left: list[str] = []
 
-        async def load(name: str, **more: Any) -> float:
-            """So many jobs, of which the first 1,000 may be followed; how much CPU the leader took."""
+        async def load(name: str, own: int = 0) -> float:
+            """So many jobs, of which the first `own` have events of their own; how much CPU the leader took."""
             left[:] = [f"{name}-{number}" for number in reversed(range(FOLLOWED_JOBS))]
             already, cpu_s = bare.ended, it.cpu_s("scheduler")
 
             async def caller() -> None:
                 while left:
-                    await moorage.submit((), key=left.pop(), **more, **ASKS)  # type: ignore[arg-type]
+                    key = left.pop()
+                    events = "job" if FOLLOWED_JOBS - len(left) <= own else "tenant"
+                    await moorage.submit((), key=key, events=events, **ASKS)  # type: ignore[arg-type]
 
             await asyncio.gather(*(caller() for _ in range(CALLERS)))
             await bare.until_ended(already + FOLLOWED_JOBS)
             return it.cpu_s("scheduler") - cpu_s
 
-        await load("warm", events="tenant")
+        await load("warm")
         alone, unheard, followed = 0.0, 0.0, 0.0
         for turn in range(FOLLOWED_TURNS):  # in turns, so that all meet the same machine
-            alone += await load(f"a{turn}", events="tenant")
-            unheard += await load(f"u{turn}")
+            alone += await load(f"a{turn}")
+            unheard += await load(f"u{turn}", FOLLOWED_JOBS)
             async with _following(it, f"f{turn}") as following:
-                followed += await load(f"f{turn}")
+                followed += await load(f"f{turn}", FOLLOWED)
                 assert await following.line() == f"over {5 * FOLLOWED}"
         await bare.close()
     jobs = FOLLOWED_JOBS * FOLLOWED_TURNS

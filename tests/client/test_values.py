@@ -147,7 +147,9 @@ def test_requests_by_template_are_those_that_are_built_one_by_one() -> None:
         except Rejected as refused:
             expected = refused.code
         try:
-            found: Any = requests.build(what, gpu, key, fields)
+            found: Any
+            found, body = requests.encoded(what, gpu, key, fields)
+            assert body == encode(found)
             built += 1
         except Rejected as refused:
             found = refused.code  # of two faults either may be told first

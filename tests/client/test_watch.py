@@ -151,6 +151,17 @@ async def test_a_job_nobody_knows_is_told(nats_url: str, unique: str) -> None:
             await following.revisions()
 
 
+async def test_what_the_tenants_frames_told_alone_is_told_to_who_follows_it(nats_url: str, unique: str) -> None:
+    request = {"events": "tenant", "run": {"driver": "noop"}}
+    first = shown("j", "QUEUED", change(1, "ACCEPTED"), request=request, own_subject=True)
+    async with follow(nats_url, unique, first) as (scheduler, following):
+        await following.revisions()
+        await scheduler.say("j", "SUCCEEDED", change(2, "SUCCEEDED"))
+        assert await following.revisions() == ("SUCCEEDED", [2])
+        await following.ends()
+        assert len(scheduler.asked) == 1
+
+
 async def test_events_for_the_tenant_alone_are_heard(nats_url: str, unique: str) -> None:
     request = {"events": "tenant", "run": {"driver": "noop"}}
     first = shown("j", "QUEUED", change(1, "ACCEPTED"), request=request)

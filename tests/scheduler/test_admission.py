@@ -505,6 +505,26 @@ def test_events_go_to_the_jobs_own_subject_unless_it_says_tenant(events: str, ms
     assert acts(drive, Act.TOMBSTONE) == []
 
 
+def test_a_job_that_is_told_by_the_tenants_frames_has_its_own_subject_once_it_is_followed() -> None:
+    drive = Driving()
+    drive.offer_submit("j", body=b'{"job":"j","run":{"driver":"noop"},"events":"tenant"}')
+    assert [event[3] for event in drive.tick().events] == [False]
+    shown = views.show(drive.engine, "t", "j")
+    assert isinstance(shown, dict)
+    assert shown["own_subject"]
+    drive.offer_cancel("j")
+    assert [event[3] for event in drive.tick().events] == [True]
+
+
+def test_whom_a_leader_told_is_told_by_the_next() -> None:
+    drive = Driving()
+    drive.offer_submit("j", body=b'{"job":"j","run":{"driver":"noop"},"events":"tenant"}')
+    drive.tick()
+    drive.lead()
+    drive.offer_cancel("j")
+    assert [event[3] for event in drive.tick().events] == [True]
+
+
 def test_jobs_that_came_together_are_told_by_the_tenants_frames_until_one_is_followed() -> None:
     drive = Driving()
     drive.worker("w0", 2)

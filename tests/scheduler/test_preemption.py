@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core import views
+from moorage.scheduler.core import waiting
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.preemption import VOID_MS
 from tests.scheduler.driving import Driving
@@ -16,7 +16,7 @@ GANG = {"scheduling": "gang"}
 
 
 def running(config: Config = ON, gpus: int = 4, hosts: int = 1, **asked: Any) -> Driving:
-    """Hosts full of jobs of one GPU each, `j0` the oldest; each a second younger than the one before, all past grace."""
+    """Hosts full of jobs of one GPU each, `j0` the oldest; a second apart, all past `preempt_after`."""
     drive = Driving(config)
     for index in range(hosts):
         drive.worker(f"w{index}", gpus, cpu_milli=64_000)
@@ -188,7 +188,7 @@ def test_explain_says_for_whose_end_it_waits() -> None:
     slow(drive, 4)
     drive.submit("big", gpu={"count": 2}, priority=90)
     drive.pass_time(1_500)
-    found = views.explain_job(drive.engine, "t", "big")
+    found = waiting.explain_job(drive.engine, "t", "big")
     assert isinstance(found, dict)
     assert found["reason"] == "preempting"
     assert "job j2, job j3" in found["because"]

@@ -97,6 +97,24 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin tenants",
         "moorage admin tenants --format '{tenant} {gpus}'",
     ),
+    "admin nats-config": (
+        "moorage admin nats-config --out site --tenant vision --worker n01",
+        "moorage admin nats-config --out site --tenant vision --auth mtls",
+    ),
+    "dlq list": (
+        "moorage dlq list",
+        "moorage dlq list --tenant vision --format '{sequence} {code}'",
+    ),
+    "dlq show": ("moorage dlq show 12",),
+    "dlq resend": (
+        "moorage dlq resend 12",
+        "moorage dlq resend 12 -f mended.json",
+        "moorage dlq resend all --tenant vision --why 'quota was raised'",
+    ),
+    "dlq drop": (
+        "moorage dlq drop 12,13",
+        "moorage dlq drop all --tenant sandbox",
+    ),
     "scheduler": ("MOORAGE_LEDGER_URL_FILE=/etc/moorage/ledger-url moorage scheduler --nats prod",),
     "worker": (
         "moorage worker --label zone=a",

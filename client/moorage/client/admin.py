@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from moorage.client.errors import Rejected
 from moorage.client.values import who
 from moorage.schemas.errors import Refused
-from moorage.schemas.operate import Done, TenantRow, act_of
+from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -67,6 +68,36 @@ class Admin:
         """Tenants with jobs, leases, holds, limits or shares; at most 1,000, those with most GPUs first."""
         answer = await self._client.operate("tenants")
         return msgspec.convert(answer.data["tenants"], list[TenantRow])
+
+    async def dead_letters(self, *, tenant: str | None = None) -> AsyncIterator[dict[str, Any]]:
+        """Queued requests that were refused, oldest first, of one tenant or of all; `sequence` is a letter's number."""
+        after = 0
+        while True:
+            data = await self._letters(DlqAct(act="list", tenant=tenant, after=after))
+            for row in data["letters"]:
+                yield row
+            after = data["next"]
+            if not after:
+                return
+
+    async def dead_letter(self, sequence: int) -> dict[str, Any]:
+        """One of them, with `problem` and `body` (and `data`, base64, where that is no text). Raises `NotFound`."""
+        return await self._letters(DlqAct(act="show", sequence=sequence))
+
+    async def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
+        """Hand it in again, or `body` in its place, for its tenant under its job id; the letter is then gone.
+
+        Raises `Rejected` where it is refused again: it stays.
+        """
+        return await self._letters(DlqAct(act="resend", sequence=sequence, body=body, by=who(), why=why))
+
+    async def drop(self, sequence: int, *, why: str = "") -> dict[str, Any]:
+        """Delete it for good. Raises `NotFound`."""
+        return await self._letters(DlqAct(act="drop", sequence=sequence, by=who(), why=why))
+
+    async def _letters(self, act: DlqAct) -> dict[str, Any]:
+        data: dict[str, Any] = (await self._client.operate("dlq", act)).data
+        return data
 
     def _tenant(self, tenant: str | None) -> str:
         return self._client.tenant if tenant is None else tenant

@@ -157,9 +157,12 @@ class AsyncClient:
 
         `gpu` is a token as `2xH100:80G`, a count or a spec; `key` is the job's id, so that a second submit of the
         same content is the same job (without one a time-ordered id is made, and a retry in here keeps it).
+        Unless `events` says otherwise, only the tenant's frames tell of it until somebody follows it.
         Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
-        return await self._submit(self.request(what, gpu, key, fields))
+        if not isinstance(what, Request) and not (isinstance(what, Mapping) and "events" in what):
+            fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
+        return await self._submit(*self._requests.encoded(what, gpu, key, fields))
 
     async def submit_handler(
         self,
@@ -177,12 +180,14 @@ class AsyncClient:
         """
         from moorage.client.handlers import handler_request
 
-        return await self._submit(handler_request(name, input, gpu, key, fields))
+        fields.setdefault("events", "tenant")
+        request = handler_request(name, input, gpu, key, fields)
+        return await self._submit(request, encode(request))
 
-    async def _submit(self, request: Request) -> Job:
+    async def _submit(self, request: Request, body: bytes) -> Job:
         from moorage.client.job import Job
 
-        accepted = await self._ask("submit", encode(request), decode_accepted)
+        accepted = await self._ask("submit", body, decode_accepted)
         return Job(self, accepted.job, accepted, request)
 
     async def run(
@@ -214,10 +219,9 @@ class AsyncClient:
         """
         from moorage.client.job import Job
 
-        requests = [self._requests.build(what, gpu, None, fields) for what in many]
-        bodies = [encode(request) for request in requests]
+        built = [self._requests.encoded(what, gpu, None, fields) for what in many]
         answers: list[Accepted | Problem] = []
-        frames = _frames(bodies)
+        frames = _frames(body for _, body in built)
         for at in range(0, len(frames), FRAMES_AT_ONCE):
             asked = (self._ask("submit", frame, decode_batch) for frame in frames[at : at + FRAMES_AT_ONCE])
             for part in await asyncio.gather(*asked):
@@ -225,7 +229,7 @@ class AsyncClient:
         problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
         jobs = [
             None if isinstance(answer, Problem) else Job(self, answer.job, answer, request)
-            for request, answer in zip(requests, answers, strict=True)
+            for (request, _), answer in zip(built, answers, strict=True)
         ]
         if problems:
             raise BatchRejected(jobs, problems)
@@ -397,9 +401,9 @@ class AsyncClient:
         """Ask a reading verb of this tenant, or `cancel`; the whole answer frame."""
         return await self._ask(verb, encode(arguments), decode_answer)
 
-    async def operate(self, verb: str) -> Answer:
-        """Ask a reading verb of the operators; the whole answer frame."""
-        return await self._request(self.subjects.admin(verb), b"{}", decode_answer)
+    async def operate(self, verb: str, asked: Any = None) -> Answer:
+        """Ask a verb of the operators that is answered with data; the whole answer frame."""
+        return await self._request(self.subjects.admin(verb), b"{}" if asked is None else encode(asked), decode_answer)
 
     def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
         return self._request(self.subjects.api(self.tenant, verb), payload, decode)
@@ -432,7 +436,7 @@ class AsyncClient:
             raise NotPermitted(error.problem) from None
 
 
-def _frames(bodies: list[bytes]) -> list[bytes]:
+def _frames(bodies: Iterable[bytes]) -> list[bytes]:
     """JSON arrays of the bodies, as few as the bounds allow."""
     frames: list[bytes] = []
     part: list[bytes] = []

@@ -561,9 +561,9 @@ class Client:
         """As `AsyncClient.answer`."""
         return self._thread.call(self._twin.answer(verb, arguments))
 
-    def operate(self, verb: str) -> Answer:
+    def operate(self, verb: str, asked: Any = None) -> Answer:
         """As `AsyncClient.operate`."""
-        return self._thread.call(self._twin.operate(verb))
+        return self._thread.call(self._twin.operate(verb, asked))
 
     def _job(self, job: asynchronous.Job) -> SyncJob:
         return SyncJob(self._thread, job)

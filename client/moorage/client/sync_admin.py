@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from moorage.schemas.operate import Done, TenantRow
 
@@ -49,6 +50,22 @@ class SyncAdmin:
     ) -> Done:
         """As `Admin.share`."""
         return self._thread.call(self._twin.share(weight=weight, gpus=gpus, why=why, tenant=tenant))
+
+    def dead_letters(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
+        """As `Admin.dead_letters`."""
+        return self._thread.iterate(self._twin.dead_letters(tenant=tenant))
+
+    def dead_letter(self, sequence: int) -> dict[str, Any]:
+        """As `Admin.dead_letter`."""
+        return self._thread.call(self._twin.dead_letter(sequence))
+
+    def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
+        """As `Admin.resend`."""
+        return self._thread.call(self._twin.resend(sequence, body=body, why=why))
+
+    def drop(self, sequence: int, *, why: str = "") -> dict[str, Any]:
+        """As `Admin.drop`."""
+        return self._thread.call(self._twin.drop(sequence, why=why))
 
     def tenants(self) -> list[TenantRow]:
         """As `Admin.tenants`."""

@@ -14,9 +14,10 @@ from typing import Any, Final, Literal, TypedDict
 import msgspec
 
 from moorage.client.errors import Rejected, rejected
-from moorage.schemas.codec import explain_decode_error
+from moorage.schemas.codec import encode, explain_decode_error
 from moorage.schemas.gpu import GpuSpec, Scheduling, parse_token
 from moorage.schemas.job import DURATION_S_MAX, Request, Resources, Secret
+from moorage.schemas.names import is_job
 from moorage.schemas.units import duration_s
 
 Duration = float | str
@@ -185,12 +186,18 @@ def build_request(
 
 
 class Requests:
-    """`build_request` for a caller that asks for the same again and again: what its commands share is checked once."""
+    """`build_request` for a caller that asks for the same again and again: what is alike is checked and encoded once.
+
+    What commands share is kept as a template; of one command said again and again nothing but the job's id is new.
+    """
 
     def __init__(self) -> None:
         self._gpu: GpuSpec | str | int | None = None
         self._fields: Mapping[str, Any] = {}
         self._template: Request | None = None
+        self._words: Sequence[str] | None = None
+        self._alike: Request | None = None  # the template with these words
+        self._behind = b""  # its body, behind the job's id
 
     def build(
         self,
@@ -200,17 +207,43 @@ class Requests:
         fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """As `build_request`."""
-        if not isinstance(what, (tuple, list)) or not isinstance(key, str | None):
-            return build_request(what, gpu, key, fields)
-        fields = fields or {}
+        return self.encoded(what, gpu, key, fields)[0]
+
+    def encoded(
+        self,
+        what: Request | Sequence[str] | Mapping[str, Any],
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> tuple[Request, bytes]:
+        """As `build_request`, and the body that says it."""
+        alike = self._said_before(what, gpu, fields or {}) if isinstance(what, tuple | list) else None
+        job = fresh_job_id() if key is None else key
+        if alike is None or not isinstance(job, str) or not is_job(job):  # the whole way says what is wrong
+            request = build_request(what, gpu, key, fields)
+            return request, encode(request)
+        request = copy.copy(alike)
+        msgspec.structs.force_setattr(request, "job", job)
+        return request, b'{"job":"%b"%b' % (job.encode(), self._behind)
+
+    def _said_before(
+        self, words: Sequence[str], gpu: GpuSpec | str | int | None, fields: Mapping[str, Any]
+    ) -> Request | None:
+        """A checked request for this command, whatever its job id; None where something is wrong with it."""
         if self._template is None or gpu != self._gpu or fields != self._fields:
             template = build_request(("a command",), gpu, None, fields)
             self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template
-        try:
-            run = msgspec.structs.replace(self._template.workload, argv=[str(word) for word in what])
-            return msgspec.structs.replace(self._template, job=fresh_job_id() if key is None else key, run=run)
-        except ValueError:  # the whole way tells it with its path
-            return build_request(what, gpu, key, fields)
+            self._words = None
+        if words != self._words:
+            self._words = None
+            try:
+                run = msgspec.structs.replace(self._template.workload, argv=[str(word) for word in words])
+                self._alike = msgspec.structs.replace(self._template, job="j", run=run)
+            except ValueError:
+                return None
+            self._behind = encode(self._alike).removeprefix(b'{"job":"j"')
+            self._words = copy.copy(words)
+        return self._alike
 
 
 def Gpu(

@@ -276,6 +276,8 @@ class Watch:
 
     async def _merge(self, event: Event) -> list[Event]:
         """What is new in an event; after a gap, what `show` says instead."""
+        if event.rev == self.rev and event.waiting is not None:
+            return [event]  # nothing has changed but why it waits
         if event.rev <= self.rev:
             return []
         fresh = [change for change in event.changes if change.rev > self.rev]
@@ -295,8 +297,9 @@ class Watch:
             await asyncio.sleep(RETRY_S)
             return []
         data = self.shown = answer.data
-        if not self._hears_tenant and data.get("request", {}).get("events") == "tenant":
-            # its events go out in the tenant's frames alone; listen there, then look again
+        told = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
+        if not told and not self._hears_tenant:
+            # a scheduler of an older release: its events go out in the tenant's frames alone; listen there, look again
             self._stale = True
             await self._hear_tenant()
         changes = _behind(self.rev, data.get("changes", []))

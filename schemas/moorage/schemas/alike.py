@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.schemas.codec import canonical, decode_request
+from moorage.schemas.codec import decode_request, identity
 from moorage.schemas.job import Request
 
 #: what is remembered at most; then it begins anew
@@ -31,13 +31,13 @@ class Asked:
         self.workload = ""  # and what it called it
         self._before = self._behind = b""
 
-    def canonical(self, name: str | None) -> bytes:
-        """The canonical form (see `codec.canonical`) of this request under a job name; None: it has none."""
+    def identity(self, name: str | None) -> bytes:
+        """The canonical form (see `codec.identity`) of this request under a job name; None: it has none."""
         if name is None or self.request.job == name:
-            return canonical(self.request)
+            return identity(self.request)
         if not self._before:
             # the two differ in one byte, the name's only one; before it stands the byte that says its length
-            a, b = (canonical(msgspec.structs.replace(self.request, job=job)) for job in "ab")
+            a, b = (identity(msgspec.structs.replace(self.request, job=job)) for job in "ab")
             at = next(at for at, (one, other) in enumerate(zip(a, b, strict=True)) if one != other)
             self._before, self._behind = a[: at - 1], a[at + 1 :]
         raw = name.encode()

@@ -119,13 +119,22 @@ decode_request: Final = Decoder[Request](Request, REQUEST_BYTES_MAX)
 
 
 def same_request(one: bytes, other: bytes) -> bool:
-    """Whether two request bodies ask for the same, whatever their encoding and order of keys."""
-    return one == other or decode_request(one) == decode_request(other)
+    """Whether two request bodies ask for the same, whatever their encoding, their order of keys, and who is told."""
+    return one == other or _told_alike(decode_request(one)) == _told_alike(decode_request(other))
 
 
 def canonical(request: Request) -> bytes:
     """The canonical form: msgpack of all fields in sorted order, so that equal requests have equal bytes."""
     return msgspec.msgpack.encode(request, order="sorted")
+
+
+def identity(request: Request) -> bytes:
+    """The canonical form of what is asked for: `events`, which says who is told of it, is no part of that."""
+    return canonical(_told_alike(request))
+
+
+def _told_alike(request: Request) -> Request:
+    return request if request.events == "job" else msgspec.structs.replace(request, events="job")
 
 
 def split_array(payload: bytes) -> list[bytes]:

@@ -339,6 +339,8 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fi
     duplicate: bool = False
     warnings: list[str] = []
     v: int = VERSION
+    #: of a job that has to wait, as `explain` says it; left out where the leader has more urgent things to do
+    waiting: dict[str, Any] | None = None
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -375,6 +377,8 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     why: str = ""
     simulated: bool = False
     v: int = VERSION
+    #: with no changes: why it still waits, as `explain` says it, where that is not as it was
+    waiting: dict[str, Any] | None = None
 
 
 class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="events"):

@@ -6,7 +6,7 @@ idempotent: what is so already is answered with `"changed": false` and recorded 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,10 @@ WHY_CHARS_MAX: Final = 200
 GPUS_LIMIT_MAX: Final = 1_000_000
 JOBS_LIMIT_MAX: Final = 1_000_000
 WEIGHT_MAX: Final = 10_000
+
+#: letters in one answer
+LETTERS_PAGE_MAX: Final = 200
+SEQUENCE_MAX: Final = 2**53
 
 _JOB_ALLOWED: Final = "[A-Za-z0-9_-]{1,64}"
 _TENANT_ALLOWED: Final = "[a-z0-9-]{1,32}"
@@ -166,6 +170,42 @@ ACTS: Final[dict[str, type[Act]]] = {
 }
 
 
+class DlqAct(_Act, frozen=True, kw_only=True):
+    """`dlq`: `list` dead letters (of a `tenant`, from behind `after`), `show`, `resend` or `drop` one by `sequence`.
+
+    `resend` hands in the message as it came, or `body` in its place, under the same job id. It is answered once a
+    record holds it, and the letter is then gone; refused again, it stays. `drop` cannot be undone.
+    """
+
+    act: Literal["list", "show", "resend", "drop"] = "list"
+    tenant: str | None = None
+    sequence: int = 0
+    after: int = 0
+    limit: int = LETTERS_PAGE_MAX
+    body: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tenant is not None:
+            _check_tenant(self.tenant)
+        if (self.act == "list") != (self.sequence == 0) or not 0 <= self.sequence <= SEQUENCE_MAX:
+            raise ValueError(f"sequence must be a letter's number, and 0 for list, found {self.sequence}")
+        if not 0 <= self.after <= SEQUENCE_MAX:
+            raise ValueError(f"after must be 0..{SEQUENCE_MAX}, found {self.after}")
+        if not 1 <= self.limit <= LETTERS_PAGE_MAX:
+            raise ValueError(f"limit must be 1..{LETTERS_PAGE_MAX}, found {self.limit}")
+        if self.body is not None and self.act != "resend":
+            raise ValueError(f"body must be given to resend alone, found it with {self.act}")
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> DlqAct:
+        """From decoded arguments. Raises `Refused` with what is wrong of which field."""
+        try:
+            return msgspec.convert(arguments, cls)
+        except msgspec.ValidationError as error:
+            raise Refused(explain_decode_error(error)) from None
+
+
 def act_of(verb: str, arguments: dict[str, Any]) -> Act:
     """The act of a verb in `ACTS` from its decoded arguments. Raises `Refused` with what is wrong of which field."""
     try:
@@ -238,6 +278,17 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
 
 
 decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)
+
+
+class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="dead-letter"):
+    """A queued message that was refused: the subject it was published to, its sequence in the queue, the reason, and
+    the message as it came (base64 in JSON). `trace` is its traceparent."""
+
+    subject: str
+    sequence: int
+    problem: Problem
+    body: bytes
+    trace: str = ""
 
 
 class TenantRow(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -72,7 +72,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     history_bytes: Annotated[
         int, setting("Size of the history stream; beyond it the oldest go.", unit="bytes", ge=1 << 20, le=1 << 50)
     ] = 10 * GIB
-    ranker: Annotated[str, setting("How the hosts that fit are ranked: pack or headroom.")] = "pack"
+    dead_letters_keep: Annotated[
+        float, setting("How long queued requests that were refused are kept.", unit="s", ge=120, le=10 * 366 * 86400)
+    ] = 30 * 86400.0
+    ranker: Annotated[str, setting("How the hosts that fit are ranked: pack, fragments or headroom.")] = "pack"
 
     order: Annotated[
         Literal["fair", "arrival", "fifo"],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import deque
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, Final
@@ -46,7 +47,8 @@ from moorage.scheduler.core.rank import RANKERS
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.core.state import QUEUED, Job, Replica, State, Worker
+from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
+from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, QUEUED, Job, Member, Replica, State, Worker, started_ms
 from moorage.scheduler.core.telling import Telling
 from moorage.schemas.alike import Asked, Requests
 from moorage.schemas.codec import encode
@@ -129,6 +131,7 @@ class Engine:
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
+        self.admission.soonest_ms = self._soonest_ms
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rows_ms = max(
             config.finished_keep_ms, int(config.history_keep * 1000)
@@ -144,6 +147,8 @@ class Engine:
         self._built_ms = mono_ms
         self._replan = False  # a worker joined with the last record: somebody may start now
         self._left_queue = 0  # entries of the queue that no longer wait, at most
+        #: what the answer to a submit says of a job that has to wait
+        self.tell_waiting: Callable[[Job], dict[str, Any] | None] | None = None
         self.history_dropped = 0  # jobs that left memory though their history could not be written
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self._resume(mono_ms)
@@ -161,8 +166,10 @@ class Engine:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         for job in self.state.jobs.values():
             job.told = job.rev
+            job.own_subject = True  # whom the leader before told of it is not known here
             if not job.over:
                 self._index(job, self.request_of(job))
+                self.planner.ranker.arrived(self.shape_of(job), len(job.replicas))
 
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job's waiting replicas in the queue and its times in the timers."""
@@ -227,6 +234,21 @@ class Engine:
 
     def _requeue(self, replica: Replica, not_before: int) -> None:
         heappush(self._timers, (not_before, _BACKOFF, entry(replica.job.num, replica.index)))
+
+    def _soonest_ms(self, shape: Shape, priority: int) -> int:
+        """How soon the fleet could hold a shape, whoever waits before it (see `soonest`)."""
+        if not self.admission.all_heard():
+            return 0
+        return soonest_ms(self.fleet, shape, lambda member: self._least_ms(member, priority))
+
+    def _least_ms(self, member: Member, priority: int) -> int:
+        """How long a member lasts at least, by what was seen; 0 where nothing is sure, or where it may be preempted."""
+        job = member.replica.job
+        if member.phase == AT_EXITED or self.priority_of(job) < priority:
+            return 0
+        elapsed_ms = max(0, self.state.time_ms - started_ms(job, member)) if member.phase == AT_RUNNING else 0
+        found = self.durations.remaining(job.tenant, self.workload_of(job), self.shape_of(job), elapsed_ms)
+        return found.least_ms if found is not None and found.samples >= SAMPLES_SURE else 0
 
     # ------------------------------------------------------------------------------------------- offer
 
@@ -336,6 +358,23 @@ class Engine:
         return flight is not None and any(act[0] == Act.SNAPSHOT for act in flight.draft.acts)
 
     @property
+    def in_flight(self) -> bool:
+        """Whether a record was built that is not acknowledged yet."""
+        return self._in_flight is not None
+
+    @property
+    def built_ms(self) -> int:
+        """The leader's monotonic time when it built its last record."""
+        return self._built_ms
+
+    def forget_callers(self) -> None:
+        """A copy that is only asked what would happen answers nobody."""
+        self._rest = deque(event for event in self._rest if not isinstance(event, Ask))
+        self._pressing = sum(map(_presses, self._rest))
+        if self._in_flight is not None:
+            self._in_flight.asks.clear()
+
+    @property
     def rid(self) -> int:
         """The number of the record that is in flight."""
         return self._rid
@@ -393,6 +432,7 @@ class Engine:
         if self.planner.reservation is not None:
             self.planner.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
+        self.planner.ranker.arrived(shape, event.request.replicas)
         for index in range(1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)
 
@@ -525,7 +565,7 @@ class Engine:
                     break
                 self.history_dropped += 1
             name, asked = self.requests.read(job.body)
-            flat += (job.num, request_digest(asked.canonical(name)))
+            flat += (job.num, request_digest(asked.identity(name)))
             kept.append(job.kept)
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
@@ -592,18 +632,23 @@ class Engine:
         for job in accepted:
             made = new[(job.tenant, job.name)]
             submit = made.submit
-            job.shape = submit.shape
+            job.shape, job.key = submit.shape, submit.key
             request = submit.request
             # of many that came together the tenant's frames tell, until somebody follows one (`views.show`)
             job.own_subject = request.events == "job" and submit.batch is None
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
-            if submit.batch is None and submit.json and not made.warnings:  # the bytes of `encode(Accepted(…))`
+            waiting = None
+            if job.replicas[-1].state == QUEUED and submit.batch is None and submit.reply and self.tell_waiting:
+                waiting = self.tell_waiting(job)
+            if (
+                submit.batch is None and submit.json and not made.warnings and waiting is None
+            ):  # the bytes of `encode(Accepted(…))`
                 said = f'{{"kind":"accepted","job":"{job.name}","ledger":{seq},"state":"{state}"}}'
                 out.answers.append((submit.reply, said.encode()))
                 continue
-            answer = Accepted(job.name, seq, state, warnings=made.warnings)
+            answer = Accepted(job.name, seq, state, warnings=made.warnings, waiting=waiting)
             if submit.batch is not None:
                 batch = submit.batch
                 batch.answers[submit.position] = answer

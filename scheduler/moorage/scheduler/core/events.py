@@ -47,6 +47,7 @@ class Submit(msgspec.Struct, eq=False, gc=False):
     trace: str = ""
     batch: Batch | None = None
     position: int = 0
+    key: bytes = b""  # `finished.job_key`, once it was looked for
 
 
 class Cancel:

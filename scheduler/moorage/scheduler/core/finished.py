@@ -32,6 +32,11 @@ _CHUNK_ROWS: Final = 4096
 #: `_NUMBERS`, and 1 more; 0 is no row
 _NUMBER_BITS: Final = 21
 _NUMBERS: Final = 2**_NUMBER_BITS - 1
+#: where in a key, read as a number, those 11 bits stand; the lowest ones choose the slot, the last byte the segment
+_MARK_AT: Final = 64
+_MARK: Final = 0x7FF
+_SEVEN: Final = 2**56 - 1
+_from_bytes: Final = int.from_bytes
 
 
 def job_key(tenant: str, job: str) -> bytes:
@@ -87,12 +92,13 @@ class FinishedTable:
         _ROW.pack_into(chunk, start, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
         self._end = number + 1
         segment, slot = self._look(key)
+        bits, which = _from_bytes(key, "little"), key[-1]
         if segment[slot] == _EMPTY:
-            self._filled[key[-1]] += 1
-        segment[slot] = _entry(key, number)
-        if self._filled[key[-1]] > len(segment) * _GROW_AT:
-            self._grow(key[-1])
-        self.row += _row_hash(key, digest, state)
+            self._filled[which] += 1
+        segment[slot] = _entry(bits, number)
+        if self._filled[which] > len(segment) * _GROW_AT:
+            self._grow(which)
+        self.row += _row_hash(bits, digest, state)
 
     def oldest_ms(self) -> int | None:
         """Ledger time of the oldest row, in ms."""
@@ -108,7 +114,7 @@ class FinishedTable:
     def drop_oldest(self) -> None:
         key, digest, _, state, _, _ = self._unpacked(self._first)
         self._remove(key, self._first)
-        self.row -= _row_hash(key, digest, state)
+        self.row -= _row_hash(_from_bytes(key, "little"), digest, state)
         self._first += 1
         if self._first - self._base == _CHUNK_ROWS:
             del self._chunks[0]
@@ -148,19 +154,21 @@ class FinishedTable:
 
     def _look(self, key: bytes) -> tuple[array[int], int]:
         """The segment and slot where a key stands, or where it would."""
-        segment = self._segments[key[-1]]
-        mask, mark = len(segment) - 1, (key[8] | key[9] << 8) & 0x7FF
-        slot = int.from_bytes(key[:8], "little") & mask
-        while (entry := segment[slot]) != _EMPTY:
-            if entry >> _NUMBER_BITS == mark and self._unpacked(self._number(entry))[0] == key:
-                break
-            slot = (slot + 1) & mask
+        segment, bits = self._segments[key[-1]], _from_bytes(key, "little")
+        mask = len(segment) - 1
+        slot = bits & mask
+        if segment[slot] != _EMPTY:
+            mark = bits >> _MARK_AT & _MARK
+            while (entry := segment[slot]) != _EMPTY:
+                if entry >> _NUMBER_BITS == mark and self._unpacked(self._number(entry))[0] == key:
+                    break
+                slot = (slot + 1) & mask
         return segment, slot
 
     def _remove(self, key: bytes, number: int) -> None:
         """Take a row out of the index, unless a newer one of its key stands there."""
         segment, hole = self._look(key)
-        if segment[hole] != _entry(key, number):
+        if segment[hole] != _entry(_from_bytes(key, "little"), number):
             return
         # backward-shift deletion keeps every probe chain whole without grave stones
         mask = len(segment) - 1
@@ -187,11 +195,11 @@ class FinishedTable:
                 segment[slot] = entry
 
 
-def _entry(key: bytes, number: int) -> int:
-    return ((key[8] | key[9] << 8) & 0x7FF) << _NUMBER_BITS | number % _NUMBERS + 1
+def _entry(bits: int, number: int) -> int:
+    """Of a key's bits and a row's number."""
+    return (bits >> _MARK_AT & _MARK) << _NUMBER_BITS | number % _NUMBERS + 1
 
 
-def _row_hash(key: bytes, digest: bytes, state: int) -> int:
-    return hash(
-        (int.from_bytes(key[:7], "little"), int.from_bytes(digest[:7], "little"), state)
-    )  # ints alone: the same in every process
+def _row_hash(bits: int, digest: bytes, state: int) -> int:
+    """Of 7 bytes each of key and digest: ints alone, so the same in every process."""
+    return hash((bits & _SEVEN, _from_bytes(digest, "little") & _SEVEN, state))

@@ -49,6 +49,30 @@ class Fit:
         self.reason = reason  # empty where the class could run it
 
 
+def _islands(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    """The slots that NVLink joins, and those of one NUMA node; empty where all, or none, stand together.
+
+    Links are taken as they are said, in either direction; a hello of an older worker says none.
+    """
+    slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
+    linked = [1 << slot for slot in range(len(pool))]
+    for slot, device in enumerate(pool):
+        for peer in device.get("peers", ()):
+            other = slot_of.get(peer, slot)
+            both = linked[slot] | linked[other]
+            for member in range(len(pool)):
+                if both >> member & 1:
+                    linked[member] = both
+    nodes: dict[int, int] = {}
+    for slot, device in enumerate(pool):
+        node = int(device.get("numa", -1))
+        nodes[node] = nodes.get(node, 0) | 1 << slot
+    by_link, by_node = tuple(dict.fromkeys(linked)), tuple(nodes.values())
+    if len(by_link) in (1, len(pool)):
+        by_link = by_node
+    return (by_link, by_node) if 1 < len(by_link) < len(pool) else ()
+
+
 class HostClass:
     """Hosts that answer every request alike, but for what is free."""
 
@@ -58,6 +82,7 @@ class HostClass:
         "drivers",
         "fits",
         "hosts",
+        "islands",
         "key",
         "labels",
         "modes",
@@ -76,6 +101,8 @@ class HostClass:
         self.sharers_max = {
             mode: max(1, min(most, int(hello["sharers_max"].get(mode, most)))) for mode, most in SHARERS_MAX.items()
         }
+        #: sets of slots linked over NVLink, and those on one NUMA node; empty where neither tells devices apart
+        self.islands = _islands(hello["gpu_pool"])
         self.hosts: dict[int, Host] = {}
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
@@ -264,6 +291,8 @@ class Fleet:
         self.hosts: dict[int, Host] = {}
         self.changes = 0  # grows with everything that may let somebody start
         self.inventory = 0  # grows when the set of classes or hosts changes
+        #: worker numbers of hosts that came, went or changed; a ranker that keeps a table empties it
+        self.touched: set[int] = set()
 
     # ----------------------------------------------------------------------------------- membership
 
@@ -273,6 +302,7 @@ class Fleet:
         hello = worker.hello
         key = (
             tuple((d["index"], d["vendor"], d["name"], d.get("memory_mib", 0)) for d in hello["gpu_pool"]),
+            _islands(hello["gpu_pool"]),
             tuple(hello["drivers"]),
             tuple(hello["modes"]),
             tuple(sorted(hello["labels"].items())),
@@ -298,9 +328,11 @@ class Fleet:
         if not host.cls.hosts:
             del self.classes[host.cls.key]
         self.inventory += 1
+        self.touched.add(worker_num)
 
     def refresh(self, host: Host) -> None:
         """File a host where its state says; call after anything about it changed."""
+        self.touched.add(host.worker.num)
         bucket = host.open.bit_count() if host.usable else -1
         was = host.bucket
         if bucket != was:

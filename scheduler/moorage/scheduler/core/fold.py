@@ -583,7 +583,7 @@ class _Folding:
             final = job.replicas[0].state if len(job.replicas) == 1 else STATES.index(job.state)
             ended_ms = job.story[-1][1] if job.story else self.time
             where = kept[at // 2] if kept else 0
-            state.finished.add(job_key(job.tenant, job.name), flat[at + 1], ended_ms, final, where)
+            state.finished.add(job.key or job_key(job.tenant, job.name), flat[at + 1], ended_ms, final, where)
             digest -= job.row
             for replica in job.replicas:
                 digest -= replica.row

@@ -78,9 +78,7 @@ class Preemption:
 class _Search:
     """One replica more on one host after the other, where that costs least; then nobody is ended in vain."""
 
-    def __init__(
-        self, policy: Preemption, draft: Draft, shape: Shape, right: Right, barred: frozenset[int]
-    ) -> None:
+    def __init__(self, policy: Preemption, draft: Draft, shape: Shape, right: Right, barred: frozenset[int]) -> None:
         self.policy = policy
         self.draft = draft
         self.shape = shape

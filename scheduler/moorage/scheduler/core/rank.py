@@ -39,6 +39,9 @@ class Ranker:
         """`avoid` counts this job's replicas by worker (for spread); `barred` are hosts held back for somebody."""
         raise NotImplementedError
 
+    def arrived(self, shape: Shape, replicas: int) -> None:
+        """So many replicas of a shape were asked for: told once a job, in the ledger's order."""
+
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         """The slot masks of at most `most` further replicas of this shape that `choose` would put on the same host.
 
@@ -63,6 +66,38 @@ def best_slots(mask: int, fit: Fit, count: int) -> int:
     if best == mask or best.bit_count() >= count:
         return lowest_slots(best, count)
     return best | lowest_slots(mask & ~best, count - best.bit_count())
+
+
+def whole_slots(host: Host, mask: int, fit: Fit, count: int) -> int:
+    """The `count` slots of a host that a request for whole devices gets, linked ones where there are islands.
+
+    An island is a set of devices that reach each other over NVLink, or else share a NUMA node. The smallest set of
+    free devices within one island that suffices is broken into, so that large ones stay whole; where none suffices,
+    the request spans as few as it can.
+    """
+    islands = host.cls.islands
+    if not islands:
+        return best_slots(mask, fit, count)
+    best = mask & fit.best_mask
+    within = best if best.bit_count() >= count else mask
+    found = _smallest(within, islands[0], count) or _smallest(within, islands[1], count)
+    if found:
+        return lowest_slots(found, count)
+    taken = 0
+    for island in sorted(islands[0], key=lambda island: -(within & island).bit_count()):
+        part = within & island
+        missing = count - taken.bit_count()
+        taken |= part if part.bit_count() <= missing else lowest_slots(part, missing)
+        if taken.bit_count() == count:
+            return taken
+    return best_slots(mask, fit, count)
+
+
+def _smallest(mask: int, islands: tuple[int, ...], count: int) -> int:
+    """The part of a mask within that island where the fewest suffice; 0 where none does."""
+    return min(
+        (mask & island for island in islands if (mask & island).bit_count() >= count), key=int.bit_count, default=0
+    )
 
 
 class Pack(Ranker):
@@ -94,7 +129,7 @@ class Pack(Ranker):
         free = host.open & fit.mask
         masks: list[int] = []
         for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
-            mask = best_slots(free, fit, count)
+            mask = whole_slots(host, free, fit, count)
             free ^= mask
             masks.append(mask)
         return masks
@@ -123,7 +158,7 @@ class Pack(Ranker):
             if (whole or mask.bit_count() >= count) and host.fits_host(shape):
                 if barred and host.worker.num in barred:
                     continue
-                return Choice(host, best_slots(mask, fit, count), host.open.bit_count() - count)
+                return Choice(host, whole_slots(host, mask, fit, count), host.open.bit_count() - count)
         return None
 
     def _join_sharers(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
@@ -190,7 +225,7 @@ class Pack(Ranker):
             for slot, device in host.shared.items():
                 if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):
                     mask |= 1 << slot
-        return best_slots(mask, fit, shape.count) if mask.bit_count() >= shape.count else None
+        return whole_slots(host, mask, fit, shape.count) if mask.bit_count() >= shape.count else None
 
 
 def _device_count(pair: tuple[HostClass, Fit]) -> int:
@@ -203,4 +238,10 @@ def _headroom() -> Ranker:
     return Headroom()
 
 
-RANKERS: Final[dict[str, Callable[[], Ranker]]] = {"pack": Pack, "headroom": _headroom}
+def _fragments() -> Ranker:
+    from moorage.scheduler.core.rank_fragments import Fragments  # loads numpy
+
+    return Fragments()
+
+
+RANKERS: Final[dict[str, Callable[[], Ranker]]] = {"pack": Pack, "headroom": _headroom, "fragments": _fragments}

@@ -25,6 +25,7 @@ from moorage.scheduler.core.state import (
     new_job,
     new_member,
 )
+from moorage.schemas.unreadable import UNREADABLE
 
 SNAPSHOT_FORMAT: Final = 1
 
@@ -162,8 +163,12 @@ def load(snapshot: bytes) -> State:
     """The state of a snapshot. Raises `BadSnapshot` for other bytes, or when the rows do not have their digest."""
     try:
         found = _decode(snapshot)
-    except msgspec.MsgspecError as error:
-        raise BadSnapshot(f"not a snapshot: {error}") from None
+        return _loaded(found)
+    except (*UNREADABLE, LookupError, TypeError) as error:  # its rows may be anything: they name each other by number
+        raise BadSnapshot(f"not a snapshot: {error!r}") from None
+
+
+def _loaded(found: _Snapshot) -> State:
     if found.format != SNAPSHOT_FORMAT:
         raise BadSnapshot(f"the snapshot has format {found.format}, this release reads {SNAPSHOT_FORMAT}")
     state = State()
@@ -200,10 +205,7 @@ def load(snapshot: bytes) -> State:
     for number, row_of in enumerate(found.workers):
         _load_worker(state, number, row_of)
     state.ended.extend(found.ended)
-    try:
-        state.finished = FinishedTable.load(found.finished, row_bytes=found.finished_row_bytes)
-    except ValueError as error:
-        raise BadSnapshot(str(error)) from None
+    state.finished = FinishedTable.load(found.finished, row_bytes=found.finished_row_bytes)
     _digest_rows(state)
     if state.digest != found.digest:
         raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {found.digest:x}")

@@ -99,6 +99,7 @@ class Job(msgspec.Struct, eq=False, dict=False):
     kept: int = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
     shape: Any = None  # soft: the interned shape of what is asked
     deadline_ms: int | None = None  # soft: the ledger ms of its deadline
+    key: bytes = b""  # soft: `finished.job_key`, where it is known already
     told: int = 0  # soft: revision up to which events were sent
     own_subject: bool | None = None  # soft: events go to the job's own subject too
 
@@ -186,6 +187,14 @@ def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: in
     """The attempt that a replica is at now, on a worker's slots."""
     job = replica.job
     return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
+
+
+def started_ms(job: Job, member: Member) -> int:
+    """Ledger time at which a member began to run; the job's acceptance where memory has let it go."""
+    for row in reversed(job.story):
+        if row[4] == RUNNING and row[2] == member.replica.index and row[9] == member.fence:
+            return row[1]
+    return job.accepted_ms
 
 
 class Worker:

@@ -7,7 +7,6 @@ from typing import Any, Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.explain import NEVER_REASONS, explain
 from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.fleet import Host
@@ -20,9 +19,8 @@ from moorage.scheduler.core.outputs import (
     gpu_names,
     slots_of,
 )
-from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.records import MODE_NAMES
-from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Order, Replica, Worker
+from moorage.scheduler.core.state import AT_EXITED, Job, Order, Replica, Worker
 from moorage.scheduler.core.story import Found
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Problem, Refused, problem
@@ -39,12 +37,12 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     """One job, whole: its request, replicas and last transitions."""
     job = engine.state.job(tenant, name)
     if job is None:
-        return _finished(engine, tenant, name)
+        return finished_row(engine, tenant, name)
     request = decode_request(job.body)
-    if request.events == "job":
-        job.own_subject = True  # somebody follows it: also where it came with many others
+    job.own_subject = True  # somebody follows it: from the next record on its own subject tells of it, too
     return {
         **summary(engine, job),
+        "own_subject": True,
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
         "replica_states": [_replica(engine, replica) for replica in job.replicas],
@@ -128,7 +126,8 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
     return until
 
 
-def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
+def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
+    """What is left of a job that is no longer in memory."""
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
         return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
@@ -219,84 +218,6 @@ def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
     row = engine.state.tenants.get(tenant)
     jobs = {} if row is None else row.jobs
     return {"jobs": [summary(engine, jobs[name]) for name in names if name in jobs]}
-
-
-def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
-    """Why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue."""
-    job = engine.state.job(tenant, name)
-    if job is None:
-        return _finished(engine, tenant, name)
-    data: dict[str, Any] = {"job": name, "tenant": tenant, "state": job.state}
-    waiting = [replica for replica in job.replicas if replica.state == QUEUED]
-    if not waiting:
-        data["why"] = next((row[8] for row in reversed(job.story) if row[8]), "")
-        return data
-    replica, shape = waiting[0], engine.shape_of(job)
-    priority = engine.priority_of(job)
-    found = explain(engine.fleet, shape, engine.planner.barred(priority, shape, job.tenant))
-    standing = _standing(engine, job, found.reason)
-    if standing:
-        found.reason = standing["reason"]
-    data.update(found.as_data())
-    data.update(standing)
-    if found.reason == "placing" and replica.not_before > engine.state.time_ms:
-        data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
-        data["starts_in_ms"] = replica.not_before - engine.state.time_ms
-    data["waiting_replicas"] = len(waiting)
-    data["priority"] = priority
-    if job.hold is None:
-        data["position"] = 1 + engine.queue.position(priority, entry(job.num, replica.index))
-    data["queued"] = engine.queue.size
-    data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
-    if found.missing:
-        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
-    return data
-
-
-HOLDERS_MAX: Final = 5
-
-
-def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
-    """What an operator has set that keeps a job waiting, with who set it and how much; empty where nothing does."""
-    tenant, shape = engine.state.tenants[job.tenant], engine.shape_of(job)
-    hold = job.hold or tenant.hold
-    if hold is not None:
-        of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
-        said = as_hold(hold)
-        return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
-    if job.preempts is not None:
-        return {"reason": "preempting", "because": _preempted(engine, job, job.preempts[1])}
-    need = shape.count * shape.together
-    if not tenant.gpus_max or not need or reason in NEVER_REASONS:
-        return {}
-    # with room left, somebody of this tenant who comes first may need more than that room
-    first = engine.planner.waits_for_limit(job.tenant)
-    if tenant.gpus + need <= tenant.gpus_max and not (first and reason == "placing"):
-        return {}
-    holders: dict[str, int] = {}
-    for other in tenant.jobs.values():
-        if other.held:
-            gpus = sum(replica.member.mask.bit_count() for replica in other.replicas if replica.member is not None)
-            holders[other.name] = gpus
-    most = sorted(holders.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
-    return {
-        "reason": "limit",
-        "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and this needs {need}",
-        "limit": msgspec.to_builtins(limit_of(tenant)),
-        "gpus_leased": tenant.gpus,
-        "gpus_needed": need,
-        "held_by": [f"job {name}: {gpus} GPUs" for name, gpus in most],
-    }
-
-
-def _preempted(engine: Engine, job: Job, nums: tuple[int, ...]) -> str:
-    """For whose end a job waits: those of its own tenant by name, of others how many."""
-    ending = [engine.state.jobs[num] for num in nums if num in engine.state.jobs and engine.state.jobs[num].held]
-    mine = [f"job {other.name}" for other in ending if other.tenant == job.tenant]
-    others = len(ending) - len(mine)
-    shown = mine[:HOLDERS_MAX] + ([f"{others} of other tenants"] if others else [])
-    more = f" and {len(mine) - HOLDERS_MAX} more" if len(mine) > HOLDERS_MAX else ""
-    return f"it waits for preempted jobs to end: {', '.join(shown)}{more}" if ending else "those preempted have ended"
 
 
 def held_by(hold: Order) -> str:

@@ -1,0 +1,270 @@
+"""The ranker `fragments`: the host where a request leaves most of the rest usable for those that are likely to come.
+
+The score of a host is what the request takes away from fragmentation there (`rank_waste.py`), less what the place is
+worth to others (`rank_prices.py`), in coarse steps; the first host in the order of worker numbers wins ties. The
+coarse step and the fixed order are not for speed: they act as first fit and keep hosts whole. Both use the mix that
+really arrives (`rank_mix.py`), counted from the ledger's accepted jobs.
+
+Scores are kept by shape and written anew only for hosts that changed since the shape was last asked for, so that a
+popular shape costs a few rows and the search for the least. `Scan` does the same with all hosts each time: a test
+compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet
+from moorage.scheduler.core.rank import Choice, Pack, whole_slots
+from moorage.scheduler.core.rank_mix import Mix
+from moorage.scheduler.core.rank_prices import Prices
+from moorage.scheduler.core.rank_table import NO_ROOM, ROOMS, Ask, HostTable, Ints
+from moorage.scheduler.core.rank_waste import HUGE, Waste
+from moorage.scheduler.core.shape import Shape
+
+#: the score of a host where the request does not fit
+NOWHERE: Final = 1 << 62
+#: one step of the score, in thousandths of a GPU
+STEP_MILLI: Final = 40
+#: replicas of the same job on a host weigh more than any score, a model named in whole words more than one inside one
+AVOID_BITS: Final = 44
+WORDS_BITS: Final = 40
+#: shapes whose scores are kept: 16 bytes a host and shape
+KEPT_BYTES_MAX: Final = 48 << 20
+
+
+class Scores:
+    """The scores of every host for one shape, as of the table's change number `seen`; the slot a sharer would get."""
+
+    __slots__ = ("ask", "charges", "keys", "seen", "slots", "stamp")
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.keys: Ints = np.zeros(0, np.int64)
+        self.slots: Ints = np.zeros(0, np.int64)
+        self.charges: Ints = np.zeros(0, np.int64)
+        self.seen = -1
+        self.stamp: tuple[int, ...] = ()
+
+
+class Fragments(Pack):
+    """Least fragmentation over the request mix; `spread` counts this job's replicas first."""
+
+    name = "fragments"
+
+    def __init__(self) -> None:
+        self.mix = Mix()
+        self._table: HostTable | None = None
+        self._stamp: tuple[int, ...] = ()
+        self._scores: dict[Shape, Scores] = {}
+        self._prices: Prices | None = None
+
+    def arrived(self, shape: Shape, replicas: int) -> None:
+        self.mix.add(shape, replicas)
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        table = self._look(fleet)
+        found = self._scores_of(table, shape)
+        keys = found.keys
+        if avoid or barred:
+            keys = keys.copy()
+            for num in barred:
+                row = table.row_of.get(num)
+                if row is not None:
+                    keys[row] = NOWHERE
+            for num, count in avoid.items():
+                row = table.row_of.get(num)
+                if row is not None and keys[row] != NOWHERE:
+                    keys[row] += count << AVOID_BITS
+        row = int(keys.argmin()) if len(keys) else -1
+        if row < 0 or keys[row] == NOWHERE:
+            if found.ask.is_exact(table):
+                return None
+            return super().choose(fleet, shape, avoid, barred)  # what one number a device could not say
+        host = table.hosts[row]
+        assert host is not None
+        if shape.mode == NO_GPU:
+            return Choice(host, 0, host.bucket)
+        if shape.mode == EXCLUSIVE:
+            fit = host.cls.fit(shape)
+            mask = whole_slots(host, host.open & fit.mask, fit, shape.count)
+            return Choice(host, mask, host.open.bit_count() - shape.count)
+        return self._shared(table, found, row, avoid, barred)
+
+    # --------------------------------------------------------------------------------- keeping up
+
+    def _look(self, fleet: Fleet) -> HostTable:
+        """The table, up to date, with tables of waste and prices for it and the mix in use."""
+        table = self._table
+        if table is None or table.fleet is not fleet:
+            table = self._table = HostTable(fleet)
+            self._scores.clear()
+            self._prices = None
+        else:
+            table.look()
+        stamp = (id(table), table.generation, len(table.kinds), len(table.types), self.mix.version)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._waste = Waste(table, self.mix.top())
+            self._prices = Prices(table, self.mix.all(), self._prices)
+        return table
+
+    def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
+        found = self._scores.get(shape)
+        if found is None:
+            if len(self._scores) * len(table) * 16 >= KEPT_BYTES_MAX:
+                del self._scores[next(iter(self._scores))]  # the one that was asked for the longest time ago
+            found = Scores(Ask(shape, table))
+        else:
+            del self._scores[shape]
+        self._scores[shape] = found
+        self._catch_up(table, found)
+        return found
+
+    def _catch_up(self, table: HostTable, found: Scores) -> None:
+        """Score the hosts that changed since this shape was last asked for."""
+        ask = found.ask
+        rows = table.changed_since(found.seen) if found.stamp == self._stamp else None
+        if len(ask.fits) != len(table.classes) or ask.generation != table.generation:
+            ask.renew(table)
+            rows = None
+        if rows is None or len(found.keys) != len(table):
+            if found.stamp != self._stamp:
+                if ask.kinds != len(table.kinds):
+                    ask.renew(table)
+                found.charges = self._charges(table, ask)
+                found.stamp = self._stamp
+            found.keys = np.full(len(table), NOWHERE, np.int64)
+            found.slots = np.zeros(len(table), np.int64)
+            rows = np.arange(len(table))
+        elif len(rows):
+            found.keys[rows] = NOWHERE
+        found.seen = table.changes
+        if len(rows):
+            self._score(table, found, ask.able(table, rows))
+
+    # ------------------------------------------------------------------------------------ scoring
+
+    def _charges(self, table: HostTable, ask: Ask) -> Ints:
+        assert self._prices is not None
+        return self._prices.charges(table, ask)
+
+    def _score(self, table: HostTable, found: Scores, rows: Ints) -> None:
+        """Write the scores of some rows that have the processors, memory and devices."""
+        if not len(rows):
+            return
+        ask = found.ask
+        left = Left(rows, table.cpu[rows], table.room[rows], table.free[rows])
+        rows, gain, slots = gains(table, self._waste, ask, left)
+        found.keys[rows] = self._keys(table, found, rows, gain)
+        if slots is not None:
+            found.slots[rows] = slots
+
+    def _keys(self, table: HostTable, found: Scores, rows: Ints, gain: Ints) -> Ints:
+        milli = gain * 10 // self._waste.weight - found.charges[table.type[rows]]
+        return (found.ask.ranks[table.cls[rows]] << WORDS_BITS) - milli // STEP_MILLI
+
+    def _shared(
+        self, table: HostTable, found: Scores, row: int, avoid: dict[int, int], barred: frozenset[int]
+    ) -> Choice | None:
+        """The device of the best host that the score was for; where one number said too much, Pack's exact look."""
+        host, shape = table.hosts[row], found.ask.shape
+        assert host is not None
+        if shape.count == 1:
+            slot = int(found.slots[row])
+            device = host.shared.get(slot)
+            if host.open >> slot & 1 if device is None else host.room_beside(slot, device, shape):
+                return Choice(host, 1 << slot, host.open.bit_count())
+        return super().choose(table.fleet, shape, avoid, barred)
+
+    # ---------------------------------------------------------------------------------- many at once
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        table, host, count = self._table, choice.host, shape.count
+        if table is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
+            return []
+        found = self._scores_of(self._look(table.fleet), shape)
+        row, keys = table.row_of[host.worker.num], found.keys
+        if keys[row] == NOWHERE or int(keys.argmin()) != row:
+            return []
+        own, keys[row] = int(keys[row]), NOWHERE
+        other = int(keys.argmin())
+        rival = (int(keys[other]), other)
+        keys[row] = own
+        fit = host.cls.fit(shape)
+        free = host.open & fit.mask
+        masks: list[int] = []
+        for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
+            masks.append(whole_slots(host, free, fit, count))
+            free ^= masks[-1]
+        rows = np.full(len(masks), row, np.int64)
+        room = np.repeat(table.room[row : row + 1], len(masks), axis=0)
+        for number, mask in enumerate(masks[:-1]):
+            taken = [slot for slot in range(table.width) if mask >> slot & 1]
+            room[number + 1 :, taken] = NO_ROOM
+        before = np.arange(len(masks))
+        cpu = table.cpu[row] - before * (shape.cpu_milli if host.cpu_milli else 0)
+        left = Left(rows, cpu, room, table.free[row] - before * count)
+        _, gain, _ = gains(table, self._waste, found.ask, left)
+        for number, key in enumerate(self._keys(table, found, rows, gain).tolist()):
+            if (key, row) > rival:
+                return masks[:number]
+        return masks
+
+
+class Scan(Fragments):
+    """The same, and scores every host for every request: what `Fragments` must come to."""
+
+    name = "fragments-scan"
+
+    def _catch_up(self, table: HostTable, found: Scores) -> None:
+        found.stamp = ()
+        super()._catch_up(table, found)
+
+
+class Left(NamedTuple):
+    """What some hosts have left, as they stand or as they would: a row of the table each."""
+
+    rows: Ints
+    cpu: Ints
+    room: Ints
+    free: Ints
+
+
+def gains(table: HostTable, waste: Waste, ask: Ask, left: Left) -> tuple[Ints, Ints, Ints | None]:
+    """What one replica takes off the waste of some hosts, in percent of a device times the mix's weight.
+
+    Returns the rows where it fits, the gain, and for sharers the slot that gains most (the lowest of those alike).
+    """
+    rows, cpu, room, free = left
+    kind = table.kind_of_type[table.type[rows]]
+    now, then = waste.level(cpu), waste.level(cpu - ask.cpu)
+    if table.mixed:
+        each = table.kinds_of_type[table.type[rows]] * waste.stride
+        at_now, at_then = each + (now * ROOMS)[:, None], each + (then * ROOMS)[:, None]
+    else:
+        at_now, at_then = ((kind * waste.stride + level * ROOMS)[:, None] for level in (now, then))
+    before = waste.flat[at_now + room].sum(1) + waste.short[kind, now, free]
+    after = waste.flat[at_then + room].sum(1)
+    if ask.mode == NO_GPU:
+        return rows, before - after - waste.short[kind, then, free], None
+    if ask.mode == EXCLUSIVE:
+        whole = waste.waste[ask.kinds_asked[table.cls[rows]], then, 100]
+        after += waste.short[kind, then, free - ask.count] - ask.count * whole
+        return rows, before - after, None
+    short = waste.short[kind, then, free]
+    rooms = ask.rooms(table, rows)
+    change = waste.after_share(ask.needs)[at_then + rooms]
+    change += (rooms == 100) * (waste.short[kind, then, np.maximum(free - 1, 0)] - short)[:, None]
+    if ask.count == 1:
+        slots = change.argmin(1)
+        best = change[np.arange(len(rows)), slots]
+    else:  # the sum of the best: what they do to each other is left out
+        change.partition(min(ask.count, change.shape[1]) - 1, axis=1)
+        best = change[:, : ask.count].sum(1) if ask.count <= change.shape[1] else np.full(len(rows), HUGE)
+        slots = None
+    fits = best < HUGE >> 1
+    gain = before - after - short - best
+    return rows[fits], gain[fits], slots[fits] if slots is not None else None

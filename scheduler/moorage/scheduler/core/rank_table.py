@@ -1,0 +1,386 @@
+"""The fleet as columns of whole numbers, so that rankers can look at every host in a few array operations.
+
+A row is a host, in the order of worker numbers: the first row wins ties, today and after a takeover. `Fleet.touched`
+names what changed since the last look; only those rows are written again. What a device has left is one number in
+percent: the least of its compute, memory and sharers left, `NO_ROOM` where it takes nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.scheduler.core.fleet import EXCLUSIVE, MEMBERS_MAX, NO_GPU, Fit, Fleet, Host, HostClass
+from moorage.scheduler.core.shape import Shape
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: the room of a device that takes nobody, or is not there: one above the largest
+NO_ROOM: Final = 101
+ROOMS: Final = 102
+#: stands for "the worker did not say", which no request exceeds
+UNCOUNTED: Final = 1 << 40
+#: changes that are remembered; who has not looked for longer looks at every host
+LOG_MAX: Final = 65_536
+_MODES: Final = {2: "mps", 3: "time-slice"}
+
+
+_NO_ROWS: Final = np.zeros(0, np.int64)
+
+
+class Kind:
+    """Devices that answer alike: vendor, name, memory, and how many sharers they take."""
+
+    __slots__ = ("index", "memory_mib", "name", "sharers", "slot", "vendor")
+
+    def __init__(self, key: tuple[Any, ...], index: int) -> None:
+        self.index = index
+        self.vendor, self.name, self.memory_mib = str(key[0]), str(key[1]), int(key[2])
+        self.sharers = {2: int(key[3]), 3: int(key[4])}
+
+    def rank(self, shape: Shape) -> int:
+        """Whether such a device answers a shape, as `Shape.device_rank`; its place in the host is not looked at."""
+        slot = shape.slot_index if shape.slot_index is not None else 0
+        return shape.device_rank(self.vendor, self.name, self.memory_mib, slot)
+
+    def need(self, shape: Shape) -> int:
+        """What one replica takes of such a device, in percent: the most that compute, memory or sharers ask for."""
+        if shape.mode <= EXCLUSIVE:
+            return 100
+        need = max(1, shape.compute_percent, 100 // self.sharers[shape.mode])
+        if shape.share_mib and self.memory_mib:
+            need = max(need, 100 * shape.share_mib // self.memory_mib)
+        return min(100, need)
+
+
+class HostType:
+    """Hosts with the same devices, processors and memory when empty."""
+
+    __slots__ = ("cpu_milli", "gpus", "index", "kinds", "memory_mib")
+
+    def __init__(self, kinds: tuple[int, ...], cpu_milli: int, memory_mib: int, index: int) -> None:
+        self.kinds = kinds
+        self.cpu_milli = cpu_milli
+        self.memory_mib = memory_mib
+        self.gpus = len(kinds)
+        self.index = index
+
+
+class HostTable:
+    """Rows of all hosts of a fleet. `look` brings it up to date; columns are read, never written, by rankers."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.kinds: list[Kind] = []
+        self.types: list[HostType] = []
+        self.classes: list[HostClass] = []
+        self._kind_of: dict[tuple[Any, ...], int] = {}
+        self._type_of: dict[tuple[Any, ...], int] = {}
+        self._class_of: dict[int, int] = {}
+        self.generation = 0  # grows when rows, classes, types or kinds were renumbered: forget all about them
+        self.log: list[int] = []  # rows in the order of their changes
+        self.log_base = 0  # changes that came before those in `log`
+        self._build()
+
+    # ------------------------------------------------------------------------------------ building
+
+    def _build(self) -> None:
+        """Number all hosts anew."""
+        fleet = self.fleet
+        self.touched: set[int] = set()
+        fleet.touched = self.touched
+        nums = sorted(fleet.hosts)
+        self.nums: list[int] = []
+        self.hosts: list[Host | None] = []
+        self.row_of: dict[int, int] = {}
+        self.dead = 0
+        self.width = max((len(cls.devices) for cls in fleet.classes.values()), default=1) or 1
+        self._reserve(max(64, len(nums) + len(nums) // 4))
+        self.generation += 1
+        self.log_base += len(self.log)
+        self.log.clear()
+        self.mixed = False  # whether some host has devices of several kinds
+        self.hidden = False  # whether sharers' number or memory ever left less of a device than their compute did
+        self.modes = 0  # the shared modes that were ever seen in use, as bits
+        self.types.clear()
+        self._type_of.clear()
+        self.kind_of_type: Ints = _NO_ROWS
+        self.kinds_of_type: Ints = _NO_ROWS
+        self.classes.clear()
+        self._class_of.clear()
+        for num in nums:
+            self._append(num, fleet.hosts[num])
+
+    @property
+    def changes(self) -> int:
+        """The number of changes so far."""
+        return self.log_base + len(self.log)
+
+    def changed_since(self, seen: int) -> Ints | None:
+        """The rows that changed after so many changes; None where that is not known any more."""
+        if seen < self.log_base:
+            return None
+        if seen == self.changes:
+            return _NO_ROWS
+        since = self.log[seen - self.log_base :]
+        if len(since) > len(self.nums):
+            return None
+        return np.array(since if len(since) == 1 else list(set(since)), np.int64)
+
+    def alive(self) -> Bools:
+        """Which rows are hosts: the others have left."""
+        return np.array([host is not None for host in self.hosts], np.bool_)
+
+    def _reserve(self, rows: int) -> None:
+        self.cpu = np.full(rows, -1, np.int64)
+        self.memory = np.full(rows, -1, np.int64)
+        self.free = np.zeros(rows, np.int64)
+        self.cls = np.zeros(rows, np.int64)
+        self.type = np.zeros(rows, np.int64)
+        self.room = np.full((rows, self.width), NO_ROOM, np.int64)
+        self.mode = np.zeros((rows, self.width), np.int64)
+
+    def _append(self, num: int, host: Host) -> None:
+        row = len(self.nums)
+        if row == len(self.cpu):
+            self._grow()
+        self.nums.append(num)
+        self.hosts.append(None)
+        self.row_of[num] = row
+        self._describe(row, host)
+
+    def _grow(self) -> None:
+        more = len(self.cpu) // 2
+        for name in ("cpu", "memory", "free", "cls", "type", "room", "mode"):
+            old = getattr(self, name)
+            fill = NO_ROOM if name == "room" else -1 if name in ("cpu", "memory") else 0
+            setattr(self, name, np.concatenate([old, np.full((more, *old.shape[1:]), fill, np.int64)]))
+
+    def _describe(self, row: int, host: Host) -> None:
+        """A host that is new, or joined anew."""
+        self.hosts[row] = host
+        self.cls[row] = self._index_class(host.cls)
+        self.type[row] = self._index_type(host)
+        self._write(row, host)
+
+    def _index_class(self, cls: HostClass) -> int:
+        index = self._class_of.get(id(cls))
+        if index is None or self.classes[index] is not cls:
+            index = self._class_of[id(cls)] = len(self.classes)
+            self.classes.append(cls)
+        return index
+
+    def kind_at(self, cls: HostClass, mask: int) -> int:
+        """The kind of the lowest slot of a mask; 0 for none."""
+        if not mask:
+            return 0
+        _, vendor, name, memory = cls.devices[(mask & -mask).bit_length() - 1]
+        return self._kind_of[vendor, name, memory, cls.sharers(2), cls.sharers(3)]
+
+    def _index_type(self, host: Host) -> int:
+        cls = host.cls
+        kinds = tuple(
+            self._index_kind((vendor, name, memory, cls.sharers(2), cls.sharers(3)))
+            for _, vendor, name, memory in cls.devices
+        )
+        key = (kinds, host.cpu_milli, host.memory_mib)
+        index = self._type_of.get(key)
+        if index is None:
+            index = self._type_of[key] = len(self.types)
+            self.types.append(HostType(*key, index))
+            self.mixed = self.mixed or len(set(kinds)) > 1
+            self.kind_of_type = np.array([t.kinds[0] if t.kinds else 0 for t in self.types], np.int64)
+            self.kinds_of_type = np.array(
+                [[*t.kinds, *[0] * (self.width - t.gpus)] for t in self.types], np.int64
+            ).reshape(len(self.types), self.width)
+        return index
+
+    def _index_kind(self, key: tuple[Any, ...]) -> int:
+        index = self._kind_of.get(key)
+        if index is None:
+            index = self._kind_of[key] = len(self.kinds)
+            self.kinds.append(Kind(key, index))
+        return index
+
+    # ------------------------------------------------------------------------------------ keeping up
+
+    def __len__(self) -> int:
+        return len(self.nums)
+
+    def look(self) -> None:
+        """Write the rows of every host that changed since the last look."""
+        touched = self.touched
+        if self.fleet.touched is not touched:  # somebody else looked after this fleet meanwhile
+            self._build()
+            return
+        if not touched:
+            return
+        hosts, log = self.fleet.hosts, self.log
+        new = []
+        for num in sorted(touched) if len(touched) > 1 else touched:
+            row = self.row_of.get(num)
+            host = hosts.get(num)
+            if row is None:
+                if host is not None:
+                    new.append((num, host))
+            elif host is None:
+                self._bury(row)
+                log.append(row)
+            else:
+                if self.hosts[row] is host:
+                    self._write(row, host)
+                else:
+                    self.dead -= self.hosts[row] is None
+                    self._describe(row, host)
+                log.append(row)
+        touched.clear()
+        if new or self.dead > 64 + len(self.nums) // 2 or len(self.classes) > 64 + 4 * len(self.fleet.classes):
+            self._add(new)
+        if len(log) > LOG_MAX:
+            cut = len(log) // 2
+            del log[:cut]
+            self.log_base += cut
+
+    def _add(self, new: list[tuple[int, Host]]) -> None:
+        wide = any(len(host.cls.devices) > self.width for _, host in new)
+        late = new and self.nums and new[0][0] < self.nums[-1]
+        if wide or late or self.dead > 64 + len(self.nums) // 2 or not new:
+            self._build()
+            return
+        for num, host in new:
+            self._append(num, host)
+            self.log.append(len(self.nums) - 1)
+
+    def _bury(self, row: int) -> None:
+        if self.hosts[row] is not None:
+            self.dead += 1
+            self.hosts[row] = None
+        self.cpu[row] = self.memory[row] = -1
+        self.free[row] = 0
+        self.room[row] = NO_ROOM
+
+    def _write(self, row: int, host: Host) -> None:
+        """What is left on a host."""
+        if not host.usable or host.held >= MEMBERS_MAX:
+            self.cpu[row] = self.memory[row] = -1
+            self.free[row] = 0
+            self.room[row] = NO_ROOM
+            return
+        self.cpu[row] = host.cpu_free if host.cpu_milli else UNCOUNTED
+        self.memory[row] = host.memory_free if host.memory_mib else UNCOUNTED
+        rooms, modes, free = rooms_of(host, self.width)
+        self.free[row] = free
+        self.room[row] = rooms
+        if modes is not None:
+            self.mode[row] = modes
+            for slot, device in host.shared.items():
+                self.modes |= 1 << device.mode
+                if rooms[slot] != NO_ROOM and rooms[slot] < 100 - device.percent:
+                    self.hidden = True
+        elif self.modes:
+            self.mode[row] = 0
+
+
+def rooms_of(host: Host, width: int) -> tuple[list[int], list[int] | None, int]:
+    """What each device of a host has left, the mode it is shared in, and how many are free; modes None: all 0."""
+    count = host.open.bit_count()
+    open_ = host.open
+    every = len(host.cls.devices)
+    rooms = [100] * every if count == every else [100 if open_ >> slot & 1 else NO_ROOM for slot in range(every)]
+    rooms += [NO_ROOM] * (width - every)
+    if not host.shared:
+        return rooms, None, count
+    modes = [0] * width
+    closed = host.busy | host.sick | host.worker.quarantined
+    for slot, device in host.shared.items():
+        modes[slot] = device.mode
+        if not host.waiting and not closed >> slot & 1:
+            most = host.cls.sharers(device.mode)
+            memory = host.cls.devices[slot][3]
+            room = min(100 - device.percent, 100 * (most - device.users) // most)
+            if memory and device.memory_mib:
+                room = min(room, 100 * (memory - device.memory_mib) // memory)
+            rooms[slot] = room
+    return rooms, modes, count
+
+
+class Ask:
+    """A shape, as seen by one numbering of the table: which classes answer and what it takes of each kind."""
+
+    __slots__ = (
+        "count",
+        "cpu",
+        "fits",
+        "generation",
+        "kinds",
+        "kinds_asked",
+        "masks",
+        "memory",
+        "mode",
+        "needs",
+        "ranks",
+        "shape",
+    )
+
+    def __init__(self, shape: Shape, table: HostTable) -> None:
+        self.shape = shape
+        self.generation = -1
+        self.count = shape.count
+        self.cpu = shape.cpu_milli
+        self.memory = shape.memory_mib
+        self.mode = shape.mode
+        self.needs: tuple[int, ...] = ()
+        self.renew(table)
+
+    def renew(self, table: HostTable) -> None:
+        """Answer for the classes and kinds that came since."""
+        shape = self.shape
+        found: list[Fit] = [cls.fit(shape) for cls in table.classes]
+        self.fits: Bools = np.array([not fit.reason for fit in found], np.bool_)
+        self.ranks: Ints = np.array([2 - fit.rank if not fit.reason else 0 for fit in found], np.int64)
+        self.masks: Bools | None = None
+        if shape.mode != NO_GPU and any(
+            not fit.reason and fit.mask != (1 << len(cls.devices)) - 1
+            for fit, cls in zip(found, table.classes, strict=True)
+        ):
+            width = range(table.width)
+            self.masks = np.array([[bool(fit.mask >> slot & 1) for slot in width] for fit in found], np.bool_)
+        self.needs = tuple(kind.need(shape) for kind in table.kinds)
+        self.kinds = len(table.kinds)
+        # the kind of the first slot that answers, by class
+        self.kinds_asked: Ints = np.array(
+            [table.kind_at(cls, fit.mask) for cls, fit in zip(table.classes, found, strict=True)], np.int64
+        )
+        self.generation = table.generation
+
+    def is_exact(self, table: HostTable) -> bool:
+        """Whether one number a device says all: else a sharer may fit where its row says that it does not."""
+        if self.mode <= EXCLUSIVE:
+            return True
+        return not table.hidden and all(need == self.shape.compute_percent for need in self.needs)
+
+    def able(self, table: HostTable, rows: Ints) -> Ints:
+        """Those of some rows that have the class, processors, memory and devices now."""
+        ok: Bools = self.fits[table.cls[rows]]
+        ok &= table.cpu[rows] >= self.cpu
+        ok &= table.memory[rows] >= self.memory
+        if self.mode == EXCLUSIVE:
+            if self.masks is None:
+                ok &= table.free[rows] >= self.count
+            else:
+                whole = (table.room[rows] == 100) & (table.mode[rows] == 0) & self.masks[table.cls[rows]]
+                ok &= whole.sum(1) >= self.count
+        return rows[ok]
+
+    def rooms(self, table: HostTable, rows: Ints) -> Ints:
+        """What the devices of some rows have left for this shape; `NO_ROOM` where it may not go."""
+        room: Ints = table.room[rows]
+        if self.masks is not None:
+            room = np.where(self.masks[table.cls[rows]], room, NO_ROOM)
+        if self.mode > EXCLUSIVE and table.modes & ~(1 << self.mode):
+            mode = table.mode[rows]
+            room = np.where((mode == 0) | (mode == self.mode), room, NO_ROOM)
+        return room

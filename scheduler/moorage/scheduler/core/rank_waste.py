@@ -1,0 +1,83 @@
+"""Fragmentation of a host: the part of its devices that a request drawn from the mix could not use.
+
+F of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023), in whole numbers: percent of a device times the weight
+of the mix. A device counts as useless for a request when the host lacks its processors, the device is of another
+model, or less is left on it than the request needs; and all free devices do when there are fewer than it asks for.
+
+That sum splits into one term for each device and one for their number, which depend on the host's processors only by
+*level*: how many of the mix's distinct demands for processors are covered. So F is a few look-ups in two tables:
+
+    F(host) = sum over devices of waste[kind, level, room] + short[kind, level, free devices]
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from moorage.scheduler.core.fleet import NO_GPU
+from moorage.scheduler.core.rank_table import NO_ROOM, ROOMS, HostTable, Ints
+from moorage.scheduler.core.shape import Shape
+
+#: the weights of a mix add up to about so much
+WEIGHTS: Final = 1 << 14
+FREE_MAX: Final = 64
+#: tables for so many different shares are kept
+SHARES_MAX: Final = 128
+
+
+class Waste:
+    """The tables of one mix over one table's kinds of devices."""
+
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
+        total = sum(count for _, count in mix) or 1
+        weighed = [(shape, max(1, count * WEIGHTS // total)) for shape, count in mix]
+        self.weight = sum(weight for _, weight in weighed) or 1
+        self.generation = (table.generation, len(table.kinds))
+        with_gpu = [(shape, weight) for shape, weight in weighed if shape.mode != NO_GPU]
+        self.thresholds: Ints = np.array(sorted({shape.cpu_milli for shape, _ in with_gpu}), np.int64)
+        kinds, levels = len(table.kinds) or 1, len(self.thresholds) + 1
+        self.levels = levels
+        fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that will do
+        several = np.zeros((kinds, levels, FREE_MAX + 2), np.int64)  # weight by the number of devices
+        level_of = {int(cpu): level + 1 for level, cpu in enumerate(self.thresholds)}
+        for shape, weight in with_gpu:
+            level = level_of[shape.cpu_milli]
+            for kind in table.kinds:
+                if kind.rank(shape):
+                    fits[kind.index, level, kind.need(shape)] += weight
+                    if shape.count > 1:
+                        several[kind.index, level, shape.count] += weight
+        served = fits.cumsum(1).cumsum(2)  # weight that a device with so much room serves
+        room = np.arange(ROOMS)
+        self.waste: Ints = room * (self.weight - served)
+        self.waste[:, :, NO_ROOM] = 0
+        # of those it serves, requests for more devices than are free find none of them of use
+        longer = several.cumsum(1)
+        longer = longer.sum(2, keepdims=True) - longer.cumsum(2)
+        self.short: Ints = 100 * np.arange(FREE_MAX + 2) * longer
+        self.flat = self.waste.ravel()
+        self.stride = levels * ROOMS
+        self._shares: dict[tuple[int, ...], Ints] = {}
+
+    def level(self, cpu: Ints) -> Ints:
+        """How many of the mix's demands are covered by these processors."""
+        return np.searchsorted(self.thresholds, cpu, side="right")
+
+    def after_share(self, needs: tuple[int, ...]) -> Ints:
+        """What waste changes by when a device with some room gives `needs[kind]` of it; huge where it cannot."""
+        found = self._shares.get(needs)
+        if found is None:
+            if len(self._shares) >= SHARES_MAX:
+                self._shares.clear()
+            found = np.full_like(self.waste, HUGE)
+            for kind in range(len(needs)):
+                need = needs[kind]
+                found[kind, :, need:NO_ROOM] = self.waste[kind, :, : NO_ROOM - need] - self.waste[kind, :, need:NO_ROOM]
+            found = self._shares[needs] = found.ravel()
+        return found
+
+
+#: more than any sum of waste
+HUGE: Final = 1 << 40

@@ -1,0 +1,246 @@
+"""The ranker `fragments`: kept scores are what a full scan says, nothing that fits is missed, the mix is learned."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.rank import RANKERS, Choice, Pack
+from moorage.scheduler.core.rank_fragments import Fragments, Scan
+from moorage.scheduler.core.rank_mix import LOOK_FIRST, Mix
+from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.scheduler.core.state import Worker
+from moorage.schemas.gpu import GpuSpec, Share, Sharing
+from moorage.schemas.job import Request, Resources, Run
+from tests.scheduler.driving import Driving
+from tests.scheduler.test_groups import world
+
+MODELS = ("NVIDIA T4", "NVIDIA A10", "NVIDIA A100-SXM4-80GB")
+
+
+def request(gpu: GpuSpec | None, cpu_milli: int = 0, memory_mib: int = 0) -> Request:
+    return Request(gpu=gpu, resources=Resources(cpu_milli, memory_mib), run=Run(argv=["true"]))
+
+
+def worker(num: int, models: list[str], cpu_milli: int = 0, **fields: object) -> Worker:
+    made = Worker(num, f"w{num}", "m")
+    made.session = "s"
+    made.hello = {
+        "gpu_pool": [{"index": i, "vendor": "nvidia", "name": m, "memory_mib": 40_000} for i, m in enumerate(models)],
+        "drivers": ["process"],
+        "modes": ["exclusive", "mps", "time-slice"],
+        "labels": {},
+        "sharers_max": {},
+        "cpu_milli": cpu_milli,
+        "memory_mib": 0,
+        **fields,
+    }
+    return made
+
+
+def add(fleet: Fleet, made: Worker) -> Host:
+    host = fleet.join(made, [])
+    host.heard = True
+    fleet.refresh(host)
+    return host
+
+
+def asked(chance: random.Random, shapes: Shapes) -> Shape:
+    models: list[str | list[str] | None] = [None, None, None, "A10", "=A10", ["T4", "A100"]]
+    model = chance.choice(models)
+    cpu, memory = chance.choice((0, 1_000, 4_000, 9_000)), chance.choice((0, 2_000))
+    if chance.random() < 0.15:
+        return shapes.of(request(None, cpu, memory))
+    if chance.random() < 0.5:
+        return shapes.of(request(GpuSpec(count=chance.choice((1, 1, 1, 2, 4, 8)), model=model), cpu, memory))
+    sharing: Sharing = chance.choice(("mps", "time-slice"))
+    share = Share(chance.choice((0, 0, 9_000, 30_000)), chance.choice((5, 20, 35, 50, 80, 100)))
+    return shapes.of(
+        request(GpuSpec(count=chance.choice((1, 1, 1, 2)), model=model, sharing=sharing, share=share), cpu)
+    )
+
+
+def fits(choice: Choice, shape: Shape) -> bool:
+    """Whether a choice is one that the fleet may take, by the host's own checks."""
+    host = choice.host
+    if not host.usable or not host.fits_host(shape) or choice.mask & ~host.cls.fit(shape).mask:
+        return False
+    if choice.mask.bit_count() != shape.count:
+        return False
+    for slot in range(64):
+        if choice.mask >> slot & 1 and not host.open >> slot & 1:
+            device = host.shared.get(slot)
+            if shape.mode <= EXCLUSIVE or device is None or not host.room_beside(slot, device, shape):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_kept_scores_choose_what_a_full_scan_chooses(seed: int) -> None:
+    """A random life of a fleet: arrivals, ends, hosts that come, go and fall ill, barred hosts and spread."""
+    chance, shapes = random.Random(seed), Shapes()
+    rankers = (Fragments(), Scan())
+    fleets = (Fleet(), Fleet())  # each ranker looks after a fleet of its own; the two fleets live the same life
+    kinds = [asked(chance, shapes) for _ in range(30)]
+    members: list[tuple[int, Shape, int]] = []
+    placed = 0
+
+    def join(num: int) -> None:
+        mixed = chance.random() < 0.2
+        model = chance.choice(MODELS)
+        count = chance.choice((0, 1, 2, 4, 8, 8))
+        models = [chance.choice(MODELS) if mixed else model for _ in range(count)]
+        made = worker(num, models, chance.choice((0, 8_000, 32_000)))
+        members[:] = [member for member in members if member[0] != num]
+        for fleet in fleets:
+            add(fleet, made)
+
+    for num in range(12):
+        join(num)
+    for _ in range(400):
+        shape = chance.choice(kinds)
+        barred = frozenset(chance.sample(range(14), chance.choice((0, 0, 3))))
+        avoid = dict.fromkeys(chance.sample(range(14), chance.choice((0, 0, 4))), 1)
+        choices = []
+        for ranker, fleet in zip(rankers, fleets, strict=True):
+            ranker.arrived(shape, 1)
+            choices.append(ranker.choose(fleet, shape, avoid, barred))
+        first, second = choices
+        assert (first and (first.host.worker.num, first.mask)) == (second and (second.host.worker.num, second.mask))
+        pack = Pack().choose(fleets[0], shape, avoid, barred)
+        assert (first is None) == (pack is None)  # nothing that fits is missed
+        if first is not None:
+            num, mask = first.host.worker.num, first.mask
+            assert fits(first, shape)
+            assert num not in barred
+            for fleet in fleets:
+                fleet.take(fleet.hosts[num], shape, mask)
+            members.append((num, shape, mask))
+            placed += 1
+        while members and chance.random() < 0.45:
+            num, ended, mask = members.pop(chance.randrange(len(members)))
+            for fleet in fleets:
+                fleet.give(fleet.hosts[num], ended, mask)
+        if chance.random() < 0.05:
+            num = chance.randrange(14)
+            if num in fleets[0].hosts and chance.random() < 0.5:
+                members[:] = [member for member in members if member[0] != num]
+                for fleet in fleets:
+                    fleet.leave(num)
+            else:
+                join(num)
+        if chance.random() < 0.1:
+            num, sick = chance.choice(list(fleets[0].hosts)), chance.choice((0, 1, 3))
+            for fleet in fleets:
+                fleet.hosts[num].sick = sick
+                fleet.refresh(fleet.hosts[num])
+    assert placed > 60
+
+
+class OneByOne(Fragments):
+    """Is asked for every single replica."""
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_are_placed_as_one_by_one(seed: int) -> None:
+    grouped, places = world(seed, Fragments())
+    single, expected = world(seed, OneByOne())
+    assert places == expected
+    assert sum(map(len, places)) > 50
+    assert grouped.state.digest == single.state.digest
+
+
+def test_after_a_takeover_the_mix_is_that_of_the_live_jobs() -> None:
+    drive = Driving(Config(ranker="fragments"))
+    drive.worker("w0", 2, cpu_milli=8_000)
+    for number in range(6):
+        drive.submit(f"j{number}", gpu={"count": 1 + number % 2}, replicas=1 + number % 3)
+    before = drive.engine.planner.ranker
+    assert isinstance(before, Fragments)
+    counted = sorted((shape.key, count) for shape, count in before.mix.counts.items())
+    drive.lead()
+    after = drive.engine.planner.ranker
+    assert isinstance(after, Fragments)
+    assert after is not before
+    assert sorted((shape.key, count) for shape, count in after.mix.counts.items()) == counted
+
+
+def test_a_small_request_leaves_the_whole_devices_that_others_ask_for() -> None:
+    """Half a device goes where a half is left, and a request without a GPU where no device loses its processors."""
+    shapes, fleet, ranker = Shapes(), Fleet(), Fragments()
+    poor = add(fleet, worker(0, ["NVIDIA T4"] * 8, 80_000))
+    rich = add(fleet, worker(1, ["NVIDIA T4"] * 2, 100_000))
+    whole = shapes.of(request(GpuSpec(), 10_000))
+    half = shapes.of(request(GpuSpec(sharing="mps", share=Share(0, 50)), 1_000))
+    alone = shapes.of(request(None, 20_000))
+    for shape in [whole] * 40 + [half] * 10 + [alone] * 10:
+        ranker.arrived(shape, 1)
+    fleet.take(poor, half, 1)
+    choice = ranker.choose(fleet, half, {}, frozenset())
+    assert choice is not None
+    assert (choice.host, choice.mask) == (poor, 1)
+    choice = ranker.choose(fleet, alone, {}, frozenset())
+    assert choice is not None
+    assert choice.host is rich
+
+
+def test_who_may_go_elsewhere_stays_off_a_model_that_others_must_have() -> None:
+    shapes, fleet, ranker = Shapes(), Fleet(), Fragments()
+    add(fleet, worker(0, ["NVIDIA T4"] * 4, 64_000))
+    common = add(fleet, worker(1, ["NVIDIA A10"] * 8, 128_000))
+    bound, free = shapes.of(request(GpuSpec(model="=T4"), 4_000)), shapes.of(request(GpuSpec(), 4_000))
+    for shape in [bound, free, free] * 20:
+        ranker.arrived(shape, 1)
+    for _ in range(8):
+        choice = ranker.choose(fleet, free, {}, frozenset())
+        assert choice is not None
+        assert choice.host is common
+        fleet.take(choice.host, free, choice.mask)
+
+
+def test_the_mix_changes_when_requests_do_and_forgets_the_old_ones() -> None:
+    shapes, mix = Shapes(), Mix()
+    old, new = shapes.of(request(GpuSpec())), shapes.of(request(GpuSpec(count=4)))
+    for _ in range(LOOK_FIRST):
+        mix.add(old)
+    assert (mix.version, mix.top()) == (1, [(old, mix.counts[old])])
+    for _ in range(1000):
+        mix.add(old)
+    assert mix.version == 1  # nothing new
+    for _ in range(120_000):
+        mix.add(new)
+    assert [shape for shape, _ in mix.top()] == [new]
+
+
+@pytest.mark.parametrize(
+    ("peers", "numa", "taken", "count", "slots"),
+    [
+        ({0: [1], 2: [3]}, None, [0], 2, [2, 3]),  # a pair that is linked, not 1 and 2
+        ({0: [1, 2, 3], 4: [5, 6, 7]}, None, [0, 1], 2, [2, 3]),  # the island that is broken already
+        ({0: [1, 2, 3], 4: [5, 6, 7]}, None, [0, 1], 1, [2]),
+        ({0: [1, 2, 3], 4: [5, 6, 7]}, None, [0], 4, [4, 5, 6, 7]),
+        ({}, [0, 0, 1, 1], [1], 2, [2, 3]),  # no links: one NUMA node
+        ({0: [1], 2: [3], 4: [5], 6: [7]}, [0, 0, 0, 0, 1, 1, 1, 1], [0], 4, [4, 5, 6, 7]),
+        ({0: [1, 2, 3], 4: [5, 6, 7]}, None, [0, 4], 6, [1, 2, 3, 5, 6, 7]),
+    ],
+)
+@pytest.mark.parametrize("name", ["pack", "fragments", "headroom"])
+def test_several_devices_of_a_host_are_linked_ones(
+    name: str, peers: dict[int, list[int]], numa: list[int] | None, taken: list[int], count: int, slots: list[int]
+) -> None:
+    shapes, fleet = Shapes(), Fleet()
+    made = worker(0, ["NVIDIA A100"] * (4 if (numa and len(numa) == 4) or not peers or max(peers) < 4 else 8))
+    for device in made.hello["gpu_pool"]:
+        device["peers"] = peers.get(device["index"], [])
+        device["numa"] = numa[device["index"]] if numa else -1
+    host = add(fleet, made)
+    fleet.take(host, shapes.of(request(GpuSpec(count=len(taken)))), sum(1 << slot for slot in taken))
+    choice = RANKERS[name]().choose(fleet, shapes.of(request(GpuSpec(count=count))), {}, frozenset())
+    assert choice is not None
+    assert [slot for slot in range(8) if choice.mask >> slot & 1] == slots
