@@ -7,7 +7,7 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli transcripts \
+.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-peers transcripts \
         nats-image record-frames sim sim-long fuzz clean
 
 help:  ## what there is
@@ -70,6 +70,9 @@ bench-quick: $(STAMP)  ## one round of everything, written nowhere
 
 bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled, so that a busy machine may run it
 	$(BIN)/python bench/steps.py
+
+bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
+	$(BIN)/python -m bench.peers.run
 
 bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli

@@ -43,18 +43,38 @@ SITES: Final[dict[str, dict[str, Any]]] = {
 class Everybody:
     """A scheduler and a worker of two simulated GPUs as processes of the command, each with its own key."""
 
-    def __init__(self, site: RunningSite, folder: Path) -> None:
+    def __init__(self, site: RunningSite, folder: Path, secrets: dict[str, str]) -> None:
         self.site = site
         self.folder = folder
         self.processes: list[RealProcess] = []
+        for name, value in secrets.items():
+            (folder / "secrets").mkdir(mode=0o700, exist_ok=True)
+            (folder / "secrets" / name).write_text(value)
+            (folder / "secrets" / name).chmod(0o600)
 
     async def start(self) -> None:
+        await self._scheduler()
+        await self._worker()
+
+    async def restart(self, which: str) -> None:
+        """Kill the scheduler or the worker's agent, and start another."""
+        [process] = [each for each in self.processes if each.log.name == f"{which}.log"]
+        await process.kill()
+        self.processes.remove(process)
+        await (self._scheduler() if which == "scheduler" else self._worker())
+
+    async def _scheduler(self) -> None:
         replicas = str(len(self.site.site.servers))
         await self._spawn(
             "scheduler", "--nats", "scheduler.main", "--replicas", replicas, MOORAGE_LEDGER_URL="ledger.main"
         )
+
+    async def _worker(self) -> None:
         state = str(self.folder / "w1")
-        await self._spawn("worker", "--nats", "worker.w1", "--id", "w1", "--simulate", "1x2xT4", "--state", state)
+        more = ("--secrets", str(self.folder / "secrets")) if (self.folder / "secrets").exists() else ()
+        await self._spawn(
+            "worker", "--nats", "worker.w1", "--id", "w1", "--simulate", "1x2xT4", "--state", state, *more
+        )
 
     async def _spawn(self, *words: str, **variables: str) -> None:
         log = self.folder / f"{words[0]}.log"
@@ -81,10 +101,10 @@ class Everybody:
 
 
 @contextlib.asynccontextmanager
-async def everybody(**settings: Any) -> AsyncIterator[Everybody]:
+async def everybody(*, secrets: dict[str, str] | None = None, **settings: Any) -> AsyncIterator[Everybody]:
     with tempfile.TemporaryDirectory(prefix="moorage-roles-") as folder:
         async with running(**settings) as site:
-            made = Everybody(site, Path(folder))
+            made = Everybody(site, Path(folder), secrets or {})
             try:
                 await made.start()
                 yield made

@@ -55,22 +55,29 @@ def _held(done: Done) -> str:
 def release(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     queue: Annotated[bool, Parameter(help=QUEUE)] = False,
-    worker: Annotated[str | None, Parameter(help="In place of jobs: a worker's quarantined GPUs are well.")] = None,
+    worker: Annotated[str | None, Parameter(help="In place of jobs: a worker's GPUs that are unwell are well.")] = None,
+    gpu: Annotated[
+        list[int] | None, Parameter(help="Of that worker only this one, by its place in CELLS from 0.")
+    ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Undo hold; or give a worker's quarantined GPUs back to use.
+    """Undo hold; or give a worker's GPUs back to use that failed or did not come back free.
 
-    Releasing the queue leaves those jobs held that are held by themselves.
+    Releasing the queue leaves those jobs held that are held by themselves. A GPU that is still unwell by its own
+    readings is taken out of use again at once.
     """
 
     async def work(client: AsyncClient) -> int | None:
+        if gpu and worker is None:
+            raise _ambiguous("release takes --gpu with --worker", "release")
         if worker is not None and (jobs or queue):
             raise _ambiguous("release takes jobs, or --queue, or --worker", "release")
         if worker is not None:
-            done = await client.admin.release_worker(worker, why=why)
+            done = await client.admin.release_worker(worker, slots=gpu or None, why=why)
             if not options.shown(done, [done]):
-                tell(f"{worker}\t{'released' if done.changed else 'has nothing in quarantine'}")
+                gpus = ", ".join(map(str, done.slots))
+                tell(f"{worker}\t{f'GPU {gpus} released' if done.changed else 'has nothing to release'}")
             return None
         if not _one_of(jobs, queue, "release"):
             done = await client.admin.release(why=why)

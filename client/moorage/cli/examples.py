@@ -57,7 +57,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage fleet --watch",
         "moorage fleet --json | jq '.data.fits_now'",
     ),
-    "drain": ("moorage drain n07",),
+    "drain": (
+        "moorage drain n07",
+        "moorage drain n07 --within 30m --why 'new disk'",
+        "moorage drain n07 --from 22:00 --for 2h",
+    ),
     "cordon": ("moorage cordon n07",),
     "uncordon": ("moorage uncordon n07",),
     "audit": (

@@ -129,6 +129,8 @@ def explained(data: dict[str, Any]) -> str:
             ("starts", starts(data)),
             ("workers", _steps(data.get("workers_left", {}))),
             *[("held by", holder) for holder in data.get("held_by", [])],
+            *[("avoids", f"{device}, which failed under it") for device in data.get("avoids", [])],
+            *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
         ]
     )
 
@@ -142,6 +144,10 @@ def starts(data: dict[str, Any]) -> str:
         return f"unknown: {data['starts_unknown']}" if "starts_unknown" in data else ""
     within = f" (within {age(band['p90_ms'])} nine times in ten)" if "p90_ms" in band else ""
     return f"in about {age(band['p50_ms'])}{within}"
+
+
+def _leaving(row: dict[str, Any]) -> str:
+    return f"{row['worker']} in {age(row['in_ms'])}: it is drained" + (f" ({row['why']})" if row["why"] else "")
 
 
 def _steps(left: dict[str, int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,9 +34,12 @@ class Admin:
         """Undo `hold`: of a job, or without one of the tenant's queue. A job that is held by itself stays held."""
         return await self._act("release", tenant=self._tenant(tenant), job=job, why=why)
 
-    async def release_worker(self, worker: str, *, why: str = "") -> Done:
-        """An operator's word that a worker's quarantined devices are well: they are free again."""
-        return await self._act("release", worker=worker, why=why)
+    async def release_worker(self, worker: str, *, slots: Sequence[int] | None = None, why: str = "") -> Done:
+        """An operator's word that a worker's devices are well: those in quarantine, or unwell, are open again.
+
+        `slots` are positions in the worker's pool; None is every one. `Done.slots` are those that it was news for.
+        """
+        return await self._act("release", worker=worker, slots=None if slots is None else list(slots), why=why)
 
     async def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
         """What runs or is placed of a job ends and waits for a new attempt, which counts as no retry."""
@@ -102,7 +105,7 @@ class Admin:
     def _tenant(self, tenant: str | None) -> str:
         return self._client.tenant if tenant is None else tenant
 
-    async def _act(self, verb: str, **arguments: str | int | None) -> Done:
+    async def _act(self, verb: str, **arguments: str | int | list[int] | None) -> Done:
         given = {name: value for name, value in arguments.items() if value is not None}
         try:
             act = act_of(verb, {**given, "by": who()})

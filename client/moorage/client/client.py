@@ -368,9 +368,25 @@ class AsyncClient:
         """
         return _data(await self.operate("audit"))
 
-    async def drain(self, worker: str) -> dict[str, Any]:
-        """Nothing new is placed there; what runs goes on. Raises `NotFound`."""
-        return await self._flag("drain", worker)
+    async def drain(
+        self,
+        worker: str,
+        *,
+        within: Duration | None = None,
+        begin: Duration | None = None,
+        last: Duration | None = None,
+        why: str = "",
+    ) -> dict[str, Any]:
+        """Nothing new is placed there; what runs goes on. Raises `NotFound`, `Rejected`.
+
+        `within` bounds that: what runs is told to save itself (its checkpoint signal), asked to end by then, and starts
+        elsewhere. `begin` is a moment to come, as `22:00` or `2h`, by which the worker is to be empty; `last` is how
+        long after that it is open again by itself. All is in the ledger, and `uncordon` takes it back.
+        """
+        from moorage.client.moments import drain_fields
+
+        arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
+        return await self._request(self.subjects.admin("drain"), encode(arguments), done)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
         """Nothing new is placed there. Raises `NotFound`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moorage.schemas.operate import Done, TenantRow
@@ -27,9 +27,9 @@ class SyncAdmin:
         """As `Admin.release`."""
         return self._thread.call(self._twin.release(job, why=why, tenant=tenant))
 
-    def release_worker(self, worker: str, *, why: str = "") -> Done:
+    def release_worker(self, worker: str, *, slots: Sequence[int] | None = None, why: str = "") -> Done:
         """As `Admin.release_worker`."""
-        return self._thread.call(self._twin.release_worker(worker, why=why))
+        return self._thread.call(self._twin.release_worker(worker, slots=slots, why=why))
 
     def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
         """As `Admin.requeue`."""

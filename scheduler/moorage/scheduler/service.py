@@ -42,7 +42,7 @@ from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Sna
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
-from moorage.schemas.operate import ACTS, ReleaseAct, act_of
+from moorage.schemas.operate import ACTS, ReleaseAct, act_of, drain_of
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -54,6 +54,8 @@ FLEET_FRAME_S: Final = 0.5
 RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
+#: jobs that one record has changed beyond which making the next one waits a turn: some 5 ms
+LONG_RECORD: Final = 256
 #: jobs that end leave nothing for the collector: so it looks seldom, and at few objects at once
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 
@@ -329,6 +331,8 @@ class Reign:
             self.queue_reader.made_room()
             decided = self.queue_reader.decided
             await self._world.send(messages_of(outputs, self._subjects, seq, decided))
+            if len(outputs.events) >= LONG_RECORD:
+                await asyncio.sleep(0)  # a turn for the others: what was sent leaves, and what came is read
             if not engine.state.leader:
                 self.resigned.set()
                 return
@@ -459,10 +463,13 @@ class Reign:
         elif verb in ACTS:
             act = act_of(verb, arguments)
             if isinstance(act, ReleaseAct) and act.worker is not None:
-                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json))
+                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json, slots=act.slots or ()))
             else:
                 engine.offer(Order(verb, act, reply, json))
-        elif verb in ("drain", "cordon", "uncordon"):
+        elif verb == "drain":
+            drain = drain_of(arguments)
+            engine.offer(Operate(verb, drain.worker, drain.by or "operator", reply, json, drain=drain))
+        elif verb in ("cordon", "uncordon"):
             worker = arguments.get("worker")
             if not isinstance(worker, str):
                 raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)

@@ -6,7 +6,7 @@ idempotent: what is so already is answered with `"changed": false` and recorded 
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ WHY_CHARS_MAX: Final = 200
 #: 0 is no limit
 GPUS_LIMIT_MAX: Final = 1_000_000
 JOBS_LIMIT_MAX: Final = 1_000_000
+#: how far ahead a drain may begin, and how long it may last
+WINDOW_S_MAX: Final = 366 * 86400
 WEIGHT_MAX: Final = 10_000
 
 #: letters in one answer
@@ -59,12 +61,44 @@ class HoldAct(_Act, frozen=True, kw_only=True):
             _check_job(self.job)
 
 
+class DrainAct(_Act, frozen=True, kw_only=True):
+    """`drain`: nothing new is placed on a worker, from now on or `from_s` seconds from now.
+
+    With `within_s` what runs there is asked to have left so much later, and goes on elsewhere; with `from_s` or `for_s`
+    it is to have left when the drain begins, unless `within_s` gives it more. With `for_s` the worker is open again so
+    long after the beginning. A later drain takes the place of an earlier one. Seconds count from the leader's record.
+    """
+
+    worker: str
+    from_s: float | None = None
+    within_s: float | None = None
+    for_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_worker(self.worker):
+            raise ValueError(f"worker must match {_JOB_ALLOWED}, found {self.worker[:80]!r}")
+        for name, value in (("from_s", self.from_s), ("within_s", self.within_s), ("for_s", self.for_s)):
+            if value is not None and not 0 <= value <= WINDOW_S_MAX:
+                raise ValueError(f"{name} must be 0..{WINDOW_S_MAX} seconds, found {value:g}")
+        if self.for_s is not None and (self.within_s or 0) >= self.for_s:
+            raise ValueError(f"for_s must be above within_s = {self.within_s or 0:g}, found {self.for_s:g}")
+
+    @property
+    def has_window(self) -> bool:
+        return self.from_s is not None or self.within_s is not None or self.for_s is not None
+
+
 class ReleaseAct(_Act, frozen=True, kw_only=True):
-    """`release`: of a held `tenant` or `job` of one, or of a `worker`'s quarantined devices; exactly one of both."""
+    """`release`: of a held `tenant` or `job` of one, or of a `worker`'s quarantined devices; exactly one of both.
+
+    With `slots`, positions in hello's `gpu_pool`, of these devices of the worker alone.
+    """
 
     tenant: str | None = None
     job: str | None = None
     worker: str | None = None
+    slots: list[int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,6 +113,8 @@ class ReleaseAct(_Act, frozen=True, kw_only=True):
                 raise ValueError("release must name no job beside worker: a job is released with its tenant")
             if not is_worker(self.worker):
                 raise ValueError(f"worker must match {_JOB_ALLOWED}, found {self.worker[:80]!r}")
+        if self.slots is not None and (self.worker is None or not all(0 <= slot < 64 for slot in self.slots)):
+            raise ValueError(f"slots must be positions 0..63 of a worker's devices, found {self.slots[:8]}")
         if self.tenant is not None:
             _check_tenant(self.tenant)
         if self.job is not None:
@@ -159,6 +195,7 @@ class ShareAct(_Act, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
 
 
+_A = TypeVar("_A", bound=_Act)
 Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | ShareAct
 ACTS: Final[dict[str, type[Act]]] = {
     "hold": HoldAct,
@@ -208,8 +245,17 @@ class DlqAct(_Act, frozen=True, kw_only=True):
 
 def act_of(verb: str, arguments: dict[str, Any]) -> Act:
     """The act of a verb in `ACTS` from its decoded arguments. Raises `Refused` with what is wrong of which field."""
+    return _converted(arguments, ACTS[verb])
+
+
+def drain_of(arguments: dict[str, Any]) -> DrainAct:
+    """As `act_of`, for the drain of a worker."""
+    return _converted(arguments, DrainAct)
+
+
+def _converted(arguments: dict[str, Any], kind: type[_A]) -> _A:
     try:
-        return msgspec.convert(arguments, ACTS[verb])
+        return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
         raise Refused(explain_decode_error(error)) from None
 
@@ -245,6 +291,16 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
+class Drain(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A drain that has an end or is to come, in ledger milliseconds; `until_ms` 0: until somebody uncordons."""
+
+    from_ms: int
+    leave_ms: int
+    until_ms: int = 0
+    by: str = ""
+    why: str = ""
+
+
 class Share(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tenant's weight and guaranteed GPUs (0 is none set) and who set them."""
 
@@ -274,6 +330,9 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     priority: int | None = None
     hold: Hold | None = None
     limit: Limit | None = None
+    drain: Drain | None = None
+    #: the devices of a worker that a release concerned
+    slots: list[int] = []
     share: Share | None = None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
-from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Op, Record, packed
+from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Op, Record, ending, packed
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -69,9 +69,11 @@ class Draft:
         "accepts",
         "actors",
         "acts",
+        "avoided",
         "bytes",
         "counts",
         "evidence",
+        "examined",
         "facts",
         "gone",
         "gpus",
@@ -116,6 +118,8 @@ class Draft:
         self.holds: dict[str | int, bool] = {}  # tenants by name and jobs by number that it holds or releases
         self.priorities: dict[int, int] = {}  # by job number
         self.limits: dict[str, tuple[int, int]] = {}  # by tenant: GPUs and jobs
+        self.examined: set[int] = set()  # workers whose devices' health this record has taken in
+        self.avoided: set[Job] = set()  # jobs under which a device failed
         self._note_numbers: dict[str, int] = {}
         self._state: dict[Replica, int] = {}
         self._held: dict[Replica, Member | None] = {}
@@ -391,10 +395,10 @@ class Draft:
         replica = member.replica
         self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence, member.worker.num), mask)
 
-    def end(self, replica: Replica, to: int, becomes: int, why: str) -> None:
-        """Ask the member to end; `to` is ENDING or CANCELLING."""
+    def end(self, replica: Replica, to: int, becomes: int, why: str, notice_s: int = 0) -> None:
+        """Ask the member to end; `to` is ENDING or CANCELLING. `notice_s` before, it is told to save itself."""
         self._settle(replica.member)
-        self.step(Op.END, replica.job.num, replica.index, to, becomes, self.note(why))
+        self.step(Op.END, replica.job.num, replica.index, to, ending(becomes, notice_s), self.note(why))
         self._state[replica] = to
 
     def move(self, replica: Replica, to: int, why: str) -> None:

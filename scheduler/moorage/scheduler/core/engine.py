@@ -38,7 +38,7 @@ from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import Folded, fold
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.orders import Orders
-from moorage.scheduler.core.outputs import Outputs, WantedFrames
+from moorage.scheduler.core.outputs import Outputs, WantedFrames, slots_of
 from moorage.scheduler.core.plan import Planner
 from moorage.scheduler.core.preempting import Preempting
 from moorage.scheduler.core.preemption import Preemption
@@ -50,12 +50,13 @@ from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, QUEUED, Job, Member, Replica, State, Worker, started_ms
 from moorage.scheduler.core.telling import Telling
+from moorage.scheduler.core.windows import Windows, as_drain, window_of
 from moorage.schemas.alike import Asked, Requests
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
 from moorage.schemas.job import STATES, Request
-from moorage.schemas.operate import Done
+from moorage.schemas.operate import Done, DrainAct
 from moorage.schemas.subjects import Subjects
 
 #: ended jobs that one record compacts at most: some 3 µs each
@@ -132,6 +133,8 @@ class Engine:
         )
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.admission.soonest_ms = self._soonest_ms
+        self.windows = Windows(state, self.fleet, self.lifecycle)
+        self.planner.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rows_ms = max(
             config.finished_keep_ms, int(config.history_keep * 1000)
@@ -141,6 +144,7 @@ class Engine:
         self._rest: deque[_Rest] = deque()
         self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
         self._in_flight: _InFlight | None = None
+        self._accepting: dict[int, Request] = {}  # of the jobs that this record accepts, where their limits matter
         self._pressing = 0  # events in `_rest` that press for a record
         self._looked_ms = 0
         self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
@@ -215,6 +219,8 @@ class Engine:
         shape = job.shape
         if shape is None:
             shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
+            if job.avoid:
+                shape = job.shape = self.shapes.avoiding(shape, job.avoid)
         assert isinstance(shape, Shape)
         return shape
 
@@ -231,6 +237,15 @@ class Engine:
             shape = asked.shape = self.shapes.of(asked.request)
         assert isinstance(shape, Shape)
         return shape
+
+    def _barred_by_limits(self, num: int, now_ms: int) -> frozenset[int]:
+        """Workers that are to be left before the job's time limit is over."""
+        job = self.state.jobs.get(num)
+        if job is not None:
+            return self.windows.barred_to(self.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
+        request = self._accepting[num]
+        deadline_ms = None if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
+        return self.windows.barred_to(request.workload.timeout_s, deadline_ms, now_ms)
 
     def _requeue(self, replica: Replica, not_before: int) -> None:
         heappush(self._timers, (not_before, _BACKOFF, entry(replica.job.num, replica.index)))
@@ -339,6 +354,7 @@ class Engine:
         self._replan = False
         draft.settle()
         self.planner.plan(draft)
+        self._accepting.clear()
         self.planner.fresh.clear()
         self._compact(draft)
         self._rid += 1
@@ -391,7 +407,7 @@ class Engine:
         if isinstance(frame, FactFrame):
             flight.replies.append((self.sessions.facts(draft, event, frame, folded), event.reply, event.json))
         elif isinstance(frame, Renew):
-            found = self.sessions.renew(event, frame)
+            found = self.sessions.renew(draft, event, frame)
             if isinstance(found, Host):
                 flight.renewed.append((event, frame, found))
             else:
@@ -429,6 +445,8 @@ class Engine:
                 for index in range(event.request.replicas):
                     draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
+        if self.state.windows:
+            self._accepting[num] = event.request
         if self.planner.reservation is not None:
             self.planner.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
@@ -456,20 +474,22 @@ class Engine:
                 found=event.worker,
                 next=f"moorage {event.verb} {near[0]}" if near else "moorage fleet",
             )
-        host = self.fleet.hosts.get(worker.num)
+        members = len(worker.members)
         if event.verb == "release":
-            changed = bool(worker.quarantined)
-            self.lifecycle.release(draft, worker)
-            draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined, event.by])
-        else:
-            flag = {"cordon": "cordoned", "drain": "draining", "uncordon": "open"}[event.verb]
-            changed = worker.flag != flag
-            draft.acts.append([Act.FLAG, worker.num, flag, event.by])
-            if host is not None:
-                host.closed = flag != "open"  # nothing new from this record on
-                self.fleet.refresh(host)
-        draft.bytes += 128
-        return Done(event.verb, changed, worker=event.worker, members=len(worker.members))
+            named = sum(1 << slot for slot in set(event.slots))
+            slots = self.sessions.health.release(draft, worker, named, event.by)
+            return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
+        if event.verb == "drain":
+            act = event.drain or DrainAct(worker=event.worker)
+            changed = self.windows.drain(draft, worker, act, event.by)
+            drain = as_drain(window_of(act, draft.time_ms, event.by))
+            return Done(event.verb, changed, worker=event.worker, members=members, drain=drain)
+        flag = {"cordon": "cordoned", "uncordon": "open"}[event.verb]
+        changed = worker.flag != flag
+        self.windows.flag(draft, worker, flag, event.by)
+        if flag == "open":
+            changed |= self.windows.clear(draft, worker)
+        return Done(event.verb, changed, worker=event.worker, members=members)
 
     def _take_orders(self, flight: _InFlight, orders: list[Order]) -> None:
         """Each once every pause that is due is over, as `orders` wants it; what has no room left waits."""
@@ -498,6 +518,7 @@ class Engine:
         old = max(old, min(len(finished) - self.config.finished_rows, COMPACT_MAX))
         if old > 0:
             draft.acts.append([Act.EXPIRE, old])
+        self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():
             for num in sorted(self._unmatched):
@@ -581,6 +602,8 @@ class Engine:
         self._in_flight = None
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
+        for job in flight.draft.avoided:
+            self._reshape(job)
         out.ended = folded.ended
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
@@ -597,6 +620,8 @@ class Engine:
             renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining")
             out.answers.append((event.reply, encode(renewed, json=event.json)))
             self._show(wanted, host.worker, frame.held, frame.no)
+            if host.worker.well and frame.well_n < host.worker.well_n:
+                wanted.well(host.worker)
         for event, session in flight.joined:
             self._answer_join(event, session, wanted, out)
         for answer, reply, json in flight.replies:
@@ -609,6 +634,18 @@ class Engine:
         out.messages += wanted.messages()
         out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
         return out
+
+    def _reshape(self, job: Job) -> None:
+        """It asks differently from now on: what waits of it moves to the line of those that ask so."""
+        old, job.shape = self.shape_of(job), None
+        if job.over or job.hold is not None:
+            return  # a release adds it anew
+        new, priority = self.shape_of(job), self.priority_of(job)
+        for replica in job.replicas if new.together == 1 else ():
+            if replica.state == QUEUED and replica.not_before <= self.state.time_ms:
+                item = entry(job.num, replica.index)
+                self.queue.remove(priority, old, item, job.tenant)
+                self.queue.add(priority, new, item, job.tenant)
 
     def _tell(self, folded: Folded, out: Outputs) -> None:
         """One event of each job that changed."""

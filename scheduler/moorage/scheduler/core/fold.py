@@ -15,6 +15,7 @@ from moorage.scheduler.core.records import (
     BY_WORKER,
     FORMAT,
     MODE_BITS,
+    NOTICE_BITS,
     REPORTED,
     STEP_WIDTH,
     Act,
@@ -27,6 +28,7 @@ from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
     AT_RUNNING,
+    AVOID_MAX,
     CLAIMED,
     HELD,
     IS_TERMINAL,
@@ -49,6 +51,7 @@ from moorage.scheduler.core.state import (
     State,
     Tenant,
     Transition,
+    Window,
     Worker,
     new_job,
 )
@@ -165,7 +168,7 @@ class _Folding:
                 job.preempts = None
                 state.preempting.pop(job.num, None)
             new = hash((job.num, job.rev, job.gang, job.after, job.started, crc32(job.name.encode())))
-            if job.hold is not None or job.priority >= 0 or job.preempts is not None:
+            if job.hold is not None or job.priority >= 0 or job.avoid or job.preempts is not None:
                 new = job.digest_row()
             digest += new - job.row
             job.row = new
@@ -297,7 +300,10 @@ class _Folding:
                 self._move(job, replica, a, b, why, member, by)
             elif op == _END:
                 member = self._held(replica, op)
-                replica.after = b
+                replica.after = b & (1 << NOTICE_BITS) - 1
+                if member.notice_s != b >> NOTICE_BITS:
+                    member.notice_s = b >> NOTICE_BITS
+                    members[member] = None
                 self._move(job, replica, a, 0, notes[c - 1] if c else "", member, by)
                 out.touched.append(member)
             elif op == _MOVE:
@@ -434,8 +440,10 @@ class _Folding:
         if kind == Act.JOIN:
             _, num, boot, n, session, no, hello = act
             worker = state.worker_by_num[num]
+            before = worker.hello.get("gpu_pool", [])
             worker.boot, worker.n, worker.session, worker.no, worker.hello = boot, n, session, no, hello
             worker.joined_ms = self.time
+            self._keep_health(worker, before)
             self._touch_worker(worker)
         elif kind == Act.WORKER:
             _, num, worker_id, machine = act
@@ -462,6 +470,33 @@ class _Folding:
         elif kind == Act.UNQUARANTINE:
             worker = state.worker_by_num[act[1]]
             worker.quarantined &= ~act[2]
+            self._touch_worker(worker)
+        elif kind == Act.HEALTH:
+            _, num, slot, ailment, detail, ends = act
+            worker = state.worker_by_num[num]
+            if ailment:
+                was = worker.unwell.get(slot)
+                since_ms = was[2] if was is not None and was[0] == ailment else self.time
+                worker.unwell[slot] = (ailment, detail, since_ms, ends)
+                worker.unwell_mask |= 1 << slot
+            else:
+                self._well(worker, 1 << slot)
+            self._touch_worker(worker)
+        elif kind == Act.WELL:
+            worker = state.worker_by_num[act[1]]
+            worker.well = act[2]
+            worker.well_n = self.seq if act[2] else worker.well_n
+            self._well(worker, act[2])
+            self._touch_worker(worker)
+        elif kind == Act.AVOID:
+            self._avoid(act[1], act[2], act[3])
+        elif kind == Act.WINDOW:
+            worker = state.worker_by_num[act[1]]
+            worker.window = Window(*act[2:7]) if act[3] else None
+            if worker.window is not None:
+                state.windows[worker.num] = worker
+            else:
+                state.windows.pop(worker.num, None)
             self._touch_worker(worker)
         elif kind == Act.CURSOR:
             self._cursor(act[1], act[2], act[3])
@@ -516,6 +551,30 @@ class _Folding:
             state.epoch, state.epoch_seq = self.record.epoch, self.seq
         else:
             raise FoldError(f"record {self.seq} holds act {kind!r}, which this release does not know")
+
+    @staticmethod
+    def _well(worker: Worker, mask: int) -> None:
+        worker.unwell = {slot: ailment for slot, ailment in worker.unwell.items() if not mask >> slot & 1}
+        worker.unwell_mask &= ~mask
+
+    def _keep_health(self, worker: Worker, before: list[Any]) -> None:
+        """What was said of a device holds for it alone: where another one stands in its slot, nothing is known."""
+        now = worker.hello.get("gpu_pool", [])
+        for slot in list(worker.unwell):
+            same = slot < len(now) and slot < len(before) and now[slot].get("uuid") == before[slot].get("uuid")
+            if not same:
+                self._well(worker, 1 << slot)
+
+    def _avoid(self, num: int, worker_num: int, mask: int) -> None:
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq}: a device that failed under job {num}, which is not there")
+        avoid = dict(job.avoid)
+        avoid[worker_num] = avoid.get(worker_num, 0) | mask
+        if not mask:
+            del avoid[worker_num]
+        job.avoid = tuple(sorted(avoid.items())[-AVOID_MAX:])
+        self.out.jobs[num] = job
 
     def _hold(self, name: str, num: int, by: str, why: str, *, on: bool) -> None:
         order = (by, why, self.time) if on else None

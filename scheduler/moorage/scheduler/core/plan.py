@@ -25,6 +25,8 @@ from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.turns import Turns
 from moorage.schemas.job import Request
 
+#: entries of a line that are passed over in a pass as they could not end before a drain
+ASIDE_MAX: Final = 64
 _REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
 _NO_PEERS: Final[dict[int, int]] = {}
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -59,6 +61,8 @@ class Planner:
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._looked_ms = -PATIENCE_MS
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
+        #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
+        self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
         self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
         self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts barred to them
         self._turns: Turns | None = None  # this pass: the order under fair share
@@ -81,6 +85,7 @@ class Planner:
                 continue
             placed, filled, first, over, waits = 0, 0, 0, False, strict and line.blocked_at == fleet.changes
             last: Choice | None = None
+            aside: list[int] = []
             need, room = line.shape.count * line.shape.together, self._room(draft, line)
             others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
             while line.entries and not draft.full and not waits:
@@ -88,12 +93,15 @@ class Planner:
                 if queue.is_taken(line, item) or not self._waits(draft, item):
                     queue.pop(line)
                     continue
-                if others is not None and (head, item) > others:
+                if others is not None and not aside and (head, item) > others:
                     break
                 if need > room:
                     over = True
                     break
                 choice = self._place(draft, line, item)
+                if choice is None and not strict and len(aside) < ASIDE_MAX and self._waits_out_a_drain(draft, item):
+                    aside.append(queue.pop(line))
+                    continue
                 if choice is None:
                     line.blocked_at = fleet.changes
                     waits = True
@@ -114,6 +122,8 @@ class Planner:
                     if turns is not None:
                         self._count(draft, line, more)
                         head = turns.head(line)
+            if aside:
+                queue.put_back(line, aside)
             if last is not None:
                 # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
                 draft.evidence += (first, placed, len(fleet.hosts), last.left)
@@ -126,7 +136,7 @@ class Planner:
             if over:
                 self._over_limit(draft, line)
                 heappop(ready)
-            elif line.entries and not waits:
+            elif line.entries and not aside and not waits:
                 heapreplace(ready, (head, line.entries[0], line))
             else:
                 heappop(ready)
@@ -197,12 +207,24 @@ class Planner:
         replica = job.replicas[item & _REPLICA_MASK]
         return draft.state_of(replica) == QUEUED and replica.not_before <= draft.time_ms
 
+    def _waits_out_a_drain(self, draft: Draft, item: int) -> bool:
+        """Whether its own time limit keeps it from a worker: who stands behind it may have another."""
+        return bool(draft.state.windows and self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms))
+
     def _place(self, draft: Draft, line: Line, item: int) -> Choice | None:
         return self._choose(draft, line.shape, item, self.barred(line.priority, line.shape, line.tenant))
 
     def _choose(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
+        if draft.state.windows:
+            barred |= self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms)
         if (shape.index, barred) in self._no_room:
             return None
+        if not shape.avoid:
+            return self._look(draft, shape, item, barred)
+        with self.fleet.avoiding(shape.avoid):
+            return self._look(draft, shape, item, barred)
+
+    def _look(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
         if shape.together > 1:
             choice = self._place_gang(draft, shape, item >> REPLICA_BITS, barred)
         else:
@@ -231,6 +253,8 @@ class Planner:
         """
         shape, entries, host = line.shape, line.entries, choice.host
         taken, mode = 0, self._mode(shape)
+        if shape.avoid or host.worker.window is not None:
+            return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
         masks = self.ranker.again(choice, shape, min(most, len(entries)))
         for mask in masks:
             while entries and (self.queue.is_taken(line, entries[0]) or not self._waits(draft, entries[0])):

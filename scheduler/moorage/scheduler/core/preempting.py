@@ -13,7 +13,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.preemption import VOID_MS, Choice, Preemption, Right
 from moorage.scheduler.core.queue import REPLICA_BITS, Head, Line
-from moorage.scheduler.core.records import Act
+from moorage.scheduler.core.records import Act, Count
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import Job
 
@@ -101,8 +101,7 @@ class Preempting:
         draft.bytes += _ACT_BYTES
         for victim in found.victims:
             why = self._why(right, victim.job, victim.priority)
-            for member in victim.members:
-                self.lifecycle.preempt(draft, member, why)
+            self.lifecycle.leave(draft, victim.members[0], why, Count.NONE)  # with its gang, told to save itself
 
     @staticmethod
     def _why(right: Right, victim: Job, priority: int) -> str:

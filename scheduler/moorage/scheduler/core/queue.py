@@ -80,6 +80,11 @@ class Queue:
         self._taken.add((self._key(priority, shape, tenant), item))
         self.size -= 1
 
+    def remove(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
+        """An entry that stands in its line leaves it for good, at the cost of a walk along the line."""
+        self.lines[self._key(priority, shape, tenant)].entries.remove(item)
+        self.size -= 1
+
     def is_taken(self, line: Line, item: int) -> bool:
         return bool(self._taken) and ((-line.priority, line.shape.index, line.tenant), item) in self._taken
 
@@ -146,6 +151,11 @@ class Queue:
         else:
             self.size -= 1
         return item
+
+    def put_back(self, line: Line, items: list[int]) -> None:
+        """Entries that were popped from a line's front, in order, stand there again."""
+        line.entries.extendleft(reversed(items))
+        self.size += len(items)
 
     def sweep(self, waits: Callable[[int], bool]) -> None:
         """Keep only the entries that still wait and were not taken out."""

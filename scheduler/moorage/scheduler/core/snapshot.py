@@ -15,12 +15,14 @@ from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import ROW_BYTES, ROW_BYTES_FIRST, FinishedTable
 from moorage.scheduler.core.state import (
     IS_TERMINAL,
+    Ailment,
     Job,
     Member,
     Order,
     Replica,
     State,
     Tenant,
+    Window,
     Worker,
     new_job,
     new_member,
@@ -89,9 +91,13 @@ class _Snapshot(msgspec.Struct, array_like=True):
     finished_row_bytes: int = ROW_BYTES_FIRST
     job_orders: list[tuple[int, int, Order | None]] = []  # job number, priority, hold; of those that have either
     tenant_orders: list[tuple[str, int, int, Order | None, Order | None]] = []  # tenant, GPUs, jobs, limit, hold
-    preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # job number, workers, jobs that end for it
     half_life: tuple[int, int] = (0, 0)  # of usage, and from which ledger ms it counts
     shares: list[tuple[str, int, int, Order | None, bytes]] = []  # tenant, weight, GPUs guaranteed, who, usage
+    #: worker number, slots said to be well, the number of that word, ailments by slot, maintenance window
+    worker_health: list[tuple[int, int, int, dict[int, Ailment], list[Any] | None]] = []
+    job_avoids: list[tuple[int, tuple[tuple[int, int], ...]]] = []
+    notices: list[tuple[int, int, int, int]] = []  # job number, replica, fence, seconds
+    preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # job number, workers, jobs that end for it
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -134,12 +140,24 @@ def dump(state: State) -> bytes:
         for t in state.tenants.values()
         if t.share is not None or t.usage_base
     ]
+    worker_health = [
+        (w.num, w.well, w.well_n, w.unwell, list(w.window) if w.window is not None else None)
+        for w in state.worker_by_num
+        if w.unwell or w.well or w.well_n or w.window is not None
+    ]
+    job_avoids = [(job.num, job.avoid) for job in state.jobs.values() if job.avoid]
+    notices = [
+        (member.replica.job.num, member.replica.index, member.fence, member.notice_s)
+        for member in state.members()
+        if member.notice_s
+    ]
     return _encode(
         _Snapshot(
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
             state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
             list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
-            tenant_orders, preempts, (state.half_life_ms, state.counts_from_ms), shares,
+            tenant_orders, (state.half_life_ms, state.counts_from_ms), shares, worker_health, job_avoids, notices,
+            preempts,
         )
     )  # fmt: skip
 
@@ -204,6 +222,7 @@ def _loaded(found: _Snapshot) -> State:
         job.preempts = (workers, jobs)
     for number, row_of in enumerate(found.workers):
         _load_worker(state, number, row_of)
+    _load_health(state, found)
     state.ended.extend(found.ended)
     state.finished = FinishedTable.load(found.finished, row_bytes=found.finished_row_bytes)
     _digest_rows(state)
@@ -256,6 +275,21 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
             tenant.rate_milli += fairshare.rate_of(member)
         if own:
             replica.member = member
+
+
+def _load_health(state: State, found: _Snapshot) -> None:
+    for num, well, well_n, unwell, window in found.worker_health:
+        worker = state.worker_by_num[num]
+        worker.well, worker.well_n, worker.unwell = well, well_n, unwell
+        worker.unwell_mask = sum(1 << slot for slot in unwell)
+        if window is not None:
+            worker.window = Window(*window)
+            state.windows[num] = worker
+    for num, avoid in found.job_avoids:
+        state.jobs[num].avoid = avoid
+    notices = {(num, index, fence): notice_s for num, index, fence, notice_s in found.notices}
+    for member in state.members() if notices else ():
+        member.notice_s = notices.get((member.replica.job.num, member.replica.index, member.fence), 0)
 
 
 def _digest_rows(state: State) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,8 @@ STORY_PART_REPLICA: Final = 4
 #: where no history can be written, the oldest are let go beyond so many, and so many more a replica
 STORY_MAX: Final = 128
 STORY_MAX_REPLICA: Final = 8
+#: workers whose devices failed under one job and that it keeps from; of more, some are forgotten
+AVOID_MAX: Final = 16
 #: parts of one job's story that are found again; the oldest are forgotten beyond it
 PARTS_MAX: Final = 1024
 
@@ -66,6 +68,22 @@ Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
 MemberKey = tuple[str, str, int, int]
 #: an operator's act that stands: the actor, why, and since which ledger ms
 Order = tuple[str, str, int]
+#: what is wrong with a device: kind, detail, since which ledger ms, 1 where what ran on it is asked to leave
+Ailment = tuple[str, str, int, int]
+
+
+class Window(NamedTuple):
+    """Maintenance of a worker, in ledger milliseconds: nothing is placed from `from_ms` on, jobs are asked to have left
+    by `leave_ms`, and at `until_ms` (0: never by itself) it is open again."""
+
+    from_ms: int
+    leave_ms: int
+    until_ms: int
+    by: str
+    why: str
+
+    def digest_row(self) -> int:
+        return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
 
 
 class Job(msgspec.Struct, eq=False, dict=False):
@@ -88,6 +106,8 @@ class Job(msgspec.Struct, eq=False, dict=False):
     after: int = 0  # what a gang's replicas become when the ending attempt is over
     count: int = 0  # which count grows then
     master: str = ""  # address:port of rank 0
+    #: devices that failed under it: worker number, slot mask
+    avoid: tuple[tuple[int, int], ...] = ()
     hold: Order | None = None  # an operator keeps what waits of it from being placed
     #: others were ended for it: the workers that are held for it, the jobs; until it is placed
     preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -109,7 +129,7 @@ class Job(msgspec.Struct, eq=False, dict=False):
             row = hash((row, _order_row(self.hold), self.priority))
         if self.preempts is not None:
             row = hash((row, self.preempts))
-        return row
+        return hash((row, self.avoid)) if self.avoid else row
 
     @property
     def state(self) -> str:
@@ -173,6 +193,7 @@ class Member(msgspec.Struct, eq=False, dict=False):
     key: MemberKey
     phase: int = AT_PLACED
     rate_milli: int = 0  # of its tenant's fair share; 0: each of its devices is a whole one
+    notice_s: int = 0  # asked to end with such a notice
     row: int = 0
     missed: int = 0  # soft: renewals in a row that did not list it
 
@@ -180,7 +201,8 @@ class Member(msgspec.Struct, eq=False, dict=False):
         row = hash(
             (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
         )
-        return hash((row, self.rate_milli)) if self.rate_milli else row
+        row = hash((row, self.rate_milli)) if self.rate_milli else row
+        return hash((row, self.notice_s)) if self.notice_s else row
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
@@ -216,6 +238,11 @@ class Worker:
         "quarantined",
         "row",
         "session",
+        "unwell",
+        "unwell_mask",
+        "well",
+        "well_n",
+        "window",
     )
 
     def __init__(self, num: int, worker_id: str, machine: str) -> None:
@@ -231,13 +258,22 @@ class Worker:
         self.hello: dict[str, Any] = {}
         self.flag = "open"
         self.by = ""
-        self.quarantined = 0  # slot mask
+        self.quarantined = 0  # slot mask: a device that did not come back free
+        self.unwell: dict[int, Ailment] = {}  # by slot, as the worker judges it
+        self.unwell_mask = 0
+        self.well = 0  # slots that an operator says are well, until the worker has taken it
+        self.well_n = 0  # the number of that word: its record's sequence
+        self.window: Window | None = None  # maintenance that is to come, or on
         self.members: dict[MemberKey, Member] = {}
         self.row = 0
 
     def digest_row(self) -> int:
         session = int(self.session[:14] or "0", 16)
-        return hash((self.num, self.n, self.no, session, zlib.crc32(self.flag.encode()), self.quarantined))
+        row = hash((self.num, self.n, self.no, session, zlib.crc32(self.flag.encode()), self.quarantined))
+        if self.unwell or self.well or self.window is not None:  # as ever without: old ledgers keep their digests
+            ill = zlib.crc32(repr(sorted(self.unwell.items())).encode())
+            row = hash((row, ill, self.well, self.well_n, self.window.digest_row() if self.window else 0))
+        return row
 
 
 class Tenant:
@@ -323,6 +359,7 @@ class State:
         self.workers: dict[str, Worker] = {}
         self.worker_by_num: list[Worker] = []
         self.preempting: dict[int, Job] = {}  # by number: those with `preempts`
+        self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.half_life_ms = 0  # of usage; 0: none is counted, nobody has a share
         self.counts_from_ms = 0
         self.inflation = ONE  # what a moment's usage counts now, see `fairshare`

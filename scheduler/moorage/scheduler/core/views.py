@@ -308,6 +308,8 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "release": worker.hello.get("release", ""),
         "heard_ms_ago": mono_ms - host.last_ms if host is not None and host.heard else None,
         "quarantined": slots_of(worker.quarantined),
+        "troubles": troubles(worker, host, engine.state.time_ms),
+        **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
         "keeps": worker.hello.get("keeps", {}),
     }
 
@@ -324,6 +326,38 @@ def worker_state(worker: Worker, host: Host | None) -> str:
     return "claimed-locally" if host.waiting else "up"
 
 
+def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, Any]]:
+    """The devices that are not given out, by slot: what is wrong, since when where that is recorded, and who is there.
+
+    `recorded` tells what the ledger holds from what the last load frame said.
+    """
+    pool = worker.hello.get("gpu_pool", ())
+    rows: dict[int, dict[str, Any]] = {}
+    for slot, (kind, detail) in host.troubles.items() if host is not None else ():
+        rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
+    for slot in slots_of(worker.quarantined):
+        detail = "its memory did not come back, or what ran there could not be ended"
+        rows[slot] = {"kind": "quarantined", "detail": detail, "recorded": True}
+    for slot, (kind, detail, since_ms, _) in worker.unwell.items():
+        rows[slot] = {"kind": kind, "detail": detail, "since_ms": now_ms - since_ms, "recorded": True}
+    return [
+        {"slot": slot, "gpu": pool[slot]["uuid"] if slot < len(pool) else "", **rows[slot]} for slot in sorted(rows)
+    ]
+
+
+def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
+    """A drain that has an end or is to come: in how many ms it begins, jobs have left, and it is over."""
+    window = worker.window
+    assert window is not None
+    return {
+        "begins_in_ms": max(0, window.from_ms - now_ms),
+        "leave_in_ms": max(0, window.leave_ms - now_ms),
+        **({"ends_in_ms": max(0, window.until_ms - now_ms)} if window.until_ms else {}),
+        "by": window.by,
+        "why": window.why,
+    }
+
+
 def cells(host: Host | None, size: int) -> str:
     """A character a GPU: `·` free, `#` leased, 2-9 sharers, `!` sick or quarantined, `x` used by others, `?` lost."""
     if host is None:
@@ -332,8 +366,8 @@ def cells(host: Host | None, size: int) -> str:
     for slot in range(size):
         bit = 1 << slot
         device = host.shared.get(slot)
-        if (host.sick | host.worker.quarantined) & bit:
-            text += "!"
+        if (host.sick | host.worker.quarantined | host.worker.unwell_mask) & bit:
+            text += "x" if host.troubles.get(slot, ("",))[0] == "foreign" else "!"
         elif device is not None:
             text += str(min(device.users, 9))
         elif not host.free & bit:

@@ -9,6 +9,7 @@ import msgspec
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.explain import HOLDERS_MAX, NEVER_REASONS, explain, holders
 from moorage.scheduler.core.orders import as_hold, limit_of
+from moorage.scheduler.core.outputs import slots_of
 from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.relax import Relaxer
 from moorage.scheduler.core.shape import Shape
@@ -33,20 +34,28 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     waiting = [replica for replica in job.replicas if replica.state == QUEUED]
     if not waiting:
         data["why"] = next((row[8] for row in reversed(job.story) if row[8]), "")
+        if leaves := _leaves(engine, job):
+            data["leaves"] = leaves
         return data
     replica, shape, request = waiting[0], engine.shape_of(job), engine.request_of(job)
     priority = engine.priority_of(job)
     barred = engine.planner.barred(priority, shape, job.tenant)
-    found = explain(engine.fleet, shape, barred)
+    leaving = engine.planner.barred_by_limits(job.num, engine.state.time_ms)
+    with engine.fleet.avoiding(shape.avoid):
+        found = explain(engine.fleet, shape, barred, leaving)
+    if shape.avoid:
+        workers = engine.state.worker_by_num
+        data["avoids"] = [f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}" for num, mask in shape.avoid]
     standing = _standing(engine, job, found.reason)
     if standing:
         found.reason = standing["reason"]
     data.update(found.as_data())
     data["holders"] = holders(found.held_on, shape, tenant)
-    data["held_by"] = _told(data["holders"]) if found.held_on else []
+    data["held_by"] = found.troubles or (_told(data["holders"]) if found.held_on else [])
     data.update(standing)
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
+        data["because"] = next((row[8] for row in reversed(job.story) if row[8]), "")
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
     data["waiting_replicas"] = len(waiting)
     data["priority"] = priority
@@ -59,10 +68,20 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     if fixes and data["reason"] not in UNCURED:
         # what is held back for somebody, be it for this very job, is not free to one that comes anew
         held = engine.planner.reservation
-        kept = held.hosts if held is not None else barred
+        kept = (held.hosts if held is not None else barred) | leaving
         relaxer = Relaxer(engine.fleet, engine.shapes, request, kept, lambda asked: _may(engine, job, asked))
         data["fixes"] = [fix.as_data() for fix in relaxer.fixes()]
     return data
+
+
+def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
+    """The workers that what runs of a job has to leave, and in how many ms."""
+    workers = {replica.member.worker.num: replica.member.worker for replica in job.replicas if replica.member}
+    return [
+        {"worker": worker.id, "in_ms": max(0, worker.window.leave_ms - engine.state.time_ms), "why": worker.window.why}
+        for worker in workers.values()
+        if worker.window is not None
+    ]
 
 
 def _told(found: dict[str, Any]) -> list[str]:
