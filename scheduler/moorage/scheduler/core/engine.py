@@ -40,6 +40,8 @@ from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.orders import Orders
 from moorage.scheduler.core.outputs import Outputs, WantedFrames, slots_of
 from moorage.scheduler.core.plan import Planner
+from moorage.scheduler.core.preempting import Preempting
+from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
@@ -125,8 +127,9 @@ class Engine:
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
-            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, config.order, self._could_ever
-        )
+            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
+            self._could_ever,
+        )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )
@@ -203,6 +206,11 @@ class Engine:
     def request_of(self, job: Job) -> Request:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
+
+    def _preempting(self) -> Preempting:
+        config = self.config
+        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000))
+        return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
 
     def _could_ever(self, shape: Shape) -> bool:
         return self.admission.could_ever(shape)
