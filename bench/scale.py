@@ -125,8 +125,7 @@ async def _fill(folder: Path, requests: int) -> None:
     try:
         async with await connect(server.url, "bench fill") as connection:
             jetstream = JetStream(connection)
-            for config in QueueReader.streams(SUBJECTS, 1):
-                await jetstream.ensure_stream(config)
+            await jetstream.ensure_stream(QueueReader.stream(SUBJECTS, 1))
             subject, made = SUBJECTS.request(TENANT, "submit"), 0
             while made < requests:
                 count = min(FILLING, requests - made)
