@@ -84,8 +84,6 @@ def _show(row: dict[str, Any], options: Options) -> None:
         emit(row)
         return
     slots = ",".join(map(str, row["slots"])) or "-"
-    known = (
-        f"{row['workers_known']} workers known, {row['free_left']} left free" if "workers_known" in row else ""
-    )
+    known = f"{row['workers_known']} workers known, {row['free_left']} left free" if "workers_known" in row else ""
     name = f"{row['tenant']}/{row['job']}/{row['replica']}"
     tell(f"{row['ledger']}\t{row['time_ms']}\t{name}\t{row['worker']}\t{slots}\t{known}")
