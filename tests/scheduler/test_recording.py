@@ -22,10 +22,10 @@ def recorded(path: Path) -> Driving:
     lead()
     drive.worker("w0", 2)
     drive.worker("w1", 2)
+    drive.load("w0", s0="ecc")  # no record says so, and the first job goes elsewhere for it
     for number in range(6):
         drive.submit(f"j{number}", gpu={})
     drive.settle()
-    drive.load("w0", s0="ecc")
     drive.order("limit", gpus=3)
     drive.submit("gang", replicas=2, gpu={"scheduling": "gang"})
     drive.cancel("j1")
