@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import statistics
@@ -276,6 +277,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seconds", type=float, default=HOSTILE_S, help="of each turn of hostile")
     given = parser.parse_args()
+    logging.getLogger("nats").setLevel(logging.CRITICAL)  # it prints a traceback for every client that goes
     figures = asyncio.run(soak(given.minutes) if given.what == "soak" else hostile(given.seconds))
     print(msgspec.json.encode(figures).decode())
     sys.exit(0 if figures["kept"] else 1)
