@@ -9,8 +9,7 @@ MINUTES ?= 30
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-peers transcripts \
-        nats-image record-frames sim sim-long chaos chaos-long soak hostile \
-        fsyncs fuzz clean
+        nats-image record-frames sim sim-long chaos chaos-long soak hostile fsyncs fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14

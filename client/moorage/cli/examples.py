@@ -47,6 +47,15 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage explain train-42 --watch",
         "moorage explain no-match",
     ),
+    "plan": (
+        "moorage plan --gpu 8xH100 -- ./train.sh",
+        "moorage plan --gpu 8xA100 --add 2x8xA100 -- ./train.sh",
+        "moorage plan --drain n07",
+    ),
+    "replay": (
+        "moorage replay leader.rec",
+        "moorage replay leader.rec --job vision/train-42 --json",
+    ),
     "simulate": (
         "moorage simulate jobs.jsonl --fleet 4x8xH100",
         "moorage simulate philly.csv --cluster 6c71a0 --fleet 24x8xT4 --plot it.svg",

@@ -48,6 +48,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("logs", "moorage.cli.run:logs", "Follow a job's output until it is over."),
         Verb("events", "moorage.cli.wait:events", "Transitions as they happen, of a job or of the tenant."),
         Verb("explain", "moorage.cli.explain:explain", "Why a job waits, or what a code means."),
+        Verb("plan", "moorage.cli.plan:plan", "What would happen: now, when, where; nothing is submitted."),
         Verb("cancel", "moorage.cli.jobs:cancel", "Cancel jobs, at any stage."),
     ),
     FLEET: (
@@ -86,6 +87,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("dlq drop", "moorage.cli.dlq:drop", "Delete refused requests for good."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("simulate", "moorage.cli.simulate:simulate", "The scheduler on a trace, under a virtual clock."),
+        Verb("replay", "moorage.cli.replay:replay", "A leader's decisions again, from its recording."),
         Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),
         Verb("schema", "moorage.cli.lookup:schema", "The JSON Schema of the request, or of a frame."),
         Verb(

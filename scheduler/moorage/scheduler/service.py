@@ -38,11 +38,12 @@ from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, L
 from moorage.scheduler.logs import LogRelay, logs_asked
 from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.recording import RecordedEngine, Recorder
 from moorage.scheduler.settings import RECORDS_BETWEEN
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, Snapshots, recover
 from moorage.scheduler.standing import Standings
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
 from moorage.schemas.operate import ACTS, FeatureLevelAct, ReleaseAct, act_of, drain_of
 from moorage.schemas.subjects import Subjects
@@ -81,10 +82,12 @@ class Scheduler:
         snapshot_command: list[str] | None = None,
         snapshot_records: int = RECORDS_BETWEEN,
         forks: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         """`snapshot_command` starts the follower that writes a snapshot; None writes none. `forks` says that this
         process may copy itself to answer what would happen; without it nobody is told when a job starts."""
         self.forks = forks
+        self.recorder = recorder
         self.snapshot_command = snapshot_command
         self.snapshot_records = snapshot_records
         self.config = config or Config()
@@ -241,7 +244,9 @@ class Reign:
         self._config = scheduler.config
         self._began_ms = began_ms
         self._began_time_ms = state.time_ms
-        self.engine = Engine(state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
+        given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
+        recorder = scheduler.recorder
+        self.engine = Engine(*given) if recorder is None else RecordedEngine(*given, recorder)
         self.intake = Intake(self.engine, scheduler.subjects, self._answer_now, self._read, self._admin)
         self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
@@ -249,7 +254,12 @@ class Reign:
         self.relay = LogRelay(self._world, self._subjects, self.engine, self.history_reader, self._answer_now)
         self.inspection = Inspection(scheduler.world, scheduler.subjects, self._to_inspect, state.epoch)
         self.foresight = Foresight(
-            self.engine, lambda: self._time_ms(monotonic_ms()), self._ask_explain, self._say, forks=scheduler.forks
+            self.engine,
+            lambda: self._time_ms(monotonic_ms()),
+            self._ask_explain,
+            self._say,
+            self._answer_plain,
+            forks=scheduler.forks,
         )
         self._kick = asyncio.Event()
         self._draining = False
@@ -415,6 +425,10 @@ class Reign:
         if verb == "logs":
             self._logs(tenant, arguments, reply, json)
             return
+        if verb == "plan":
+            # of a reign that is proven only: a plan of an old leader would be a plan of another ledger
+            self._ask(verb, lambda: self._plan(tenant, arguments, reply, json), reply, json)
+            return
         job = arguments.get("job")
         answer: Callable[[], Any]
         if verb == "ls":
@@ -438,7 +452,7 @@ class Reign:
                 "unknown-verb",
                 f"{verb} is not served by this release",
                 found=verb,
-                allowed="show, ls, explain, history, logs",
+                allowed="show, ls, explain, plan, history, logs",
             )
         self._ask(verb, answer, reply, json)
 
@@ -461,6 +475,17 @@ class Reign:
             self._answer_read(verb, answer(), reply, json)
         else:
             self.engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+
+    def _plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
+        try:
+            self.foresight.plan(tenant, arguments, reply, json)
+        except Refused as refused:
+            return refused.problem
+        return None
+
+    def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
+        if reply:
+            self._answer_now(reply, encode(frame, json=json))
 
     def _ask_explain(self, answer: Callable[[], Any], reply: str, json: bool) -> None:
         self._ask("explain", answer, reply, json)

@@ -14,6 +14,7 @@ from moorage.schemas.subjects import PREFIX_DEFAULT, is_prefix
 
 SECTION: Final = "scheduler"
 LEDGER_URL_VARIABLE: Final = "MOORAGE_LEDGER_URL"
+RECORD_VARIABLE: Final = "MOORAGE_RECORD"
 LEDGER_URL_FILE_VARIABLE: Final = "MOORAGE_LEDGER_URL_FILE"
 RECORDS_BETWEEN: Final = 50_000
 
@@ -34,6 +35,10 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
     ] = RECORDS_BETWEEN
     prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
     name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
+    record: Annotated[
+        Path | None,
+        setting("Archive what decisions rest on in this file: moorage replay.", env=RECORD_VARIABLE),
+    ] = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
     ] = "INFO"

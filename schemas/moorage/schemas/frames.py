@@ -33,6 +33,10 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     mig: bool = False
 
 
+#: how the detail of a `refused` fact begins where the worker's own rules forbid the job
+NOT_PERMITTED: Final = "not-permitted: "
+
+
 class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):
     """A worker's full description of itself: at start, at reconnect and at roll-call. Public.
 

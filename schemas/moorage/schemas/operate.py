@@ -20,10 +20,10 @@ WHY_CHARS_MAX: Final = 200
 #: 0 is no limit
 GPUS_LIMIT_MAX: Final = 1_000_000
 JOBS_LIMIT_MAX: Final = 1_000_000
-LEVEL_MAX: Final = 1_000
-SCHEDULERS_MAX: Final = 64
 #: how far ahead a drain may begin, and how long it may last
 WINDOW_S_MAX: Final = 366 * 86400
+LEVEL_MAX: Final = 1_000
+SCHEDULERS_MAX: Final = 64
 WEIGHT_MAX: Final = 10_000
 
 #: letters in one answer

@@ -587,9 +587,9 @@ class Agent:
             command.held,
             pool.busy_slots(),
             pool.pending_claimers() > 0,
-            reign=self.members.session.reign,
             unwell=self.watch.told,
             well_n=self.watch.health.well_n,
+            reign=self.members.session.reign,
         )
         self._ask("renew", command.n, encode(renew, json=False))
 

@@ -531,10 +531,11 @@ class Members:
     def _on_roll_call(self, frame: RollCall) -> None:
         if frame.v != VERSION:
             return self._drop("other-version")
-        if not self._reign_holds(frame.reign):
+        if frame.reign < self.session.reign:
             if self.session.phase == "live":
                 self._renew()  # it tells of the newer reign: who leads by an older backup of the ledger must know (H7)
-            return None
+            return self._drop("lower-reign")
+        # It names no session, so anybody may have said it: the answer to what it makes us ask tells who reigns.
         self._commands.append(SayHello())
         if self.session.phase == "live":
             self.outbox.hurry(self._now)

@@ -40,6 +40,8 @@ from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.orders import Orders
 from moorage.scheduler.core.outputs import Outputs, WantedFrames, slots_of
 from moorage.scheduler.core.plan import Planner
+from moorage.scheduler.core.preempting import Preempting
+from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
@@ -125,8 +127,9 @@ class Engine:
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
-            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, config.order, self._could_ever
-        )
+            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
+            self._could_ever,
+        )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )
@@ -204,6 +207,11 @@ class Engine:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
 
+    def _preempting(self) -> Preempting:
+        config = self.config
+        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000))
+        return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
+
     def _could_ever(self, shape: Shape) -> bool:
         return self.admission.could_ever(shape)
 
@@ -273,6 +281,10 @@ class Engine:
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
         """A load frame changes the soft view at once and needs no record."""
         self.sessions.load(worker_id, frame, mono_ms)
+
+    def kept(self, job: Job, sequence: int) -> None:
+        """The whole story of a job that is over stands in the history there: memory may let it go."""
+        job.kept = sequence
 
     @property
     def urgent(self) -> bool:
@@ -630,6 +642,8 @@ class Engine:
         self._in_flight = None
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
+        if not flight.draft.empty:
+            self.admission.moved_seq = seq
         for job in flight.draft.avoided:
             self._reshape(job)
         out.ended = folded.ended

@@ -168,8 +168,11 @@ class _Folding:
             digest += new - replica.row
             replica.row = new
         for job in out.jobs.values():
+            if job.preempts is not None and job.live == 0:
+                job.preempts = None
+                state.preempting.pop(job.num, None)
             new = hash((job.num, job.rev, job.gang, job.after, job.started, crc32(job.name.encode())))
-            if job.hold is not None or job.priority >= 0 or job.avoid:
+            if job.hold is not None or job.priority >= 0 or job.avoid or job.preempts is not None:
                 new = job.digest_row()
             digest += new - job.row
             job.row = new
@@ -245,6 +248,8 @@ class _Folding:
                 replica.member = workers[a].members[key] = member
                 if c > _MODE_MASK:
                     member.rate_milli = c >> MODE_BITS
+                if state.preempting and state.preempting.pop(num, None) is not None:
+                    job.preempts = None
                 if state.half_life_ms:
                     self._use(tenants[job.tenant], fairshare.rate_of(member))
                 job.held += 1
@@ -525,6 +530,8 @@ class _Folding:
             tenant.weight, tenant.guaranteed = weight, guaranteed
             tenant.share = (by, why, self.time) if weight or guaranteed else None
             self.rows[tenant] = None
+        elif kind == Act.PREEMPT:
+            self._preempt(act[1], tuple(act[2]), tuple(act[3]))
         elif kind == Act.HALF_LIFE:
             fairshare.begin(state, act[1])
             self.rows.update(dict.fromkeys(state.tenants.values()))
@@ -590,6 +597,16 @@ class _Folding:
             tenant = self.state.tenant(name)
             tenant.hold = order
             self.rows[tenant] = None
+
+    def _preempt(self, num: int, workers: tuple[int, ...], jobs: tuple[int, ...]) -> None:
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq} preempts for job {num}, which is not there")
+        self.state.preempting.pop(num, None)
+        job.preempts = (workers, jobs) if workers else None
+        if workers:
+            self.state.preempting[num] = job
+        self.out.jobs[num] = job
 
     def _ordered(self, num: int, word: int, by: str, why: str) -> Job:
         """An operator's act on a job, as a revision of its own."""

@@ -149,6 +149,7 @@ class Act:
     BEHIND: Final = "behind"  # why this ledger is an older backup that nobody may lead
     RESTORED: Final = "restored"  # the id that this ledger had before it was restored from a backup
     SHARE: Final = "share"  # tenant, weight, GPUs guaranteed (0: none set), actor, why
+    PREEMPT: Final = "preempt"  # job number, workers held for it, numbers of the jobs that end for it; none: given up
     HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
 
 
