@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import statistics
@@ -38,7 +39,7 @@ PEAK_S: Final = 20.0
 HOSTILE: Final = 50
 HOSTILE_S: Final = 20.0
 ROUNDS: Final = 3
-_JOB: Final = {"gpu": {}, "run": {"driver": "noop", "argv": ["true"]}, "events": "tenant"}
+_JOB: Final = {"gpu": {}, "run": {"driver": "noop"}, "events": "tenant"}
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -245,7 +246,7 @@ class Hostile:
         self._sockets.append(writer)
 
 
-async def hostile() -> dict[str, Any]:
+async def hostile(seconds: float) -> dict[str, Any]:
     """Throughput of an honest tenant alone and beside fifty that are not, in turns."""
     async with moorage() as (made, *_), caller(made) as acme, caller(made, "operator") as op:
         await Load(acme).run(time.monotonic() + 5)  # warm
@@ -257,9 +258,9 @@ async def hostile() -> dict[str, Any]:
                 others = Hostile(made)
                 await others.start(count)
                 load = Load(acme)
-                await load.run(time.monotonic() + HOSTILE_S)
+                await load.run(time.monotonic() + seconds)
                 await others.stop()
-                rates.append(load.accepted / HOSTILE_S)
+                rates.append(load.accepted / seconds)
         share = statistics.median(beside) / statistics.median(alone)
         return {
             "alone_jobs_per_s": [round(rate) for rate in alone],
@@ -274,8 +275,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("soak", "hostile"))
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=HOSTILE_S, help="of each turn of hostile")
     given = parser.parse_args()
-    figures = asyncio.run(soak(given.minutes) if given.what == "soak" else hostile())
+    logging.getLogger("nats").setLevel(logging.CRITICAL)  # it prints a traceback for every client that goes
+    figures = asyncio.run(soak(given.minutes) if given.what == "soak" else hostile(given.seconds))
     print(msgspec.json.encode(figures).decode())
     sys.exit(0 if figures["kept"] else 1)
 
