@@ -311,6 +311,10 @@ class SimulatedSupervised:
         await self._ask(lambda: None)
         return self.supervisor.listed()
 
+    async def shutdown_if_idle(self) -> bool:
+        """A simulated supervisor costs nothing: it waits for its next agent."""
+        return False
+
     async def forget(self, keys: Iterable[str], **_: Any) -> None:
         await self._ask(self.supervisor.forget, list(keys))
 
