@@ -87,6 +87,7 @@ async def test_resent_twice_is_one_job_and_an_id_made_by_the_queue_is_kept(nats_
             rows = {row["code"]: row for row in await buried(ana, 2)}
             with pytest.raises(Rejected, match="taken"):
                 await ana.admin.resend(rows["conflict"]["sequence"])
+            assert (await ana.admin.dead_letter(rows["conflict"]["sequence"]))["code"] == "conflict", "it stays"
             sequence = rows["invalid-argument"]["sequence"]
             mended = request(None, **WAITS)
             both = await asyncio.gather(
