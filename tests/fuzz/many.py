@@ -60,9 +60,16 @@ def fuzz(target: Target, seed: int, numbers: range) -> Fuzzed:
             escapes.append((number, f"{error!r:.200} at {os.path.basename(where.filename)}:{where.lineno}"))
         if number == numbers[len(numbers) // 2]:
             gc.collect()
-            half_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - half_kib
+            half_kib = _rss_kib()
+    gc.collect()
+    grown_kib = _rss_kib() - half_kib
     return Fuzzed(target.name, len(numbers), taken, refused, escapes, grown_kib)
+
+
+def _rss_kib() -> int:
+    """What this process has in memory now (proc(5), statm)."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() // 1024
 
 
 def _fuzz(job: tuple[str, int, int, int]) -> Fuzzed:

@@ -141,6 +141,8 @@ class Scheduler:
             try:
                 if await self._lead(state):
                     return
+            except Deposed as deposed:  # before it led: somebody else took over first
+                log.warning("deposed: %s", deposed)
             except ExceptionGroup as group:
                 if (broken := group.subgroup(LedgerBroken)) is not None:
                     raise broken.exceptions[0] from None

@@ -105,7 +105,10 @@ def fold(state: State, record: Record, seq: int) -> Folded:
         return out
     if record.digest != state.digest:
         raise FoldError(f"record {seq} follows state {record.digest:x}, but this state is {state.digest:x}")
-    _Folding(state, record, seq, out).run()
+    try:
+        _Folding(state, record, seq, out).run()
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise FoldError(f"record {seq} says what cannot be: {error!r}") from error
     return out
 
 
