@@ -7,7 +7,7 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli transcripts \
+.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-placement bench-decisions transcripts \
         nats-image record-frames sim sim-long clean
 
 help:  ## what there is
@@ -66,6 +66,12 @@ bench-quick: $(STAMP)  ## one round of everything, written nowhere
 
 bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled, so that a busy machine may run it
 	$(BIN)/python bench/steps.py
+
+bench-placement: $(STAMP)  ## allocation on real traces, ours against FGD and the classics; TRACES= another folder
+	$(BIN)/python -m bench.placement.run $(if $(TRACES),--traces $(TRACES))
+
+bench-decisions: $(STAMP)  ## what a decision costs: µs mean, p50, p99, and the memory of the ranking
+	$(BIN)/python -m bench.placement.decisions
 
 bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli

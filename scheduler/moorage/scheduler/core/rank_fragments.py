@@ -12,7 +12,7 @@ compares the two.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -20,7 +20,20 @@ from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet
 from moorage.scheduler.core.rank import Choice, Pack, whole_slots
 from moorage.scheduler.core.rank_mix import Mix
 from moorage.scheduler.core.rank_prices import Prices
-from moorage.scheduler.core.rank_table import NO_ROOM, ROOMS, Ask, HostTable, Ints
+from moorage.scheduler.core.rank_table import (
+    CLASS,
+    CPU,
+    FREE,
+    KIND,
+    NO_ROOM,
+    ROOM,
+    ROOMS,
+    TYPE,
+    Ask,
+    Bools,
+    HostTable,
+    Ints,
+)
 from moorage.scheduler.core.rank_waste import HUGE, Waste
 from moorage.scheduler.core.shape import Shape
 
@@ -125,25 +138,27 @@ class Fragments(Pack):
 
     def _catch_up(self, table: HostTable, found: Scores) -> None:
         """Score the hosts that changed since this shape was last asked for."""
-        ask = found.ask
-        rows = table.changed_since(found.seen) if found.stamp == self._stamp else None
-        if len(ask.fits) != len(table.classes) or ask.generation != table.generation:
+        ask, every = found.ask, False
+        if len(ask.fits) != len(table.classes) or ask.generation != table.generation or ask.kinds != len(table.kinds):
             ask.renew(table)
-            rows = None
-        if rows is None or len(found.keys) != len(table):
-            if found.stamp != self._stamp:
-                if ask.kinds != len(table.kinds):
-                    ask.renew(table)
-                found.charges = self._charges(table, ask)
-                found.stamp = self._stamp
+            every = True
+        if found.stamp != self._stamp:
+            found.charges = self._charges(table, ask)
+            found.stamp = self._stamp
+            every = True
+        if every or len(found.keys) != len(table):
             found.keys = np.full(len(table), NOWHERE, np.int64)
             found.slots = np.zeros(len(table), np.int64)
             rows = np.arange(len(table))
-        elif len(rows):
+        elif found.seen == table.changes:
+            return
+        else:
+            rows = table.changed_since(found.seen)
             found.keys[rows] = NOWHERE
         found.seen = table.changes
+        rows, cells = ask.able(table, rows)
         if len(rows):
-            self._score(table, found, ask.able(table, rows))
+            self._score(table, found, rows, cells)
 
     # ------------------------------------------------------------------------------------ scoring
 
@@ -151,20 +166,18 @@ class Fragments(Pack):
         assert self._prices is not None
         return self._prices.charges(table, ask)
 
-    def _score(self, table: HostTable, found: Scores, rows: Ints) -> None:
+    def _score(self, table: HostTable, found: Scores, rows: Ints, cells: Ints) -> None:
         """Write the scores of some rows that have the processors, memory and devices."""
-        if not len(rows):
-            return
-        ask = found.ask
-        left = Left(rows, table.cpu[rows], table.room[rows], table.free[rows])
-        rows, gain, slots = gains(table, self._waste, ask, left)
-        found.keys[rows] = self._keys(table, found, rows, gain)
+        fits, gain, slots = gains(table, self._waste, found.ask, rows, cells)
+        if fits is not None:
+            rows, cells = rows[fits], cells[fits]
+        found.keys[rows] = self._keys(found, cells, gain)
         if slots is not None:
             found.slots[rows] = slots
 
-    def _keys(self, table: HostTable, found: Scores, rows: Ints, gain: Ints) -> Ints:
-        milli = gain * 10 // self._waste.weight - found.charges[table.type[rows]]
-        return (found.ask.ranks[table.cls[rows]] << WORDS_BITS) - milli // STEP_MILLI
+    def _keys(self, found: Scores, cells: Ints, gain: Ints) -> Ints:
+        milli = gain * 10 // self._waste.weight - found.charges[cells[:, TYPE]]
+        return (found.ask.ranks[cells[:, CLASS]] << WORDS_BITS) - milli // STEP_MILLI
 
     def _shared(
         self, table: HostTable, found: Scores, row: int, avoid: dict[int, int], barred: frozenset[int]
@@ -199,16 +212,15 @@ class Fragments(Pack):
         for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
             masks.append(whole_slots(host, free, fit, count))
             free ^= masks[-1]
-        rows = np.full(len(masks), row, np.int64)
-        room = np.repeat(table.room[row : row + 1], len(masks), axis=0)
+        cells = np.repeat(table.cells[row : row + 1], len(masks), axis=0)
         for number, mask in enumerate(masks[:-1]):
-            taken = [slot for slot in range(table.width) if mask >> slot & 1]
-            room[number + 1 :, taken] = NO_ROOM
+            taken = [ROOM + slot for slot in range(table.width) if mask >> slot & 1]
+            cells[number + 1 :, taken] = NO_ROOM
         before = np.arange(len(masks))
-        cpu = table.cpu[row] - before * (shape.cpu_milli if host.cpu_milli else 0)
-        left = Left(rows, cpu, room, table.free[row] - before * count)
-        _, gain, _ = gains(table, self._waste, found.ask, left)
-        for number, key in enumerate(self._keys(table, found, rows, gain).tolist()):
+        cells[:, CPU] -= before * (shape.cpu_milli if host.cpu_milli else 0)
+        cells[:, FREE] -= before * count
+        _, gain, _ = gains(table, self._waste, found.ask, np.full(len(masks), row, np.int64), cells)
+        for number, key in enumerate(self._keys(found, cells, gain).tolist()):
             if (key, row) > rival:
                 return masks[:number]
         return masks
@@ -224,40 +236,42 @@ class Scan(Fragments):
         super()._catch_up(table, found)
 
 
-class Left(NamedTuple):
-    """What some hosts have left, as they stand or as they would: a row of the table each."""
-
-    rows: Ints
-    cpu: Ints
-    room: Ints
-    free: Ints
-
-
-def gains(table: HostTable, waste: Waste, ask: Ask, left: Left) -> tuple[Ints, Ints, Ints | None]:
+def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Bools | None, Ints, Ints | None]:
     """What one replica takes off the waste of some hosts, in percent of a device times the mix's weight.
 
-    Returns the rows where it fits, the gain, and for sharers the slot that gains most (the lowest of those alike).
+    `cells` is what the rows have left, or would have. Returns which of them it fits (None: all), the gain of those,
+    and for sharers the slot that gains most (the lowest of those alike).
     """
-    rows, cpu, room, free = left
-    kind = table.kind_of_type[table.type[rows]]
+    kind, cpu, room = cells[:, KIND], cells[:, CPU], cells[:, ROOM:]
     now, then = waste.level(cpu), waste.level(cpu - ask.cpu)
     if table.mixed:
-        each = table.kinds_of_type[table.type[rows]] * waste.stride
+        each = table.kinds_of_type[cells[:, TYPE]] * waste.stride
         at_now, at_then = each + (now * ROOMS)[:, None], each + (then * ROOMS)[:, None]
     else:
-        at_now, at_then = ((kind * waste.stride + level * ROOMS)[:, None] for level in (now, then))
-    before = waste.flat[at_now + room].sum(1) + waste.short[kind, now, free]
-    after = waste.flat[at_then + room].sum(1)
+        base = kind * waste.stride
+        at_now, at_then = (base + now * ROOMS)[:, None], (base + then * ROOMS)[:, None]
+    at_then = at_then + room
+    gain: Ints = (waste.flat.take(at_now + room) - waste.flat.take(at_then)).sum(1)
+    if waste.shortens:
+        free, base = cells[:, FREE], kind * (waste.levels * waste.short_stride)
+        gain += waste.short_flat.take(base + now * waste.short_stride + free)
+        then_short = base + then * waste.short_stride + free
     if ask.mode == NO_GPU:
-        return rows, before - after - waste.short[kind, then, free], None
+        if waste.shortens:
+            gain -= waste.short_flat.take(then_short)
+        return None, gain, None
     if ask.mode == EXCLUSIVE:
-        whole = waste.waste[ask.kinds_asked[table.cls[rows]], then, 100]
-        after += waste.short[kind, then, free - ask.count] - ask.count * whole
-        return rows, before - after, None
-    short = waste.short[kind, then, free]
-    rooms = ask.rooms(table, rows)
-    change = waste.after_share(ask.needs)[at_then + rooms]
-    change += (rooms == 100) * (waste.short[kind, then, np.maximum(free - 1, 0)] - short)[:, None]
+        asked = ask.kinds_asked[cells[:, CLASS]] if table.mixed else kind
+        gain += ask.count * waste.flat.take(asked * waste.stride + then * ROOMS + 100)
+        if waste.shortens:
+            gain -= waste.short_flat.take(then_short - ask.count)
+        return None, gain, None
+    rooms = ask.rooms(table, rows, cells, room)
+    change = waste.after_share(ask.needs).take(at_then if rooms is room else at_then - room + rooms)
+    if waste.shortens:
+        short = waste.short_flat.take(then_short)
+        gain -= short
+        change += (rooms == 100) * (waste.short_flat.take(then_short - (free > 0)) - short)[:, None]
     if ask.count == 1:
         slots = change.argmin(1)
         best = change[np.arange(len(rows)), slots]
@@ -265,6 +279,5 @@ def gains(table: HostTable, waste: Waste, ask: Ask, left: Left) -> tuple[Ints, I
         change.partition(min(ask.count, change.shape[1]) - 1, axis=1)
         best = change[:, : ask.count].sum(1) if ask.count <= change.shape[1] else np.full(len(rows), HUGE)
         slots = None
-    fits = best < HUGE >> 1
-    gain = before - after - short - best
-    return rows[fits], gain[fits], slots[fits] if slots is not None else None
+    fits: Bools = best < HUGE >> 1
+    return fits, (gain - best)[fits], slots[fits] if slots is not None else None

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU
-from moorage.scheduler.core.rank_table import UNCOUNTED, Ask, HostTable, HostType, Ints
+from moorage.scheduler.core.rank_table import TYPE, Ask, HostTable, HostType, Ints
 from moorage.scheduler.core.shape import Shape
 
 #: the value of one idle GPU
@@ -65,7 +65,7 @@ class Prices:
         self.keys = keys
         count = len(keys)
         self.types = np.array(self._of_type, np.int64)
-        hosts = np.bincount(table.type[: len(table)][table.alive()], minlength=len(table.types))
+        hosts = np.bincount(table.cells[: len(table), TYPE][table.alive()], minlength=len(table.types))
         self.gpus = np.zeros(count, np.int64)
         self.stock = np.zeros((2, count), np.int64)  # processors and memory; 0 where not counted
         for kind, number in zip(table.types, hosts.tolist(), strict=True):
@@ -214,6 +214,3 @@ def _moved(price: Ints, use: Ints) -> Ints:
     """Prices after a round in which so much (2^15 is all there is) was asked for."""
     gap = np.clip(use, 1 << 14, 1 << 16) - (1 << 15)
     return np.clip(price + (price * gap >> 15) // STEP, FLOOR, CEILING)
-
-
-__all__ = ["ONE", "UNCOUNTED", "Prices", "gpu_percent"]
