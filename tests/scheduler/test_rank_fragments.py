@@ -1,4 +1,4 @@
-"""The ranker `fragments`: kept scores come to what a full scan says, nothing that fits is missed, the mix is learned."""
+"""The ranker `fragments`: kept scores come to what a full scan says, all that fits is found, the mix is learned."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_several_devices_of_a_host_are_linked_ones(
     name: str, peers: dict[int, list[int]], numa: list[int] | None, taken: list[int], count: int, slots: list[int]
 ) -> None:
     shapes, fleet = Shapes(), Fleet()
-    made = worker(0, ["NVIDIA A100"] * (4 if numa and len(numa) == 4 or not peers or max(peers) < 4 else 8))
+    made = worker(0, ["NVIDIA A100"] * (4 if (numa and len(numa) == 4) or not peers or max(peers) < 4 else 8))
     for device in made.hello["gpu_pool"]:
         device["peers"] = peers.get(device["index"], [])
         device["numa"] = numa[device["index"]] if numa else -1

@@ -72,7 +72,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     history_bytes: Annotated[
         int, setting("Size of the history stream; beyond it the oldest go.", unit="bytes", ge=1 << 20, le=1 << 50)
     ] = 10 * GIB
-    ranker: Annotated[str, setting("How the hosts that fit are ranked: pack, fragments or headroom.")] = "pack"
+    ranker: Annotated[
+        str,
+        setting("How the hosts that fit are ranked: fragments, pack, headroom, or a classic policy for comparison."),
+    ] = "fragments"
 
     def __post_init__(self) -> None:
         if self.heartbeat_s >= self.renew_s:  # else every idle tick looks like a leader that was stopped

@@ -44,6 +44,8 @@ STEP_MILLI: Final = 40
 #: replicas of the same job on a host weigh more than any score, a model named in whole words more than one inside one
 AVOID_BITS: Final = 44
 WORDS_BITS: Final = 40
+#: prices are found anew when the fleet has become larger or smaller by this part of it
+GREW_PART: Final = 16
 #: shapes whose scores are kept: 16 bytes a host and shape
 KEPT_BYTES_MAX: Final = 48 << 20
 
@@ -73,11 +75,16 @@ class Fragments(Pack):
         self._stamp: tuple[int, ...] = ()
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
+        self._hosts = 0
+        self._plain = True
+        self._plain_of = (-1, -1)
 
     def arrived(self, shape: Shape, replicas: int) -> None:
         self.mix.add(shape, replicas)
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        if self._is_plain(fleet) and shape.mode == EXCLUSIVE and shape.count == 1:
+            return super().choose(fleet, shape, avoid, barred)
         table = self._look(fleet)
         found = self._scores_of(table, shape)
         keys = found.keys
@@ -108,6 +115,25 @@ class Fragments(Pack):
 
     # --------------------------------------------------------------------------------- keeping up
 
+    def _is_plain(self, fleet: Fleet) -> bool:
+        """Whether nothing can fragment: all ask for one whole device of any kind, and processors outlast devices.
+
+        Then best fit does as well and needs no table. It is also what stands before anything is known of the mix.
+        """
+        stands = (self.mix.version, fleet.inventory)
+        if stands != self._plain_of:
+            self._plain_of = stands
+            shapes = [shape for shape, _ in self.mix.all()]
+            most = max((shape.cpu_milli for shape in shapes), default=0)
+            kinds = {device[1:] for cls in fleet.classes.values() for device in cls.devices}
+            self._plain = all(
+                shape.mode == EXCLUSIVE
+                and shape.count == 1
+                and all(shape.device_rank(*kind, shape.slot_index or 0) for kind in kinds)
+                for shape in shapes
+            ) and not any(0 < host.cpu_milli < most * len(host.cls.devices) for host in fleet.hosts.values())
+        return self._plain
+
     def _look(self, fleet: Fleet) -> HostTable:
         """The table, up to date, with tables of waste and prices for it and the mix in use."""
         table = self._table
@@ -117,7 +143,10 @@ class Fragments(Pack):
             self._prices = None
         else:
             table.look()
-        stamp = (id(table), table.generation, len(table.kinds), len(table.types), self.mix.version)
+        hosts = len(table) - table.dead
+        if abs(hosts - self._hosts) * GREW_PART > self._hosts:
+            self._hosts = hosts  # prices are of a fleet as large as this
+        stamp = (id(table), table.generation, len(table.kinds), len(table.types), self.mix.version, self._hosts)
         if stamp != self._stamp:
             self._stamp = stamp
             self._waste = Waste(table, self.mix.top())
@@ -192,9 +221,20 @@ class Fragments(Pack):
                 return Choice(host, 1 << slot, host.open.bit_count())
         return super().choose(table.fleet, shape, avoid, barred)
 
+    def held_bytes(self) -> int:
+        """What tables and scores take, in bytes, for measurements."""
+        table = self._table
+        if table is None:
+            return 0
+        arrays = [table.cells, table.mode, table.changed, self._waste.waste, self._waste.short, self._waste.flat]
+        arrays += [array for found in self._scores.values() for array in (found.keys, found.slots, found.charges)]
+        return sum(int(array.nbytes) for array in arrays) + self._waste.shares_bytes() + 200 * len(table)
+
     # ---------------------------------------------------------------------------------- many at once
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        if self._plain and shape.mode == EXCLUSIVE and shape.count == 1:
+            return super().again(choice, shape, most)
         table, host, count = self._table, choice.host, shape.count
         if table is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
             return []

@@ -23,6 +23,8 @@ from moorage.scheduler.core.shape import Shape
 #: the weights of a mix add up to about so much
 WEIGHTS: Final = 1 << 14
 FREE_MAX: Final = 64
+#: more than any sum of waste
+HUGE: Final = 1 << 40
 #: tables for so many different shares are kept
 SHARES_MAX: Final = 128
 
@@ -81,6 +83,6 @@ class Waste:
             found = self._shares[needs] = found.ravel()
         return found
 
-
-#: more than any sum of waste
-HUGE: Final = 1 << 40
+    def shares_bytes(self) -> int:
+        """What the tables of shares take, in bytes."""
+        return sum(int(table.nbytes) for table in self._shares.values())
