@@ -7,8 +7,8 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-placement bench-decisions transcripts \
-        nats-image record-frames sim sim-long clean
+.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-placement \
+        bench-decisions bench-peers transcripts nats-image record-frames sim sim-long fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -50,10 +50,14 @@ transcripts: $(STAMP)  ## write down every help and a first session as tests/cli
 	$(BIN)/python -m tests.cli.transcribe
 
 sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=300 FROM=1000
-	PYTHONHASHSEED=0 MOORAGE_SIM_SEEDS=$(SEEDS) MOORAGE_SIM_FROM=$(FROM) $(BIN)/python -m pytest -n 2 -q tests/sim/test_seeds.py
+	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
 
 sim-long: SEEDS = 10000
-sim-long: sim  ## ten thousand of them; about an hour on two cores
+sim-long: sim  ## ten thousand of them, on every core
+
+fuzz: $(STAMP)  ## a million frames over everything that decodes, 100,000 at a running system
+	$(BIN)/python -m tests.fuzz.many --frames 1000000
+	$(BIN)/python -m tests.fuzz.live --frames 100000
 
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python tests/mutants.py
@@ -72,6 +76,9 @@ bench-placement: $(STAMP)  ## allocation on real traces, ours against FGD and th
 
 bench-decisions: $(STAMP)  ## what a decision costs: µs mean, p50, p99, and the memory of the ranking
 	$(BIN)/python -m bench.placement.decisions
+
+bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
+	$(BIN)/python -m bench.peers.run
 
 bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli

@@ -51,13 +51,13 @@ class Callers:
         self.ended += delivery.data.count(OVER)
         self._some.set()
 
-    def _next(self) -> tuple[str, bytes]:
+    def next(self) -> tuple[str, bytes]:
         self.made += 1
         name = b"b%07d-%d" % (self.made, time.monotonic_ns() // 1000)
         return f"t{self.made % self.tenants}", self.body % name
 
     async def _call(self) -> None:
-        tenant, body = self._next()
+        tenant, body = self.next()
         answer = await self.mux.request(SUBJECTS.api(tenant, "submit"), body, 60.0)
         if b'"accepted"' not in answer.data:
             raise RuntimeError(answer.data)
@@ -85,7 +85,7 @@ class Callers:
 
         async def caller() -> None:
             while self.made < end:
-                tenant, body = self._next()
+                tenant, body = self.next()
                 answer = await self.connection.request(SUBJECTS.request(tenant, "submit"), body, 60.0)
                 if b'"seq"' not in answer.data:
                     raise RuntimeError(answer.data)

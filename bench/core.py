@@ -1,4 +1,4 @@
-"""The core alone: fold of a million transitions, and memory of a hundred thousand queued jobs."""
+"""The core alone: fold of a million transitions, and `--finished`: memory of the table of finished jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from moorage.scheduler.core.finished import ROWS_MAX, FinishedTable, job_key
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.records import FORMAT, Op, Record, decode_record, encode_record, packed
 from moorage.scheduler.core.state import SUCCEEDED, State
@@ -63,6 +64,14 @@ def fold_million(transitions: int) -> dict[str, float]:
     return {"s": time.perf_counter() - began, "transitions": state.transitions + len(state.jobs), "records": len(made)}
 
 
+def finished_table(rows: int) -> dict[str, float]:
+    """Memory of the table of finished jobs, full."""
+    before, table = rss_mib(), FinishedTable()
+    for number in range(rows):
+        table.add(job_key("t0", f"j{number:015d}"), b"8 bytes.", number, SUCCEEDED, number)
+    return {"mib": rss_mib() - before, "rows": len(table)}
+
+
 def rss_mib() -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS"):
@@ -71,4 +80,7 @@ def rss_mib() -> float:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--finished"]:
+        print(json.dumps(finished_table(ROWS_MAX)))
+        sys.exit()
     print(json.dumps(fold_million(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)))

@@ -24,7 +24,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench import processes, sdk  # noqa: E402
+from bench import processes, scale, sdk  # noqa: E402
 from bench.callers import Callers, quantile  # noqa: E402
 from bench.stack import stack  # noqa: E402
 from moorage.client import AsyncClient  # noqa: E402
@@ -182,6 +182,20 @@ async def core() -> Figures:
     return {"fold of 1,000,000 transitions, s": out["s"] * 1_000_000 / out["transitions"]}
 
 
+async def steps() -> Figures:
+    """The scheduler's own work, on one core and without a socket, in a process of its own: see `make bench-core`."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    by_step = json.loads(await _stick(["bench/steps.py", "--json", "--only", "endpoint"], environment))["endpoint"]
+    pause = json.loads(await _stick(["bench/steps.py", "--pause", str(QUEUED)], environment))
+    table = json.loads(await _stick(["bench/core.py", "--finished"], environment))
+    return {
+        "decisions and frames alone, CPU µs a job": by_step["all"],
+        "ledger bytes a job over its body": by_step["ledger bytes a job over its body"],
+        "longest pause of the loop, 100,000 queued, CPU ms": pause["longest pause, ms"],
+        "table of 2,000,000 finished jobs, MiB": table["mib"],
+    }
+
+
 QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
     "latency": latency,
     "endpoint": endpoint,
@@ -194,8 +208,13 @@ QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
     "sdk-batches": sdk.batches,
     "sdk-followers": sdk.followers,
     "sdk-stopped-follower": sdk.stopped_follower,
+    "reports": lambda: scale.reports(1_000),
+    "reports-10000": lambda: scale.reports(10_000),
+    "arrays": scale.arrays,
+    "backlog": scale.backlog,
     "sticks": sticks,
     "core": core,
+    "steps": steps,
 }
 
 

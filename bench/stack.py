@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -20,15 +20,43 @@ from moorage.schemas.subjects import Subjects
 
 HERE = Path(__file__).resolve().parent
 SUBJECTS = Subjects()
+UP_WITHIN_S = 60
 
 
 class Stack:
     """Processes by role; `cpu_s` and `rss_mib` read them from /proc."""
 
-    def __init__(self, url: str, pids: dict[str, int], folder: Path) -> None:
-        self.url = url
-        self.pids = pids
+    def __init__(self, server: EmbeddedServer, folder: Path) -> None:
+        self.url = server.url
         self.folder = folder
+        self.pids = {"server": server.pid, "callers": os.getpid()}
+        self._ledger_url = server.ledger_url
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def start(self, role: str, arguments: list[str]) -> None:
+        """A process of this Python, whose output goes to the role's log."""
+        environment = {**os.environ, "MOORAGE_LEDGER_URL": self._ledger_url}
+        with (self.folder / f"{role}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._processes[role] = process
+        self.pids[role] = process.pid
+
+    async def start_scheduler(self) -> None:
+        await self.start("scheduler", ["-m", "moorage.scheduler", "--nats", self.url])
+
+    async def kill(self, role: str) -> None:
+        """End a process without a word of warning."""
+        process = self._processes.pop(role)
+        process.kill()
+        await process.wait()
+
+    async def end(self) -> None:
+        for process in reversed(self._processes.values()):
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
 
     def cpu_s(self, role: str) -> float:
         fields = Path(f"/proc/{self.pids[role]}/stat").read_text().rsplit(")", 1)[1].split()
@@ -42,49 +70,43 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def stack(fleet: str, *, driver: str = "noop") -> AsyncIterator[Stack]:
-    """A fresh stack with a simulated fleet such as `256x8xH100`; everything is gone at the end."""
-    processes: list[asyncio.subprocess.Process] = []
+async def stack(
+    fleet: str,
+    *,
+    driver: str = "noop",
+    script: str = "fleet.py",
+    before: Callable[[Path], Awaitable[None]] | None = None,
+) -> AsyncIterator[Stack]:
+    """A fresh stack with a simulated fleet such as `256x8xH100`; everything is gone at the end.
+
+    `script` is the fleet's. `before` may fill the server's data folder.
+    """
     with tempfile.TemporaryDirectory(prefix="moorage-bench-") as name:
         folder = Path(name)
+        if before is not None:
+            await before(folder / "nats")
         server = await EmbeddedServer.start(folder / "nats")
+        it = Stack(server, folder)
         try:
-            environment = {**os.environ, "MOORAGE_LEDGER_URL": server.ledger_url}
-            scheduler = await _spawn(
-                folder, "scheduler", ["-m", "moorage.scheduler", "--nats", server.url], environment
-            )
-            processes.append(scheduler)
-            arguments = [str(HERE / "fleet.py"), server.url, str(folder / "worker"), fleet, driver]
-            worker = await _spawn(folder, "worker", arguments, dict(os.environ))
-            processes.append(worker)
-            pids = {"server": server.pid, "scheduler": scheduler.pid, "worker": worker.pid, "callers": os.getpid()}
+            await it.start_scheduler()
+            await it.start("worker", [str(HERE / script), server.url, str(folder / "worker"), fleet, driver])
             async with await connect(server.url, "bench ready") as connection:
-                await _until_up(connection, folder)
-            yield Stack(server.url, pids, folder)
+                await _until_up(connection, folder, asked=script == "fleet.py")
+            yield it
         finally:
-            for process in reversed(processes):
-                if process.returncode is None:
-                    process.terminate()
-                    await process.wait()
+            await it.end()
             await end_supervisor(folder / "worker")  # it outlives its agent, unless somebody ends it
             await server.stop()
 
 
-async def _spawn(
-    folder: Path, name: str, arguments: list[str], environment: dict[str, str]
-) -> asyncio.subprocess.Process:
-    with (folder / f"{name}.log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
-        )
-
-
-async def _until_up(connection: Connection, folder: Path) -> None:
-    """All workers of the fleet are heard; their number stands in the worker's log once it began."""
-    async with asyncio.timeout(20):
+async def _until_up(connection: Connection, folder: Path, *, asked: bool) -> None:
+    """All workers of the fleet are heard; their number stands in the worker's log once it began, or once all joined."""
+    async with asyncio.timeout(UP_WITHIN_S):
         while True:
             wanted = (folder / "worker.log").read_text() if (folder / "worker.log").exists() else ""
             if wanted.strip().isdigit():
+                if not asked:
+                    return
                 with contextlib.suppress(BusError, KeyError):
                     answer = await connection.request(SUBJECTS.admin("fleet"), b"{}", 5.0)
                     rows = msgspec.json.decode(answer.data)["data"]["workers"]

@@ -78,6 +78,27 @@ class Steps:
         setattr(owner, name, self.timed(step, getattr(owner, name)))
 
 
+class Pauses:
+    """How long the loop was busy without a turn for anybody else, at most; a collection counts wherever it comes."""
+
+    def __init__(self) -> None:
+        self.longest_s = self._began_s = self._collecting_s = 0.0
+        gc.callbacks.append(self._on_collection)
+
+    def __enter__(self) -> None:
+        self._began_s = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.longest_s = max(self.longest_s, time.thread_time() - self._began_s)
+
+    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
+        now_s = time.thread_time()
+        if phase == "start":
+            self._collecting_s = now_s
+        else:
+            self.longest_s = max(self.longest_s, now_s - self._collecting_s)
+
+
 class Bench:
     """A leader, and a fleet that says what its agents would."""
 
@@ -90,8 +111,10 @@ class Bench:
         self.intake = Intake(self.engine, SUBJECTS, self._refused, self._refused, self._refused)
         self.sessions: dict[str, str] = {}
         self.numbers: dict[str, int] = {}
-        self.ended = self.records = self.record_bytes = self.frames = 0
+        self.ended = self.records = self.record_bytes = self.body_bytes = self.frames = 0
+        self.pauses = Pauses()
         self.made = 0
+        self.body = BODY
         self.steps = Steps()
         self._facts: list[Delivery] = []
         self._send = self._outgoing
@@ -148,15 +171,26 @@ class Bench:
         for delivery in (*self._facts, *requests):
             self.intake.put(delivery)
         self._facts = []
-        self.intake.drain(self.now)
-        payload = self.engine.build(self.now, self.now)
-        self.records += 1
-        self.record_bytes += len(payload)
+        with self.pauses:
+            self.intake.drain(self.now)
+        with self.pauses:
+            payload = self.engine.build(self.now, self.now)
+        with self.pauses:
+            messages = self._committed()
+        self._take(messages, len(payload))
+
+    def _committed(self) -> list[Any]:
         outputs = self.engine.commit(self.state.seq + 1, self.now)
         for job in outputs.ended:
             job.kept = 1  # as the history's acknowledgement says
         self.ended += sum(1 for event in outputs.events if b'"state":"SUCCEEDED","ledger"' in event[2])
-        messages = self._send(outputs, self.state.seq)
+        messages: list[Any] = self._send(outputs, self.state.seq)
+        return messages
+
+    def _take(self, messages: list[Any], record_bytes: int) -> None:
+        """What leaves, where it goes."""
+        self.records += 1
+        self.record_bytes += record_bytes
         self.frames += len(messages)
         for subject, payload, _ in messages:
             if subject.startswith("_INBOX.fleet") and subject.endswith(".join"):
@@ -178,14 +212,18 @@ class Bench:
         """`IN_FLIGHT` callers, each sending its next request once the one before is answered."""
         goal, left = self.ended + jobs, jobs
         while self.ended < goal:
-            requests = []
-            for _ in range(min(IN_FLIGHT, left)):
-                self.made += 1
-                name = b"b%07d-%d" % (self.made, 10**12 + self.made)
-                subject = SUBJECTS.api(f"t{self.made % TENANTS}", "submit")
-                requests.append(Delivery(subject, f"_INBOX.callers.mux.{self.made}", BODY % name))
-            left -= len(requests)
-            self.turn(requests)
+            left -= self.endpoint_once(min(IN_FLIGHT, left))
+
+    def endpoint_once(self, count: int) -> int:
+        requests = []
+        for _ in range(count):
+            self.made += 1
+            name = b"b%07d-%d" % (self.made, 10**12 + self.made)
+            subject = SUBJECTS.api(f"t{self.made % TENANTS}", "submit")
+            requests.append(Delivery(subject, f"_INBOX.callers.mux.{self.made}", self.body % name))
+        self.body_bytes += sum(len(request.data) for request in requests)
+        self.turn(requests)
+        return count
 
     def many(self, jobs: int) -> None:
         """Arrays of `MANY` requests of one tenant, each once the one before is over."""
@@ -196,6 +234,7 @@ class Bench:
                 self.made += 1
                 bodies.append(BODY_MANY % (b"j0123abc%07d" % self.made))
             array = b"[" + b",".join(bodies) + b"]"
+            self.body_bytes += sum(map(len, bodies))
             self.turn([Delivery(SUBJECTS.api("t0", "submit"), "_INBOX.sdk.mux.1", array)])
             while self.ended < goal:
                 self.turn([])
@@ -224,7 +263,8 @@ def measure(question: str, rounds: int, workers: int) -> dict[str, float]:
     bench.measure()
     rounds_of: dict[str, list[float]] = {}
     sticks: list[float] = []
-    records, size, frames, done = bench.records, bench.record_bytes, bench.frames, bench.ended
+    records, frames, done = bench.records, bench.frames, bench.ended
+    size, bodies = bench.record_bytes, bench.body_bytes
     for _ in range(rounds):
         before, ended, stick = dict(bench.steps.ns), bench.ended, a_stick_s()
         ask(JOBS[question])
@@ -237,11 +277,33 @@ def measure(question: str, rounds: int, workers: int) -> dict[str, float]:
     done = bench.ended - done
     result = {step: statistics.median(values) for step, values in rounds_of.items()}
     result["ledger bytes a job"] = (bench.record_bytes - size) / done
+    result["ledger bytes a job over its body"] = (bench.record_bytes - size - bench.body_bytes + bodies) / done
     result["jobs a record"] = done / (bench.records - records)
     result["messages a job"] = (bench.frames - frames) / done
     result["the stick took, ms"] = statistics.median(sticks) * 1000
     gc.unfreeze()
     return result
+
+
+def pause(queued: int, rounds: int, workers: int) -> dict[str, float]:
+    """The loop's longest pause while so many jobs wait for a model that nobody has and others come and go, in ms."""
+    bench = Bench(workers, 8)
+    bench.body = BODY.replace(b'"H100"', b'"B300"')
+    for _ in range(0, queued, IN_FLIGHT):
+        bench.endpoint_once(IN_FLIGHT)
+    bench.body = BODY
+    bench.endpoint(12_000)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    longest = []
+    for _ in range(rounds):
+        bench.pauses.longest_s = 0.0
+        stick = a_stick_s()
+        bench.endpoint(JOBS["endpoint"])
+        longest.append(bench.pauses.longest_s * 1000 * STICK_S / ((stick + a_stick_s()) / 2))
+    gc.unfreeze()
+    return {"longest pause, ms": max(longest), "median of the rounds' longest, ms": statistics.median(longest)}
 
 
 def a_stick_s() -> float:
@@ -258,7 +320,11 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=256, help="hosts of eight GPUs")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", choices=("endpoint", "many"))
+    parser.add_argument("--pause", type=int, metavar="QUEUED", help="the loop's longest pause, with so many queued")
     arguments = parser.parse_args()
+    if arguments.pause is not None:
+        print(json.dumps(pause(arguments.pause, arguments.rounds, arguments.workers)))
+        return 0
     questions = [arguments.only] if arguments.only else ["endpoint", "many"]
     best = {question: measure(question, arguments.rounds, arguments.workers) for question in questions}
     if arguments.json:

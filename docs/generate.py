@@ -1,4 +1,5 @@
-"""Make the reference pages from the code: the protocol page, the states, the JSON schemas, and `reference_pages`.
+"""Make from the code what repeats it: the protocol page, the states, the JSON schemas, `reference_pages`, and the
+configurations of `deploy/nats`.
 
 `python -m docs.generate` writes them, `--check` fails when what stands there is not what the code says.
 """
@@ -15,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from docs import reference_pages
+from moorage.bus.site import shipped
 from moorage.cli.settings import example_file, sections
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.schemas import frames, gpu, job, operate
@@ -52,6 +54,8 @@ ACTS: Final = (
     ("requeue", operate.RequeueAct(tenant="vision", job="train-42", by="ana", why="wrong host")),
     ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
     ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
+    ("share", operate.ShareAct(tenant="vision", weight=3, gpus=16, by="ana")),
+    ("dlq", operate.DlqAct(act="resend", sequence=12, by="ana", why="quota was raised")),
 )
 
 #: where each frame travels, and one of it
@@ -83,6 +87,9 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("Done", "the answer to an operator's act", operate.Done(
         "hold", True, tenant="vision", job="train-42", state="QUEUED",
         hold=operate.Hold(1763625600123, "ana", "bad data"))),
+    ("DeadLetter", "moorage.dlq.<tenant>", operate.DeadLetter(
+        "moorage.request.vision.submit", 1201, Problem("invalid-argument", "unknown field `gpus`", "caller", "$.gpus"),
+        b'{"gpus":1}')),
     ("Look", "moorage.fleet.look", frames.Look(81021, 3)),
     ("Looked", "moorage.worker.<worker>.looked", frames.Looked("node-7", 81021, findings=[
         frames.Finding("nvml-foreign", 0, "GPU-6f0c", 8812, "python", 512)])),
@@ -208,6 +215,8 @@ def pages() -> dict[Path, str]:
     }
     for name, _, example in EXAMPLES:
         made[DOCS / "schemas" / f"{name.lower()}.json"] = schema(type(example))
+    for folder, files in shipped().items():
+        made |= {DOCS.parent / "deploy" / "nats" / folder / name: text for name, text in files.items()}
     return made
 
 

@@ -12,6 +12,7 @@ from moorage.cli import console
 from moorage.cli.lookup import FIXES, error_codes, reasons
 from moorage.cli.main import VERBS, main
 from moorage.schemas.job import TRANSITIONS
+from moorage.schemas.roles import OPERATOR_READS, ROLES, names
 from moorage.schemas.subjects import Subjects
 
 #: what each exit code of the command says; `run` and `wait` end with the job's own
@@ -66,14 +67,6 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
 }
 #: shown by name alone: the sync twins have the names of the async classes, without await
 TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job"}
-#: who a role is in the table of subjects; a role may do what the words beside it may
-ROLES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "submitter": ("a service or a person, of one tenant", ("submitter", "tenant")),
-    "operator": ("who runs the fleet", ("operator", "operators")),
-    "observer": ("dashboards: all that is public, no tenant's job", ("observers",)),
-    "worker": ("one machine, by its id", ("worker", "workers", "that worker")),
-    "scheduler": ("leaders and standbys", ("leader", "schedulers", "scheduler")),
-}
 _WIDTH: Final = "110"
 
 
@@ -144,13 +137,19 @@ def permissions() -> str:
     parts = [
         "# Permissions by role\n\n",
         "A role is a NATS user that may publish to and subscribe to these subjects, with its tenant or worker id in "
-        "place of the words in angle brackets. Whoever asks something also subscribes to its own inbox, `_INBOX.>`; "
-        "whoever answers publishes to the inbox of the one who asks (`allow_responses`). Why the ledger is in an "
-        "account of its own: [the security model](../explanation/security.md).\n",
+        "place of the words in angle brackets. `moorage admin nats-config` writes them as nats-server's configuration "
+        "([how](../how-to/give-everybody-a-key.md)). Besides:\n\n"
+        "- Everybody subscribes to an inbox of their own, `_INBOX.<role>.<name>.>`, and to nobody else's.\n"
+        "- A scheduler answers in every inbox (`_INBOX.>`, and `_R_.>` for accounts that import it), keeps its streams "
+        "by JetStream's API on their names alone, and is found by `$SRV`.\n"
+        "- A worker answers each question that it hears once (`allow_responses`).\n"
+        f"- An operator also asks {', '.join(f'`{verb}`' for verb in OPERATOR_READS)} of any tenant.\n"
+        "- A submitter has `moorage.request` on a single server and in an account of its own alone.\n\n"
+        "Why, and why the ledger is in an account of its own: [the security model](../explanation/security.md).\n",
     ]
     for role, (who, words) in ROLES.items():
-        writes = [row for row in rows if _names(row.writes) & set(words)]
-        reads = [row for row in rows if _names(row.reads) & set(words)]
+        writes = [row for row in rows if names(row.writes) & set(words)]
+        reads = [row for row in rows if names(row.reads) & set(words)]
         parts.append(
             f"\n## {role}\n\n{who[0].upper()}{who[1:]}.\n\n| | subject | kind | what |\n| --- | --- | --- | --- |\n"
         )
@@ -159,20 +158,15 @@ def permissions() -> str:
     return "".join(parts)
 
 
-def _names(cell: str) -> set[str]:
-    """The roles of a cell, without what stands in brackets behind one."""
-    return {name.partition(" (")[0].strip() for name in cell.split(",")}
-
-
 def python_api() -> str:
     """The public names, for mkdocstrings to fill in from their docstrings."""
     parts = [
         "# Python\n\n",
         "Made from the docstrings when the site is built. Names of the SDK are imported from `moorage.client`.\n",
     ]
-    for title, names in client_groups().items():
+    for title, public in client_groups().items():
         parts.append(f"\n## {title}\n")
-        for name in names:
+        for name in public:
             if name in TWINS:
                 parts.append(f"\n### {name}\n\nThe methods of [`{TWINS[name]}`][moorage.client.{TWINS[name]}], ")
                 parts.append("without `await`.\n")

@@ -2,7 +2,8 @@
 
 `docs/promises.toml` lists the promises, their tests, and the mutants: a file, a text that stands in it exactly once,
 what takes its place, and the tests that must then fail. Every mutant runs in a copy of the tree; a mutant that is not
-caught, or whose text is no longer found, is a failure of this program.
+caught, or whose text is no longer found, is a failure of this program. One with `seeds` must break a promise in the
+simulation of whole clusters, too, by that many seeds; the first that shows it is told.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("schemas", "bus", "scheduler", "worker", "client")
 COPIED = (*ROOMS, "tests", "docs", "bench", "pyproject.toml", "README.md")
 TIMEOUT_S = 300
+SEEDS_TIMEOUT_S = 900
 
 
 def copy_tree(target: Path) -> None:
@@ -32,36 +34,58 @@ def copy_tree(target: Path) -> None:
             shutil.copy(source, target / name)
 
 
-def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    """The tests on the tree's own sources, in the processes that they start too."""
+def environment_of(tree: Path) -> dict[str, str]:
+    """The tree's own sources, also in the processes that its tests start."""
     environment = {
         **os.environ,
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": os.pathsep.join(str(tree / room) for room in ROOMS),
     }
     environment.pop("CI", None)  # there a skip is a failure, and would be taken for a catch
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not docker", "-p", "no:cacheprovider", *tests],
-        cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
-    )  # fmt: skip
+    return environment
 
 
-def try_mutant(mutant: dict[str, Any]) -> str:
-    """Empty when the mutant was caught, else what went wrong."""
+def run_tests(tree: Path, tests: list[str]) -> str:
+    """Empty when one of them failed, else what went wrong."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not docker", "-p", "no:cacheprovider", *tests],
+            cwd=tree, env=environment_of(tree), capture_output=True, text=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ""  # a hang is caught too: the suite has a time limit for each test
+    if done.returncode == 1:
+        return ""
+    return "not caught" if done.returncode == 0 else f"pytest ended with {done.returncode}: {done.stdout[-800:]}"
+
+
+def run_seeds(tree: Path, seeds: int) -> tuple[str, str]:
+    """What went wrong, empty when a seed broke a promise, and which seed it was."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.sim.many", "--stop", "--seeds", str(seeds)],
+            cwd=tree, env=environment_of(tree), capture_output=True, text=True, timeout=SEEDS_TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"the simulation did not end within {SEEDS_TIMEOUT_S} s", ""
+    failing = next((line for line in done.stdout.splitlines() if line.startswith("FAILED")), "")
+    if done.returncode == 1 and failing:
+        return "", failing.removeprefix("FAILED").strip()
+    told = done.stderr[-800:] if done.returncode else ""
+    return f"not caught by {seeds} seeds {told}".rstrip(), ""
+
+
+def try_mutant(mutant: dict[str, Any]) -> tuple[str, str]:
+    """What went wrong, empty when the mutant was caught, and by which seed where it names any."""
     source = (ROOT / mutant["file"]).read_text()
     if source.count(mutant["old"]) != 1:
-        return f"its text stands {source.count(mutant['old'])} times in {mutant['file']}, not once"
+        return f"its text stands {source.count(mutant['old'])} times in {mutant['file']}, not once", ""
     with tempfile.TemporaryDirectory(prefix="moorage-mutant-") as folder:
         tree = Path(folder)
         copy_tree(tree)
         (tree / mutant["file"]).write_text(source.replace(mutant["old"], mutant["new"]))
-        try:
-            done = run_tests(tree, mutant["tests"])
-        except subprocess.TimeoutExpired:
-            return ""  # a hang is caught too: the suite has a time limit for each test
-    if done.returncode == 1:
-        return ""
-    return "not caught" if done.returncode == 0 else f"pytest ended with {done.returncode}: {done.stdout[-800:]}"
+        trouble = run_tests(tree, mutant["tests"]) if mutant["tests"] else ""
+        return run_seeds(tree, mutant["seeds"]) if not trouble and mutant.get("seeds") else (trouble, "")
 
 
 def main() -> int:
@@ -72,8 +96,8 @@ def main() -> int:
     failed = 0
     mutants = [mutant for mutant in table["mutant"] if not names or mutant["name"] in names]
     for mutant in mutants:
-        trouble = try_mutant(mutant)
-        print(f"{'caught' if not trouble else 'MISSED'}  {mutant['name']}  {trouble}".rstrip(), flush=True)
+        trouble, seed = try_mutant(mutant)
+        print(f"{'MISSED' if trouble else 'caught'}  {mutant['name']}  {trouble or seed}".rstrip(), flush=True)
         failed += bool(trouble)
     print(f"{len(mutants) - failed} passed, {failed} failed")
     return 1 if failed else 0

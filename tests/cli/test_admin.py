@@ -74,6 +74,22 @@ async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> N
     assert (lifted.frame["kind"], lifted.frame["changed"], "limit" in lifted.frame) == ("done", True, False)
 
 
+async def test_a_share_is_set_told_and_listed(node: Node, unique: str) -> None:
+    given = await node.run("admin", "share", "--weight", "3", "--gpus", "2", "--why", "trial", tenant=unique)
+    assert (given.code, given.rows) == (0, [[f"tenant {unique}", "weight 3, 2 GPUs guaranteed"]])
+    again = await node.run("admin", "share", "--weight", "3", tenant=unique)
+    assert again.rows == [[f"tenant {unique}", "weight 3, 2 GPUs guaranteed already"]]
+    listed = (await node.run("admin", "tenants", "--json")).frame["data"]["tenants"]
+    share = next(row for row in listed if row["tenant"] == unique)["share"]
+    assert (share["weight"], share["gpus"], share["why"]) == (3, 2, "trial")
+    rows = {row[0]: row for row in (await node.run("admin", "tenants")).rows}
+    assert "weight 3, 2 GPUs guaranteed" in rows[unique]
+    taken = await node.run("admin", "share", "--weight", "0", "--gpus", "0", "--json", tenant=unique)
+    assert (taken.frame["changed"], "share" in taken.frame) == (True, False)
+    refused = await node.run("admin", "share", tenant=unique)
+    assert (refused.code, refused.err.startswith("error[invalid-argument]: ")) == (2, True)
+
+
 async def test_what_is_ambiguous_is_told_and_does_nothing(node: Node, unique: str) -> None:
     for argv in (("hold",), ("release",), ("hold", "x", "--queue"), ("release", "x", "--worker", "w"), ("limit",)):
         ran = await node.run("admin", *argv, tenant=unique)

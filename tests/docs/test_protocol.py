@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,12 +62,18 @@ def request_section() -> str:
 
 
 def struct_of(name: str) -> type[msgspec.Struct]:
-    if name in ("Problem", "Done"):
-        return Problem if name == "Problem" else operate.Done
+    if name in OF_OPERATORS:
+        return OF_OPERATORS[name]
     found: type[msgspec.Struct] = getattr(frames, name)
     return found
 
 
+#: frames that are not in `schemas.frames`
+OF_OPERATORS: Final[dict[str, type[msgspec.Struct]]] = {
+    "Problem": Problem,
+    "Done": operate.Done,
+    "DeadLetter": operate.DeadLetter,
+}
 FRAMES: Final = blocks("json frame")
 
 
@@ -76,7 +83,7 @@ def test_every_frame_is_shown() -> None:
         for name, kind in vars(frames).items()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag is not None
     }
-    assert {name for name, _ in FRAMES} == tagged | {"Problem", "Done"}
+    assert {name for name, _ in FRAMES} == tagged | set(OF_OPERATORS)
 
 
 @pytest.mark.parametrize(("name", "body"), FRAMES, ids=[name for name, _ in FRAMES])
@@ -108,13 +115,15 @@ def test_every_request_decodes_and_strictly() -> None:
 
 def test_every_act_of_an_operator_decodes_strictly_and_its_table_is_whole() -> None:
     shown = blocks("json act")
-    assert [name for name, _ in shown] == [f"admin.{verb}" for verb in operate.ACTS]
+    acts: dict[str, type[msgspec.Struct]] = {**operate.ACTS, "dlq": operate.DlqAct}
+    assert [name for name, _ in shown] == [f"admin.{verb}" for verb in acts]
     for name, body in shown:
         verb, act = name.removeprefix("admin."), json.loads(body)
-        assert _ROW.findall(section(name)) == [field.name for field in msgspec.structs.fields(operate.ACTS[verb])]
-        assert json.loads(encode(operate.act_of(verb, act))) == act
+        assert _ROW.findall(section(name)) == [field.name for field in msgspec.structs.fields(acts[verb])]
+        read = operate.DlqAct.of if verb == "dlq" else partial(operate.act_of, verb)
+        assert json.loads(encode(read(act))) == act
         with pytest.raises(Refused):
-            operate.act_of(verb, {**act, "unknown": 1})
+            read({**act, "unknown": 1})
 
 
 def test_every_field_of_a_request_is_in_its_table() -> None:

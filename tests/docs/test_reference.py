@@ -15,6 +15,7 @@ from moorage.cli.lookup import error_codes, reasons
 from moorage.cli.main import VERBS
 from moorage.schemas import frames
 from moorage.schemas.job import STATES
+from moorage.schemas.roles import ROLES, names
 from moorage.schemas.subjects import Subjects
 from tests.docs.markdown import DOCS
 
@@ -49,11 +50,11 @@ def test_every_exit_code_is_explained() -> None:
 
 def test_every_subject_is_somebodys_to_write_and_to_hear() -> None:
     text = reference("permissions")
-    known = {word for _, words in reference_pages.ROLES.values() for word in words}
+    known = {word for _, words in ROLES.values() for word in words}
     for row in Subjects().table():
         assert f"| publishes | `{row.subject}` |" in text, row.subject
         assert f"| hears | `{row.subject}` |" in text, row.subject
-        assert reference_pages._names(row.writes) | reference_pages._names(row.reads) <= known, row
+        assert names(row.writes) | names(row.reads) <= known, row
 
 
 def test_every_frame_is_on_the_protocol_page() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,10 +36,11 @@ from moorage.schemas.frames import (
     Place,
     Renew,
     SlotLoad,
+    Unwell,
     Wanted,
 )
 from moorage.schemas.job import STATES
-from moorage.schemas.operate import act_of
+from moorage.schemas.operate import DrainAct, act_of
 from moorage.schemas.subjects import Subjects
 
 Key = tuple[str, str, int, int]  # tenant, job, replica, fence
@@ -84,6 +85,8 @@ class Worker:
     local: set[int] = field(default_factory=set)  # slots that somebody in the worker's own process claimed
     waiting: bool = False
     told: Counter[str] = field(default_factory=Counter)
+    unwell: list[Unwell] = field(default_factory=list)
+    well_n: int = 0
 
     # -------------------------------------------------------------------------------------------- the pool
 
@@ -114,6 +117,9 @@ class Worker:
         if frame.session != self.session or frame.reign < self.reign:
             return
         self.reign = frame.reign
+        if frame.well:
+            self.unwell = [each for each in self.unwell if each.slot not in frame.well]
+            self.well_n = frame.well_n
         for place in frame.place:
             key = (place.tenant, place.job, place.replica, place.fence)
             if key in self.held or key in self.dead:
@@ -212,7 +218,14 @@ class Worker:
     def renew_frame(self) -> Renew:
         self.renewals += 1
         return Renew(
-            self.session, self.renewals, self.no, held=self.holding(), busy=sorted(self.local), waiting=self.waiting
+            self.session,
+            self.renewals,
+            self.no,
+            held=self.holding(),
+            busy=sorted(self.local),
+            waiting=self.waiting,
+            unwell=self.unwell,
+            well_n=self.well_n,
         )
 
     def fact_frame(self) -> FactFrame | None:
@@ -525,9 +538,11 @@ class Driving:
         self.engine.offer(Cancel(tenant, job, why, reply=reply, sequence=sequence))
         return reply
 
-    def operate(self, verb: str, worker: str) -> dict[str, Any]:
+    def operate(self, verb: str, worker: str, *, slots: Sequence[int] = (), **drain: Any) -> dict[str, Any]:
+        """An operator's act on a worker, answered; `drain` are the fields of `DrainAct`."""
         self._replies += 1
-        self.engine.offer(Operate(verb, worker, "me", f"r{self._replies}", True))
+        act = DrainAct(worker=worker, **drain) if drain else None
+        self.engine.offer(Operate(verb, worker, "me", f"r{self._replies}", True, drain=act, slots=slots))
         self.tick()
         answer: dict[str, Any] = self.answers[f"r{self._replies}"]
         return answer

@@ -220,11 +220,14 @@ class FaultyWorld:
         """An operator acts on a job or a tenant, alone or several at once."""
         pick, state = self.random.choice, self.drive.state
         live = [(job.tenant, job.name) for job in state.jobs.values() if not job.over]
-        for verb in self.random.sample(("hold", "release", "requeue", "priority", "limit"), pick((1, 1, 2, 3))):
+        verbs = ("hold", "release", "requeue", "priority", "limit", "share")
+        for verb in self.random.sample(verbs, pick((1, 1, 2, 3))):
             tenant, job = pick(live) if live and self.random.random() < 0.9 else (pick("tu"), "j1")
             asked: dict[str, Any] = {"tenant": tenant}
             if verb == "limit":
                 asked["gpus"] = pick((0, 1, 2, 4))
+            elif verb == "share":
+                asked |= {"weight": pick((0, 1, 3)), "gpus": pick((0, 0, 1, 2))}
             elif verb in ("requeue", "priority") or self.random.random() < 0.8:
                 asked["job"] = job
             if verb == "priority":

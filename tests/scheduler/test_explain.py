@@ -8,13 +8,14 @@ import pytest
 
 from moorage.scheduler.core import views
 from moorage.scheduler.core.explain import REASONS
-from moorage.scheduler.core.plan import PATIENCE_MS
+from moorage.scheduler.core.reserve import PATIENCE_MS
+from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.frames import Renew
 from tests.scheduler.driving import Driving
 
 
 def why(drive: Driving, job: str) -> dict[str, Any]:
-    data = views.explain_job(drive.engine, "t", job)
+    data = explain_job(drive.engine, "t", job)
     assert isinstance(data, dict)
     assert data["state"] != "QUEUED" or data["reason"] in REASONS
     return data
@@ -94,7 +95,7 @@ def test_not_heard_closed_busy_sick_host_busy() -> None:
         "open": 1,
         "with-free-gpus": 0,
     }
-    assert told["held_by"] == ["w0: 2 of 2 GPUs leased"]
+    assert told["held_by"] == ["job j: 1 GPU", "job k: 1 GPU", "w0: 2 of 2 GPUs leased"]
     assert told["needs"] == "1 more GPU on one host"
     drive.submit("two", gpu={"count": 2, "model": "H100"})
     assert why(drive, "two")["needs"] == "2 more H100 on one host"
@@ -126,6 +127,26 @@ def test_part_of_a_gang_would_fit() -> None:
     drive.submit("one", gpu={})
     drive.submit("g", replicas=4, gpu={"scheduling": "gang"})
     assert why(drive, "g")["reason"] == "gang"
+
+
+def test_of_other_tenants_no_more_than_how_many_and_how_much() -> None:
+    drive = Driving()
+    drive.worker("w0", 4)
+    drive.submit("secret-1", tenant="u", gpu={"count": 2})
+    drive.submit("secret-2", tenant="v", gpu={})
+    drive.submit("mine", gpu={})
+    drive.settle()
+    drive.submit("j", gpu={"count": 2})
+    told = why(drive, "j")
+    assert told["holders"] == {
+        "own": [{"job": "mine", "gpus": 1}],
+        "own_jobs": 1,
+        "other_jobs": 2,
+        "other_gpus": 3,
+        "workers": ["w0: 4 of 4 GPUs leased"],
+    }
+    assert told["held_by"] == ["job mine: 1 GPU", "2 jobs of other tenants: 3 GPUs", "w0: 4 of 4 GPUs leased"]
+    assert "secret" not in repr(told)
 
 
 def test_reserved_for_somebody_else_but_not_for_oneself() -> None:
@@ -168,7 +189,7 @@ def test_a_job_that_runs_tells_its_story_and_an_unknown_one_is_not_found() -> No
     drive.submit("j", gpu={})
     drive.settle()
     assert why(drive, "j") == {"job": "j", "tenant": "t", "state": "RUNNING", "why": ""}
-    problem = views.explain_job(drive.engine, "t", "no")
+    problem = explain_job(drive.engine, "t", "no")
     assert not isinstance(problem, dict)
     assert problem.code == "not-found"
     assert views.show(drive.engine, "other", "j").__class__.__name__ == "Problem"

@@ -180,14 +180,14 @@ def test_fact_30_rollback_leaves_earlier_placements_alone() -> None:
 
 
 def test_fact_31_best_effort_places_what_fits_the_third_waits_with_a_reason() -> None:
-    from moorage.scheduler.core import views
+    from moorage.scheduler.core.waiting import explain_job
 
     drive = Driving()
     drive.worker("w0", 1)
     drive.worker("w1", 1)
     drive.submit("j", replicas=3, gpu={})
     assert drive.states("j") == ["PLACED", "PLACED", "QUEUED"]
-    told = views.explain_job(drive.engine, "t", "j")
+    told = explain_job(drive.engine, "t", "j")
     assert isinstance(told, dict)
     assert told["reason"] == "busy"
     assert told["waiting_replicas"] == 1

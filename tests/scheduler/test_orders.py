@@ -17,6 +17,7 @@ from moorage.scheduler.core.records import Act, Record, decode_record
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
 from moorage.scheduler.core.story import Packing, changes_in, read_frame
+from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import act_of
@@ -31,7 +32,7 @@ def drive() -> Driving:
 
 
 def _explain(drive: Driving, name: str, tenant: str = "t") -> dict[str, Any]:
-    found = views.explain_job(drive.engine, tenant, name)
+    found = explain_job(drive.engine, tenant, name)
     assert isinstance(found, dict)
     return found
 

@@ -1,4 +1,4 @@
-"""The ranker `fragments`: kept scores come to what a full scan says, all that fits is found, the mix is learned."""
+"""The ranker `fragments`: kept scores are what a full scan says, nothing that fits is missed, the mix is learned."""
 
 from __future__ import annotations
 

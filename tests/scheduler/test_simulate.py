@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.state import validate
-from moorage.scheduler.simulate import measures, philly, trace
+from moorage.scheduler.simulate import measures, openb_jobs, philly, trace
 from moorage.scheduler.simulate.chart import Series, chart, ticks
 from moorage.scheduler.simulate.measures import Timeline, report_of
 from moorage.scheduler.simulate.run import Simulated, simulate
@@ -226,3 +226,19 @@ def test_what_is_cut_short_says_where() -> None:
     done = simulate("t", [uniform_host("n", 1, "H100")], jobs, Config(), {}, progress=interrupted)
     assert done.report.cut_at_h is not None
     assert 0 < done.report.ended < 1000
+
+
+OPENB = ROOT / "bench" / "traces" / "openb"
+
+
+def test_openb_tasks_come_and_go_as_the_trace_says() -> None:
+    jobs = trace.in_order(OPENB, openb_jobs.openb_jobs(OPENB / "openb_pod_list_gpuspec33.csv"))
+    hosts = openb_jobs.openb_hosts(OPENB / "openb_node_list_gpu_node.csv")
+    assert (len(jobs), sum(len(host.devices) for host in hosts)) == (8152, 6212)
+    named = next(one for one in jobs if one.request.gpu is not None and one.request.gpu.model)
+    assert named.request.gpu is not None
+    assert all(model.startswith("=") for model in named.request.gpu.models)
+    share = next(one.request.gpu for one in jobs if one.request.gpu is not None and one.request.gpu.share is not None)
+    assert share.sharing == "mps"
+    with pytest.raises(Refused, match="no deletion_time"):
+        list(openb_jobs.openb_jobs(OPENB / "openb_pod_list_multigpu50.csv"))

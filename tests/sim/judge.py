@@ -6,9 +6,10 @@ machines' records of processes, not from the scheduler's word.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from moorage.bus.jetstream import StoredMessage
 from moorage.bus.simulated import SimulatedBus
@@ -19,11 +20,13 @@ from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
-from tests.sim.machine import Machine, Ran
+from tests.sim.devices import LocalHold, Ran
+from tests.sim.machine import Machine
 
 SUBJECTS: Final = Subjects()
 _read_history: Final = Decoder[HistoryFrame](HistoryFrame)
-LIVE: Final = ("PLACED", "CLAIMED", "RUNNING")
+#: ledger time is counted in whole milliseconds
+CLOCK_MS: Final = 2
 
 
 class Violated(AssertionError):
@@ -44,6 +47,8 @@ class Judge:
         self.on_violated: Callable[[], object] = lambda: None
         self._first: Violated | None = None
         self._bus: SimulatedBus | None = None
+        self._reign = _ReignTime(0, 0, 0.0)
+        self._stored_ms = 0.0  # when the last record was
         self.histories = 0  # jobs that left memory, and whose history was read
 
     def violated(self, what: str, cause: BaseException | None = None) -> None:
@@ -59,18 +64,19 @@ class Judge:
             raise self._first
         if missing := self.missing():
             self.violated(f"accepted and in no ledger, so lost: {missing}")
+        self._check_success()
         for tenant, job in sorted(self.accepted):
             if self.state.job(tenant, job) is None:
                 self._check_history(tenant, job)
 
     def missing(self) -> list[str]:
         """Jobs that were accepted, by an answer or by the queue's acknowledgement, and are not in the ledger (yet)."""
-        finished = self.state.finished
-        return [
-            f"{tenant}/{job}"
-            for tenant, job in sorted(self.accepted)
-            if self.state.job(tenant, job) is None and finished.find(job_key(tenant, job)) is None
-        ]
+        return [f"{tenant}/{job}" for tenant, job in sorted(self.accepted) if not self._is_known(tenant, job)]
+
+    def _is_known(self, tenant: str, job: str) -> bool:
+        if self.state.job(tenant, job) is not None:
+            return True
+        return self.state.finished.find(job_key(tenant, job)) is not None
 
     def _check_history(self, tenant: str, job: str) -> None:
         """What left memory is told whole, where its row says: until nothing could be written, all of it is."""
@@ -90,6 +96,14 @@ class Judge:
         if not last.over or revs != set(range(1, last.rev + 1)):
             self.violated(f"{tenant}/{job}: its history has {len(revs)} of {last.rev} revisions")
         self.histories += 1
+
+    def _check_success(self) -> None:
+        """A success that the ledger records is one that some machine saw, of every replica."""
+        seen = {_unit(ran) for machine in self.machines for ran in machine.ran if ran.code == 0}
+        for job in self.state.jobs.values():
+            for replica in job.replicas:
+                if STATES[replica.state] == "SUCCEEDED" and (job.tenant, job.name, replica.index) not in seen:
+                    self.violated(f"{job.tenant}/{job.name}/{replica.index} succeeded, and nothing of it did")
 
     # ------------------------------------------------------------------------------------------- callers
 
@@ -124,13 +138,30 @@ class Judge:
     def _fold(self, ledger: Ledger, message: StoredMessage) -> None:
         self.records += 1
         self.digest = zlib.crc32(message.data, self.digest)
+        junk = ledger.junk
         try:
             ledger.fold_message(self.state, message)
             validate(self.state)
+            if ledger.junk == junk:
+                self._check_time(self.state)
         except (Broken, AssertionError) as broken:
             self.violated(f"after record {message.seq}: {broken}", broken)
         except Exception as error:
             self.violated(f"record {message.seq} cannot be folded: {error!r}", error)
+
+    def _check_time(self, state: State) -> None:
+        """Ledger time goes on within a reign as the seconds do, while appends are under way too (H31).
+
+        A record is built after the one before is stored, and the epoch record before it is stored itself: since those
+        two moments so much time has passed at least.
+        """
+        now_ms = asyncio.get_running_loop().time() * 1000
+        if state.epoch != self._reign.epoch:
+            self._reign = _ReignTime(state.epoch, state.time_ms, now_ms)
+        elif state.time_ms - self._reign.time_ms < self._stored_ms - self._reign.stored_ms - CLOCK_MS:
+            behind_ms = self._stored_ms - self._reign.stored_ms - (state.time_ms - self._reign.time_ms)
+            self.violated(f"record {state.seq}: ledger time stood still for {behind_ms:.0f} ms of epoch {state.epoch}")
+        self._stored_ms = now_ms
 
     # ------------------------------------------------------------------------------------------- machines
 
@@ -138,17 +169,38 @@ class Judge:
         """A process began: no other live attempt of its replica, no other holder of its exclusive GPUs."""
         self.started_members += 1
         tenant, job, replica = _unit(ran)
-        shared = self._is_shared(tenant, job)
+        mode = self._mode(tenant, job)
         for machine in self.machines:
             for other in machine.living:
                 if other is ran:
                     continue
                 if _unit(other) == (tenant, job, replica):
                     self.violated(f"two live attempts: {other.key} and {ran.key}")
-                both = set(other.uuids) & set(ran.uuids)
-                if both and not (shared and self._is_shared(*_unit(other)[:2])):
-                    self.violated(f"{other.key} and {ran.key} both hold {sorted(both)}")
+                if _clash(mode, self._mode(*_unit(other)[:2])) and set(other.uuids) & set(ran.uuids):
+                    self.violated(f"{other.key} and {ran.key} both hold {sorted(set(other.uuids) & set(ran.uuids))}")
+            for hold in machine.local if ran.machine == machine.name else ():
+                if hold.uuid in ran.uuids and _clash(mode, hold.mode):
+                    self.violated(f"{ran.key} and the local claim {hold.ticket} both hold {hold.uuid}")
+            if ran.machine == machine.name:
+                for uuid in ran.uuids:
+                    self._check_memory(machine, uuid, ran.key)
         self._may_start(tenant, job, replica, ran)
+
+    def held_locally(self, machine: Machine, hold: LocalHold) -> None:
+        """Code of the worker's own process was given a device."""
+        for ran in machine.living:
+            if hold.uuid in ran.uuids and _clash(hold.mode, self._mode(*_unit(ran)[:2])):
+                self.violated(f"{ran.key} and the local claim {hold.ticket} both hold {hold.uuid}")
+        for other in machine.local:
+            if other.uuid == hold.uuid and _clash(hold.mode, other.mode):
+                self.violated(f"the local claims {other.ticket} and {hold.ticket} both hold {hold.uuid}")
+        self._check_memory(machine, hold.uuid, f"the local claim {hold.ticket}")
+
+    def _check_memory(self, machine: Machine, uuid: str, who: str) -> None:
+        """Promise 10. Of sharers a device is free once their processes are gone; memory tells them not apart."""
+        for left in machine.memory.left(uuid):
+            if self._mode(*_unit(left)[:2]) == "exclusive":
+                self.violated(f"{uuid} was given to {who} before the memory of {left.key} was back")
 
     def _may_start(self, tenant: str, job: str, replica: int, ran: Ran) -> None:
         """The ledger knows this very attempt, and of a gang that all its members were claimed."""
@@ -163,13 +215,26 @@ class Judge:
             if any(state in ("QUEUED", "PLACED") for state in states) and known.gang == 1:
                 self.violated(f"{ran.key} of a gang started while its ranks are {states}")
 
-    def _is_shared(self, tenant: str, job: str) -> bool:
+    def _mode(self, tenant: str, job: str) -> str:
         known = self.state.job(tenant, job)
         request = None if known is None else decode_request(known.body)
         if request is not None:
-            return request.effective_gpu is not None and request.effective_gpu.effective_sharing != "exclusive"
-        body = self.requests.get((tenant, job), {})
-        return bool((body.get("gpu") or {}).get("sharing", "exclusive") != "exclusive")
+            return "exclusive" if request.effective_gpu is None else request.effective_gpu.effective_sharing
+        gpu = self.requests.get((tenant, job), {}).get("gpu") or {}
+        return str(gpu.get("sharing", "exclusive"))
+
+
+class _ReignTime(NamedTuple):
+    """When a reign's epoch record was stored, by the ledger's time and by the clock of all."""
+
+    epoch: int
+    time_ms: int
+    stored_ms: float
+
+
+def _clash(mode: str, other: str) -> bool:
+    """Whether two that hold a device in these modes must not be there at once."""
+    return mode != other or mode == "exclusive"
 
 
 def _unit(ran: Ran) -> tuple[str, str, int]:

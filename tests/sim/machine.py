@@ -32,6 +32,7 @@ from moorage.worker.supervisor.protocol import (
     Started,
     StartMember,
 )
+from tests.sim.devices import LocalHold, Memory, Ran
 
 #: what a start takes at most, and a death by SIGKILL
 SPAWN_S: Final = 0.03
@@ -39,27 +40,19 @@ SPAWN_S: Final = 0.03
 SUPERVISOR_START_S: Final = 0.1
 
 
-@dataclass(slots=True)
-class Ran:
-    """One process of a job, as the machine saw it. `end_s` stays None while it lives; `code` None: it was killed."""
-
-    machine: str
-    key: str
-    uuids: tuple[str, ...]
-    start_s: float
-    end_s: float | None = None
-    code: int | None = None
-
-
 class Machine:
     """`rng` decides how long things take. Times are seconds of the loop."""
 
-    def __init__(self, name: str, state: Path, rng: random.Random) -> None:
+    def __init__(self, name: str, state: Path, rng: random.Random, *, faults: float) -> None:
         self.name = name
         self.state = state
         self.rng = rng
         self.boots = 1
         self.ran: list[Ran] = []
+        self.living: list[Ran] = []
+        self.local: list[LocalHold] = []  # what its agent's own process holds
+        self.memory = Memory(random.Random(rng.random()), is_late=faults > 0)
+        self.disk_is_full = False
         self.on_start: Callable[[Ran], None] = lambda _: None
         self.supervisor: Supervisor | None = None
         self._supervisors = 0
@@ -85,11 +78,18 @@ class Machine:
     def reboot(self) -> None:
         """Everything on it is gone, but for its disk; the boot id is another one."""
         self.kill_supervisor()
+        self.memory.rebooted()
         self.boots += 1
 
-    @property
-    def living(self) -> list[Ran]:
-        return [ran for ran in self.ran if ran.end_s is None]
+    def began(self, ran: Ran) -> None:
+        self.ran.append(ran)
+        self.living.append(ran)
+        self.on_start(ran)
+
+    def ended(self, ran: Ran, code: int | None) -> None:
+        ran.end_s, ran.code = asyncio.get_running_loop().time(), code
+        self.living.remove(ran)
+        self.memory.ended(ran)
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Supervisor:
         for key, child in self.children.items():
             self._cancel(child)
             if child.ran is not None:
-                child.ran.end_s = now
+                self.machine.ended(child.ran, None)
             self.ended[key] = Ended(key=key, reason="supervisor-died", proof="cgroup", ended_boottime_s=now)
         self.children = {}
         for client in self.clients:
@@ -215,8 +215,7 @@ class Supervisor:
         start, now = child.start, self._loop.time()
         uuids = tuple(filter(None, start.env.get("MOORAGE_GPU_UUIDS", "").split(",")))
         child.ran = Ran(self.machine.name, start.key, uuids, now)
-        self.machine.ran.append(child.ran)
-        self.machine.on_start(child.ran)
+        self.machine.began(child.ran)
         child.event = Started(key=start.key, pid=len(self.machine.ran), started_boottime_s=now)
         self._emit(child.event)
         seconds = float(start.argv[1])
@@ -228,7 +227,7 @@ class Supervisor:
     def _exited(self, child: Child, code: int | None) -> None:
         now, key = self._loop.time(), child.start.key
         assert child.ran is not None
-        child.ran.end_s, child.ran.code = now, code
+        self.machine.ended(child.ran, code)
         self._cancel(child)
         del self.children[key]
         reason = "exit" if code is not None else child.cause
@@ -325,6 +324,8 @@ class SimulatedSupervised:
 
     async def _ask(self, what: Callable[..., object], *args: Any) -> None:
         """In the supervisor's process, at once; the answer takes a turn. Raises `SupervisorGone`."""
+        if self._process is not None:
+            self._process.acts()
         if self._gone is not None or self.supervisor.process.is_dead:
             raise SupervisorGone("the supervisor is gone")
         self.supervisor.process.call(what, *args)

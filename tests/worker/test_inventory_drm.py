@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from moorage.schemas.frames import Device
-from moorage.worker.inventory.base import FREE_TOLERANCE_MIB, DeviceProcess, Health
+from moorage.worker.inventory.base import FREE_TOLERANCE_MIB, DeviceProcess
 from moorage.worker.inventory.drm import BASELINE_ASSUMED_MIB, DrmInventory, DrmUnavailable, open_drm
 from moorage.worker.inventory.drm_cards import kfd_gpus
 from moorage.worker.inventory.drm_clients import HELD_MIB_MIN, find_clients
+from moorage.worker.inventory.faults import Health
 from tests.waiting import until
 from tests.worker.made_up_sys import MIB, MadeUpMachine
 
@@ -356,7 +357,7 @@ async def test_a_process_with_memory_on_the_device_holds_it(machine: MadeUpMachi
     )
     first, second = await (await opened(machine)).sample()
     assert first.processes == (DeviceProcess(8812, "train", 4096),)
-    assert first.foreign(()) == "pid 8812 train"
+    assert first.foreign(()).startswith("pid 8812 train (user ")
     assert first.foreign({8812}) == ""
     assert second.processes == ()
 

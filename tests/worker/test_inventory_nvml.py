@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
+import pwd
+import queue
 import threading
 import warnings
 from collections.abc import Coroutine
@@ -15,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from moorage.worker.inventory.base import FREE_TOLERANCE_MIB, DeviceProcess, SlotReading
+from moorage.worker.inventory.faults import Fault
 from moorage.worker.inventory.nvml import BASELINE_ASSUMED_MIB, NvmlInventory, NvmlUnavailable, open_nvml
 
 with warnings.catch_warnings():
@@ -40,6 +44,10 @@ class Board:
     pids: dict[int, int | None] = field(default_factory=dict)
     mps_pids: list[int] = field(default_factory=list)
     linked: bool = True
+    rows: tuple[int, int, int, int] = (0, 0, 0, 0)
+    throttled: int = 0
+    recovery_action: int = 0
+    event_types: int = 0xB
     errors: dict[str, int] = field(default_factory=dict)
     hang: threading.Event | None = None
     reads: int = 0
@@ -51,6 +59,10 @@ class PlayedNvml:
     def __init__(self, *boards: Board, errors: dict[str, int] | None = None) -> None:
         self.boards = boards
         self.errors = errors or {}
+        self.old = False  # a library older than row remapping
+        self.events: queue.Queue[tuple[Any, int, int] | int] = queue.Queue()
+        self.registered: dict[str, int] = {}
+        self.freed = threading.Event()
         self.initialised = threading.Event()
         self.ended = threading.Event()
 
@@ -87,6 +99,7 @@ class PlayedNvml:
         return b"NVIDIA H100 80GB HBM3"
 
     def nvmlDeviceGetUUID(self, board: Board) -> str:
+        self._check("uuid", board)
         return board.uuid
 
     def nvmlDeviceGetCudaComputeCapability(self, board: Board) -> tuple[int, int]:
@@ -132,6 +145,48 @@ class PlayedNvml:
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, board: Board) -> list[Any]:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues") and object.__getattribute__(self, "old"):
+            raise AttributeError(name)
+        return object.__getattribute__(self, name)
+
+    def nvmlDeviceGetRemappedRows(self, board: Board) -> tuple[int, int, int, int]:
+        self._check("rows", board)
+        return board.rows
+
+    def nvmlDeviceGetFieldValues(self, board: Board, fields: list[int]) -> list[Any]:
+        assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
+        value = SimpleNamespace(uiVal=board.recovery_action)
+        return [SimpleNamespace(nvmlReturn=0 if board.recovery_action >= 0 else 3, value=value)]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, board: Board) -> int:
+        return board.throttled
+
+    def nvmlDeviceGetSupportedEventTypes(self, board: Board) -> int:
+        self._check("events", board)
+        return board.event_types
+
+    def nvmlEventSetCreate(self) -> Any:
+        self._check("nvmlEventSetCreate")
+        return object()
+
+    def nvmlDeviceRegisterEvents(self, board: Board, wanted: int, events: Any) -> None:
+        self.registered[board.uuid] = wanted
+
+    def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
+        try:
+            found = self.events.get(timeout=timeout_ms / 1000)
+        except queue.Empty:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT) from None
+        if isinstance(found, int):
+            raise pynvml.NVMLError(found)
+        board, kind, data = found
+        return SimpleNamespace(device=board, eventType=kind, eventData=data)
+
+    def nvmlEventSetFree(self, events: Any) -> None:
+        assert not self.ended.is_set(), "the library is still in use"
+        self.freed.set()
 
     def nvmlDeviceGetP2PStatus(self, one: Board, other: Board, what: int) -> int:
         assert what == pynvml.NVML_P2P_CAPS_INDEX_NVLINK
@@ -207,7 +262,7 @@ READINGS: dict[str, tuple[Board, SlotReading]] = {
     "thermal": (Board("GPU-a", temperature_c=91), SlotReading(0, 1, 91, "thermal")),
     "ecc comes before temperature": (
         Board("GPU-a", temperature_c=99, uncorrected=1),
-        SlotReading(0, 1, 99, "ecc"),
+        SlotReading(0, 1, 99, "ecc", uncorrected_errors=1),
     ),
     "a board that cannot tell": (
         Board("GPU-a", errors=dict.fromkeys(("temperature", "ecc", "util", "mig", "compute"), 3)),
@@ -354,7 +409,8 @@ def test_holders_are_named_and_those_that_are_not_ours_are_foreign(tmp_path: Pat
         (reading,) = await (await opened(board, folder=tmp_path)).sample()
         assert reading.processes == (DeviceProcess(77), DeviceProcess(99), DeviceProcess(8812, "python", 300))
         assert reading.foreign({77, 99, 8812}) == ""
-        assert reading.foreign({77, 99}) == "pid 8812 python"
+        who = pwd.getpwuid(os.getuid()).pw_name
+        assert reading.foreign({77, 99}) == f"pid 8812 python (user {who})"
         assert reading.foreign({8812, 99}) == "pid 77"
 
     run(scene())
@@ -365,6 +421,124 @@ def test_close_gives_the_library_back_once() -> None:
         played = PlayedNvml(Board("GPU-a"))
         found = await open_nvml(played)
         found.close()
+        found.close()
+        assert await asyncio.to_thread(played.ended.wait, 10)
+
+    run(scene())
+
+
+# ------------------------------------------------------------------------------------------------------- health
+
+
+@pytest.mark.parametrize(
+    ("board", "kinds"),
+    [
+        (Board("GPU-a"), []),
+        (Board("GPU-a", rows=(1, 2, 0, 0)), []),
+        (Board("GPU-a", rows=(0, 1, 1, 0)), ["reset-needed"]),
+        (Board("GPU-a", rows=(0, 1, 1, 1)), ["remap"]),
+        (Board("GPU-a", recovery_action=1), ["reset-needed"]),
+        (Board("GPU-a", recovery_action=-1), []),
+        (Board("GPU-a", throttled=0x40), ["thermal"]),
+        (Board("GPU-a", throttled=0x24), []),
+        (Board("GPU-a", errors={"rows": int(pynvml.NVML_ERROR_NOT_SUPPORTED)}), []),
+    ],
+)
+def test_what_lasts_is_read_with_the_rest(board: Board, kinds: list[str], tmp_path: Path) -> None:
+    async def scene() -> None:
+        [reading] = await (await opened(board, folder=tmp_path)).sample()
+        assert [fault.kind for fault in reading.faults] == kinds
+
+    run(scene())
+
+
+def test_a_library_without_these_calls_tells_the_rest(tmp_path: Path) -> None:
+    async def scene() -> None:
+        played = PlayedNvml(Board("GPU-a", rows=(0, 0, 1, 1)))
+        played.old = True
+        [reading] = await (await open_nvml(played, proc=tmp_path)).sample()
+        assert (reading.health, reading.faults) == ("ok", ())
+
+    run(scene())
+
+
+@pytest.mark.parametrize(("error", "kind"), [("GPU_IS_LOST", "missing"), ("RESET_REQUIRED", "reset-needed")])
+def test_a_device_that_is_lost_is_told_from_one_that_is_silent(error: str, kind: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        boards = [Board("GPU-a"), Board("GPU-b")]
+        found = await opened(*boards, folder=tmp_path)
+        boards[1].errors["memory"] = getattr(pynvml, f"NVML_ERROR_{error}")
+        first, second = await found.sample()
+        assert first.faults == ()
+        assert (second.health, [fault.kind for fault in second.faults]) == ("unresponsive", [kind])
+
+    run(scene())
+
+
+class Heard:
+    """What an inventory reports by itself."""
+
+    def __init__(self) -> None:
+        self.faults: list[tuple[int, str]] = []
+        self.some = asyncio.Event()
+
+    def __call__(self, slot: int, fault: Fault) -> None:
+        self.faults.append((slot, fault.detail))
+        self.some.set()
+
+    async def next(self) -> tuple[int, str]:
+        async with asyncio.timeout(10):
+            await self.some.wait()
+        self.some.clear()
+        return self.faults[-1]
+
+
+def test_xid_events_come_from_a_thread_of_their_own_to_the_loop_that_watches() -> None:
+    async def scene() -> None:
+        boards = [Board("GPU-a"), Board("GPU-b"), Board("GPU-c", event_types=0)]
+        played, heard = PlayedNvml(*boards), Heard()
+        found = await open_nvml(played)
+        found.watch(heard)
+        played.events.put((boards[1], 0x8, 79))
+        assert await heard.next() == (1, "Xid 79: the GPU has fallen off the bus")
+        boards[1].errors["uuid"] = pynvml.NVML_ERROR_GPU_IS_LOST  # lost, it has no name any more
+        played.events.put((boards[1], 0x8, 119))
+        assert (await heard.next())[0] == 1
+        played.events.put((boards[0], 0x2, 0))
+        assert await heard.next() == (0, "Xid 48: an uncorrectable (double-bit) memory error")
+        assert played.registered == {"GPU-a": 0xA, "GPU-b": 0xA}, "only what it supports, and we want"
+        found.close()
+        assert await asyncio.to_thread(played.ended.wait, 10), "the library is given back once nobody waits in it"
+        assert played.freed.is_set()
+
+    run(scene())
+
+
+def test_an_error_of_the_event_set_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.worker.inventory.nvml_events.AGAIN_S", 0.01)
+
+    async def scene() -> None:
+        board = Board("GPU-a")
+        played, heard = PlayedNvml(board), Heard()
+        found = await open_nvml(played)
+        found.watch(heard)
+        played.events.put(int(pynvml.NVML_ERROR_GPU_IS_LOST))
+        played.events.put((board, 0x8, 13))
+        assert await heard.next() == (0, "Xid 13")
+        found.close()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("error", ["nvmlEventSetCreate", "events"])
+def test_a_driver_without_events_is_no_error(error: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        code = int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        board = Board("GPU-a", errors={error: code})
+        played = PlayedNvml(board, errors={error: code})
+        found = await open_nvml(played, proc=tmp_path)
+        found.watch(Heard())
+        assert [reading.health for reading in await found.sample()] == ["ok"]
         found.close()
         assert await asyncio.to_thread(played.ended.wait, 10)
 

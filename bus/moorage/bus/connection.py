@@ -75,6 +75,11 @@ class Connection(Link):
     def __repr__(self) -> str:
         return f"<Connection {self.name!r} {self.context.safe_url} {self.state.value}>"
 
+    @property
+    def is_clustered(self) -> bool:
+        """Whether there are other servers: the context names several, or the server has told of one."""
+        return len(self.context.servers) > 1 or bool(self._client.discovered_servers)
+
     # -- the transport ------------------------------------------------------------------------------------------
 
     async def send(self, batch: Iterable[Outgoing]) -> int:

@@ -113,6 +113,10 @@ class RequestTimeout(BusError):
         super().__init__(f"no answer to {subject} within {timeout_s:g} s", next_step="send the same request again")
 
 
+#: what the server calls an act, and what one does
+_ACTS: Final = {"publish": "publish to", "subscription": "subscribe to"}
+
+
 class PermissionRefused(BusError):
     """Arrives asynchronously from the server; `subject` is as the server named it, but lower-cased by the client."""
 
@@ -122,7 +126,8 @@ class PermissionRefused(BusError):
         self.operation = operation
         self.subject = subject
         super().__init__(
-            f"this NATS user may not {operation} {subject}", next_step="give the user's role that permission"
+            f"this NATS user may not {_ACTS.get(operation, operation)} {subject}",
+            next_step="give the user's role that permission",
         )
 
 

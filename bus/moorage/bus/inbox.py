@@ -21,6 +21,7 @@ import msgspec
 from moorage.bus.errors import BusError, NoResponders, RequestTimeout, TooManyWaiting
 from moorage.bus.framing import new_inbox
 from moorage.bus.transport import STATUS_HEADER, Delivery, Outgoing, Subscribed
+from moorage.schemas.unreadable import UNREADABLE
 
 #: Answers awaited at once on one inbox; beyond it `TooManyWaiting` is raised.
 WAITING_MAX: Final = 1_000_000
@@ -149,7 +150,7 @@ class Answers:
     def _deliver_frame(self, frame: Delivery) -> None:
         try:
             pairs = _decode_pairs(frame.data)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             self.bad_frames += 1
             return
         received = frame.received_monotonic_s

@@ -21,12 +21,14 @@ from moorage.bus.framing import is_token, parse_headers
 from moorage.bus.jetstream_answers import (
     Ack,
     DoneAnswer,
-    GetAnswer,
     InfoAnswer,
     JsError,
     StoredMessage,
     StreamInfo,
     read_ack,
+    read_done,
+    read_get,
+    read_info,
 )
 from moorage.bus.transport import STATUS_HEADER, Delivery, Transport
 
@@ -67,9 +69,6 @@ _ADDED_BY_SERVER: Final = frozenset(
 )
 
 
-_decode_info = msgspec.json.Decoder(InfoAnswer).decode
-_decode_get = msgspec.json.Decoder(GetAnswer).decode
-_decode_done = msgspec.json.Decoder(DoneAnswer).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -91,7 +90,7 @@ class JetStream:
         name = _stream_name(config["name"])
         found = await self._info(name, {})
         if found is None:
-            answer = _decode_info(await self._call(f"STREAM.CREATE.{name}", config))
+            answer = read_info(await self._call(f"STREAM.CREATE.{name}", config))
             if answer.error is None:
                 return _stream_info(answer, {})
             # Another one of ours may have made it meanwhile.
@@ -108,7 +107,7 @@ class JetStream:
         if forbidden := {key: both for key, both in differences.items() if key not in may_update}:
             raise StreamMismatch(name, forbidden)
         updated = {**found.config, **{key: wanted for key, (_, wanted) in differences.items()}}
-        answer = _decode_info(await self._call(f"STREAM.UPDATE.{name}", updated))
+        answer = read_info(await self._call(f"STREAM.UPDATE.{name}", updated))
         if answer.error is not None:
             raise _refused(f"update stream {name}", answer.error)
         return _stream_info(answer, {})
@@ -264,7 +263,7 @@ class JetStream:
         return (await self._connection.request(f"{self._api}.{verb}", payload, API_TIMEOUT_S)).data
 
     async def _do(self, verb: str, request: Mapping[str, Any], action: str) -> DoneAnswer:
-        answer = _decode_done(await self._call(verb, request))
+        answer = read_done(await self._call(verb, request))
         if answer.error is not None:
             raise _refused(action, answer.error)
         return answer
@@ -273,7 +272,7 @@ class JetStream:
         subjects: dict[str, int] = {}
         while True:
             page = {**request, "offset": len(subjects)} if subjects else request
-            answer = _decode_info(await self._call(f"STREAM.INFO.{name}", page))
+            answer = read_info(await self._call(f"STREAM.INFO.{name}", page))
             if answer.error is not None:
                 if answer.error.err_code == ERR_STREAM_NOT_FOUND:
                     return None
@@ -284,7 +283,7 @@ class JetStream:
                 return _stream_info(answer, subjects)
 
     async def _get(self, stream: str, request: dict[str, Any]) -> StoredMessage | None:
-        answer = _decode_get(await self._call(f"STREAM.MSG.GET.{_stream_name(stream)}", request))
+        answer = read_get(await self._call(f"STREAM.MSG.GET.{_stream_name(stream)}", request))
         if answer.error is not None:
             if answer.error.err_code == ERR_NO_MESSAGE:
                 return None

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
+
+from moorage.bus.errors import JetStreamRefused
+from moorage.schemas.unreadable import UNREADABLE
+
+A = TypeVar("A", bound=msgspec.Struct)
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
@@ -103,10 +109,28 @@ def read_ack(data: bytes) -> Ack | JsError:
     """Decode the answer to an append; what is no answer of JetStream's is a JsError 0."""
     try:
         answer = _decode_ack(data)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return JsError(0, 0, f"no JetStream answer: {data[:80]!r}")
     if answer.error is not None:
         return answer.error
     if not answer.stream or answer.seq <= 0:
         return JsError(0, 0, f"no JetStream answer: {data[:80]!r}")
     return Ack(answer.stream, answer.seq, answer.duplicate)
+
+
+def _reader(kind: type[A]) -> Callable[[bytes], A]:
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(data: bytes) -> A:
+        """Raises `JetStreamRefused` for what is no answer of JetStream's."""
+        try:
+            return decode(data)
+        except UNREADABLE:
+            raise JetStreamRefused("read an answer", 0, 0, f"no JetStream answer: {data[:80]!r}") from None
+
+    return read
+
+
+read_info: Final = _reader(InfoAnswer)
+read_get: Final = _reader(GetAnswer)
+read_done: Final = _reader(DoneAnswer)

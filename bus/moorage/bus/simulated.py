@@ -17,6 +17,7 @@ running the same tests on both; not simulated are permissions, slow consumers, c
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -42,20 +43,19 @@ __all__ = ["SERVER", "Faults", "FaultyNetwork", "SimulatedBus", "SimulatedClock"
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 USERS: Final = "users"
 API: Final = "$JS.API."
-#: subjects whose hearers are remembered
-MATCHING_MAX: Final = 10_000
 _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
 class SimulatedSubscription:
     """A standing subscription. `dropped` stays 0: a simulated handler is called as its message arrives."""
 
-    __slots__ = ("connection", "dropped", "handler", "open", "pattern", "queue", "subject")
+    __slots__ = ("connection", "dropped", "handler", "open", "pattern", "prefix", "queue", "subject")
 
     def __init__(self, connection: SimulatedConnection, subject: str, handler: Handler, queue: str) -> None:
         self.connection = connection
         self.subject = subject
         self.pattern = subject.split(".")
+        self.prefix = ".".join(itertools.takewhile(lambda token: token not in ("*", ">"), self.pattern))
         self.handler = handler
         self.queue = queue
         self.dropped = 0
@@ -69,28 +69,29 @@ class _Account:
     """What one account sees: its subscriptions and its streams."""
 
     def __init__(self) -> None:
-        self.subscriptions: dict[SimulatedSubscription, None] = {}
         self.streams = Streams()
-        self._matching: dict[str, list[SimulatedSubscription]] = {}  # by subject, until a subscription comes or goes
+        self._by_prefix: dict[str, dict[SimulatedSubscription, None]] = {}  # by what stands before the first wildcard
 
     def add(self, subscription: SimulatedSubscription) -> None:
-        self.subscriptions[subscription] = None
-        self._matching.clear()
+        self._by_prefix.setdefault(subscription.prefix, {})[subscription] = None
 
     def remove(self, subscription: SimulatedSubscription) -> None:
-        self.subscriptions.pop(subscription, None)
-        self._matching.clear()
+        of_prefix = self._by_prefix.get(subscription.prefix, {})
+        of_prefix.pop(subscription, None)
+        if not of_prefix:
+            self._by_prefix.pop(subscription.prefix, None)
+
+    def of(self, connection: SimulatedConnection) -> list[SimulatedSubscription]:
+        return [each for some in self._by_prefix.values() for each in some if each.connection is connection]
 
     def hearers(self, subject: str, choose: Callable[[list[SimulatedSubscription]], SimulatedSubscription]) -> list[
         SimulatedSubscription
     ]:  # fmt: skip
         """Every plain subscription that matches, and one of each queue group."""
-        matching = self._matching.get(subject)
-        if matching is None:
-            if len(self._matching) >= MATCHING_MAX:
-                self._matching.clear()
-            tokens = subject.split(".")
-            matching = self._matching[subject] = [each for each in self.subscriptions if matches(each.pattern, tokens)]
+        tokens = subject.split(".")
+        prefixes = itertools.accumulate(tokens, "{}.{}".format)
+        candidates = [self._by_prefix.get(prefix, ()) for prefix in ("", *prefixes)]
+        matching = [each for some in candidates for each in some if matches(each.pattern, tokens)]
         plain: list[SimulatedSubscription] = []
         groups: dict[tuple[str, str], list[SimulatedSubscription]] = {}
         for each in matching:
@@ -193,7 +194,11 @@ class SimulatedBus:
         headers: dict[str, str] | None,
     ) -> None:
         answer, stored = account.streams.store(stream, subject, payload, headers)
-        if reply and not (stored and self.network.loses_ack(sender)):
+        if stored and reply and self.network.loses_ack(sender):
+            if not self.network.denies_ack(sender):
+                return
+            answer = account.streams.denial(stream)
+        if reply:
             self._answer(account, reply, answer, None)
 
     def _ask(self, account: _Account, subject: str, payload: bytes, reply: str) -> None:
@@ -254,6 +259,8 @@ class SimulatedConnection(Link):
         self._check_open()
         handed = 0
         for subject, payload, reply in batch:
+            if self._process is not None:
+                self._process.acts()
             if not self.is_connected:
                 self.counters.sent_dropped += 1
             elif len(payload) > self.max_payload_bytes:
@@ -315,6 +322,9 @@ class SimulatedConnection(Link):
             raise BadSubject(subject, "no blanks in a subject, and not empty")
         if not self.is_connected:
             timeout_s = await self._await_connected(subject, timeout_s)
+        if self._process is not None:
+            self._process.acts()
+        self._check_open()
         token, future = answers.open(subject, timeout_s, is_last)
         try:
             self._bus.publish(self.name, self._account, subject, payload, answers.reply_subject(token), headers)
@@ -366,7 +376,7 @@ class SimulatedConnection(Link):
 
     def _cut(self) -> None:
         """The server lets go of it: nothing reaches it, nothing leaves it."""
-        for subscription in [each for each in self._account.subscriptions if each.connection is self]:
+        for subscription in self._account.of(self):
             self.forget(subscription)
         self._connected.clear()
         self.state = State.CLOSED

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import heapq
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar, TypeVarTuple
 
-from moorage.bus.simulated_processes import process_of, step_of
+from moorage.bus.simulated_processes import Step, process_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -34,18 +36,14 @@ class SimulatedClock:
 
     def __init__(self, wall_start_s: int = WALL_START_S) -> None:
         self._wall_start_s = wall_start_s
-        self._now_s = 0.0
+        self.now_s = 0.0  # only read it: `advance` lets time pass
 
     def __repr__(self) -> str:
-        return f"<SimulatedClock simulated, {self._now_s:.6f} s>"
-
-    @property
-    def now_s(self) -> float:
-        return self._now_s
+        return f"<SimulatedClock simulated, {self.now_s:.6f} s>"
 
     @property
     def wall_s(self) -> float:
-        return self._wall_start_s + self._now_s
+        return self._wall_start_s + self.now_s
 
     def advance(self, seconds: float) -> None:
         """Let time pass at once, as for a process that was stopped: what was due meanwhile runs next, late.
@@ -54,7 +52,7 @@ class SimulatedClock:
         """
         if not seconds >= 0:
             raise ValueError(f"time does not go back: {seconds} s")
-        self._now_s += seconds
+        self.now_s += seconds
 
     def jump_wall(self, seconds: int) -> None:
         """The wall clock is set, forward or back; monotonic time does not notice."""
@@ -68,7 +66,7 @@ class SimulatedClock:
         """
         with (
             self.installed(),
-            asyncio.Runner(loop_factory=lambda: _SimulatedLoop(self, self._now_s + limit_s)) as runner,
+            asyncio.Runner(loop_factory=lambda: _SimulatedLoop(self, self.now_s + limit_s)) as runner,
         ):
             return runner.run(main)
 
@@ -83,15 +81,15 @@ class SimulatedClock:
             return self._wall_start_s * 1_000_000_000 + monotonic_ns()
 
         def monotonic_ns() -> int:
-            return round(self._now_s * 1e9)
+            return round(self.now_s * 1e9)
 
         def clock_gettime(clock: int) -> float:
-            return self.wall_s if clock == time.CLOCK_REALTIME else self._now_s
+            return self.wall_s if clock == time.CLOCK_REALTIME else self.now_s
 
         told: dict[str, Callable[..., Any]] = {
             "time": lambda: self.wall_s,
             "time_ns": wall_ns,
-            "monotonic": lambda: self._now_s,
+            "monotonic": lambda: self.now_s,
             "monotonic_ns": monotonic_ns,
             "clock_gettime": clock_gettime,
         }
@@ -106,13 +104,19 @@ class SimulatedClock:
 
 
 class _SimulatedLoop(asyncio.BaseEventLoop):
-    """asyncio's own loop over a selector that waits by moving the clock. Sockets and processes raise."""
+    """asyncio's own loop with virtual time in place of its selector. Sockets and subprocesses raise.
+
+    Timers of equal times run in the order in which they were set, which asyncio's own heap does not promise.
+    """
+
+    _ready: deque[asyncio.Handle]
 
     def __init__(self, clock: SimulatedClock, limit_s: float) -> None:
         super().__init__()
         self._simulated = clock
         self._limit_s = limit_s
-        self._selector = self
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_set = 0
         self.set_task_factory(_task_of_its_process)
 
     def time(self) -> float:
@@ -121,32 +125,57 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        step = step_of(callback, args, context)
-        if step is None:
-            return super().call_soon(callback, *args, context=context)
-        step.handle = super().call_soon(step, context=context)
-        return step.handle
+        process = process_of(context)
+        handle = (
+            asyncio.Handle(callback, args, self, context)
+            if process is None
+            else Step(process, callback, args, self, context)
+        )
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._simulated.now_s + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        step = step_of(callback, args, context)
-        if step is None:
-            return super().call_at(when, callback, *args, context=context)
-        step.from_outside = True
-        handle = step.handle = super().call_at(when, step, context=context)
+        process = process_of(context)
+        handle = (
+            asyncio.TimerHandle(when, callback, args, self, context)
+            if process is None
+            else Step(process, callback, args, self, context, when_s=when, from_outside=True)
+        )
+        self._timers_set += 1
+        heapq.heappush(self._timers, (when, self._timers_set, handle))
         return handle
 
-    def select(self, timeout: float | None) -> list[Any]:
-        """What the loop calls when it has nothing ready: `timeout` seconds to the next timer, None without one."""
-        if timeout is None:
+    def _run_once(self) -> None:
+        """One turn, as `BaseEventLoop` has it: what is due becomes ready, and what was ready then runs."""
+        ready, timers = self._ready, self._timers
+        if not ready:
+            self._pass_time()
+        now_s = self._simulated.now_s
+        while timers and timers[0][0] <= now_s:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _pass_time(self) -> None:
+        """Nobody has anything to do: it is the time of the next timer. Raises `Stalled`."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not timers:
             raise Stalled(f"at {self.time():.3f} s every task waits, and no message or timer is under way")
-        if timeout > 0:
-            self._simulated.advance(timeout)
+        self._simulated.advance(max(0.0, timers[0][0] - self.time()))
         if self.time() > self._limit_s:
             limit_s, self._limit_s = self._limit_s, float("inf")  # the tasks must still be able to end
             raise Stalled(f"still running at the limit of {limit_s:g} virtual seconds")
-        return []
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """At once and in this thread: a real one would bring back chance."""
@@ -156,9 +185,6 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        """There is no file to watch."""
 
     def _write_to_self(self) -> None:
         """There is no other thread to be woken from."""

@@ -25,7 +25,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     """What may befall a message, each a chance of 0..1. `delay_ms` is (least, most), drawn evenly.
 
     Messages of one pair keep their order; with the chance `reorder` one is held back for up to `reorder_ms` more and
-    those behind it pass. `lose_ack`: an append is stored and its answer lost, so the caller cannot tell.
+    those behind it pass. `lose_ack`: an append is stored and its answer lost, so the caller cannot tell. `deny_ack`: of
+    these, how many are not lost but a refusal (10071), as servers give it when a stream changes its leader.
     """
 
     drop: float = 0.0
@@ -34,9 +35,10 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     delay_ms: tuple[float, float] = (0.0, 0.0)
     reorder_ms: float = 50.0
     lose_ack: float = 0.0
+    deny_ack: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("drop", "duplicate", "reorder", "lose_ack"):
+        for name in ("drop", "duplicate", "reorder", "lose_ack", "deny_ack"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be 0..1, found {getattr(self, name)}")
         if not 0 <= self.delay_ms[0] <= self.delay_ms[1] or self.reorder_ms < 0:
@@ -46,7 +48,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 class FaultyNetwork:
     """Carries messages between parties, which are named: connections by their own name, the server as `SERVER`.
 
-    `counters`: carried, dropped, cut (by a partition), duplicated, reordered, lost_acks.
+    `counters`: carried, dropped, cut (by a partition), duplicated, reordered, lost_acks, denied_acks.
     """
 
     def __init__(
@@ -101,9 +103,11 @@ class FaultyNetwork:
     # -- what the bus asks --------------------------------------------------------------------------------------
 
     def of(self, one: str, other: str) -> Faults:
-        return self._by_pair.get(frozenset((one, other)), self.faults)
+        return self._by_pair.get(frozenset((one, other)), self.faults) if self._by_pair else self.faults
 
     def reaches(self, one: str, other: str) -> bool:
+        if not self._groups:
+            return True
         sides = [next((n for n, group in enumerate(self._groups) if name in group), None) for name in (one, other)]
         return None in sides or sides[0] == sides[1]
 
@@ -116,6 +120,13 @@ class FaultyNetwork:
             lost = self.random.random() < chance
         self.counters["lost_acks"] += lost
         return lost
+
+    def denies_ack(self, name: str) -> bool:
+        """Drawn once an acknowledgement is lost: whether a refusal takes its place."""
+        chance = self.of(name, SERVER).deny_ack
+        denied = chance > 0 and self.random.random() < chance
+        self.counters["denied_acks"] += denied
+        return denied
 
     def carry(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
         """Call `arrive` when the message gets there: once, twice or never."""

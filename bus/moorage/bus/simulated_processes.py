@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+#: tasks that a process begins until those that are over are forgotten
+TASKS_LOOKED_AT: Final = 64
 
 _current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simulated process", default=None)
 
@@ -26,7 +29,10 @@ class Process:
         self.is_stopped = False
         self.is_dead = False
         self.on_kill: list[Callable[[], None]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._doomed_in = 0  # acts that it still does; 0: it is not doomed
+        self._on_doom: Callable[[], object] = self.kill
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks_looked_at = TASKS_LOOKED_AT
         self._kept: deque[Step] = deque()
         self._context = contextvars.copy_context()
         self._context.run(_current.set, self)
@@ -40,15 +46,15 @@ class Process:
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """The loop's: a task that was begun here."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.append(task)
+        if len(self._tasks) >= self._tasks_looked_at:  # a callback for each task would be a step of the loop more
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks_looked_at = 2 * len(self._tasks) + TASKS_LOOKED_AT
 
     def call(self, callback: Callable[..., object], *args: Any) -> None:
         """Something arrives from outside, such as a message: at once, or once the process goes on; never when dead."""
         if self.is_stopped:
-            step = Step(self, callback, args, self._context)
-            step.from_outside = True
-            self._kept.append(step)
+            self._kept.append(Step(self, callback, args, asyncio.get_running_loop(), self._context, from_outside=True))
         elif not self.is_dead:
             self._context.copy().run(callback, *args)
 
@@ -59,11 +65,24 @@ class Process:
     def go_on(self) -> None:
         """As SIGCONT: everything that was due runs now, in its order."""
         self.is_stopped = False
-        loop = asyncio.get_running_loop()
         kept, self._kept = self._kept, deque()
         for step in kept:
-            if step.handle is None or not step.handle.cancelled():
-                step.handle = loop.call_soon(step, context=step.context)
+            step.go_on()
+
+    def doom(self, acts: int, on_doom: Callable[[], object]) -> None:
+        """Call `on_doom`, which must kill it, in place of the `acts`-th thing that it does from now on.
+
+        A thing done is what somebody else can see: a message sent, a write, a word to another process. What the code
+        goes on to do within the same step reaches nobody, so this is a crash between any two of them.
+        """
+        self._doomed_in, self._on_doom = acts, on_doom
+
+    def acts(self) -> None:
+        """It is about to do something that others can see."""
+        if self._doomed_in and not self.is_dead:
+            self._doomed_in -= 1
+            if not self._doomed_in:
+                self._on_doom()
 
     def kill(self) -> list[asyncio.Task[Any]]:
         """As SIGKILL: nothing leaves it any more, and its tasks end. Returns them, for whoever waits for that.
@@ -76,7 +95,7 @@ class Process:
         for cut in self.on_kill:
             cut()
         self.go_on()
-        mine = list(self._tasks)
+        mine = [task for task in self._tasks if not task.done()]
         for task in mine:
             task.cancel()
         return mine
@@ -85,38 +104,38 @@ class Process:
         self._kept.append(step)
 
 
-class Step:
+class Step(asyncio.TimerHandle):
     """A callback of a process, as the loop holds it. `from_outside`, as a timer or a message: a dead one hears none."""
 
-    __slots__ = ("args", "callback", "context", "from_outside", "handle", "process")
+    __slots__ = ("from_outside", "process")
 
     def __init__(
         self,
         process: Process,
         callback: Callable[..., object],
-        args: tuple[Any, ...],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
         context: contextvars.Context | None,
+        *,
+        when_s: float = 0.0,
+        from_outside: bool = False,
     ) -> None:
+        super().__init__(when_s, callback, args, loop, context)
         self.process = process
-        self.callback = callback
-        self.args = args
-        self.context = context
-        self.handle: asyncio.Handle | None = None
-        self.from_outside = False
+        self.from_outside = from_outside
 
-    def __call__(self) -> None:
+    def _run(self) -> None:
         if self.process.is_stopped:
             self.process.keep(self)
         elif not (self.process.is_dead and self.from_outside):
-            self.callback(*self.args)
+            asyncio.Handle._run(self)
+
+    def go_on(self) -> None:
+        """Its process goes on: due now, behind what is due already."""
+        if not self.cancelled():
+            self._loop._ready.append(self)  # type: ignore[attr-defined]  # where `call_soon` puts handles
 
 
 def process_of(context: contextvars.Context | None) -> Process | None:
     """The process of a context; without one, of the code that runs now."""
     return _current.get() if context is None else context.get(_current)
-
-
-def step_of(callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context | None) -> Step | None:
-    """The step that a simulated loop schedules in place of a callback of a process; None for what is of none."""
-    process = process_of(context)
-    return None if process is None or isinstance(callback, Step) else Step(process, callback, args, context)

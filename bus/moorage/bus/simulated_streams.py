@@ -7,6 +7,7 @@ real one. What it does not know (consumers, mirrors, …) it refuses with status
 from __future__ import annotations
 
 import base64
+import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -120,6 +121,7 @@ class Stream:
         self.by_subject: dict[str, dict[int, None]] = {}
         self.last_seq = 0
         self.size_bytes = 0
+        self.is_full = False  # for a test to set: its disk is full, whatever its settings allow
         self._ids: dict[str, tuple[int, int]] = {}
 
     def takes(self, tokens: list[str]) -> bool:
@@ -195,6 +197,8 @@ class Stream:
 
     def _make_room(self, message: _Message) -> None:
         config, new = self.config, self.config["discard"] == "new"
+        if self.is_full:
+            raise ApiRefusal(503, ERR_STREAM_FULL, "maximum bytes exceeded")
         if 0 <= config["max_msg_size"] < len(message.data) + headers_size_bytes(message.headers):
             raise ApiRefusal(400, 10054, "message size exceeds maximum allowed")
         own = self.by_subject.get(message.subject, {})
@@ -304,6 +308,10 @@ class Streams:
             return _encode(stream.append(subject, data, headers)), True
         except ApiRefusal as refusal:
             return _encode({"error": refusal.error, "stream": stream.config["name"], "seq": 0}), False
+
+    def denial(self, stream: Stream) -> bytes:
+        """What a publisher is told of a message that is stored all the same, when it came to two stream leaders."""
+        return _encode({"error": _wrong_last(stream.last_seq).error, "stream": stream.config["name"], "seq": 0})
 
     def ask(self, verb: str, data: bytes) -> list[Reply]:
         """The answers to a request on `$JS.API.<verb>`; [] where nobody would answer."""
@@ -457,5 +465,9 @@ def _direct_headers(stream: str, message: _Message) -> dict[str, str]:
 def _rfc3339(wall_ns: int) -> str:
     """As Go writes it: nanoseconds without trailing zeros."""
     seconds, rest = divmod(wall_ns, 1_000_000_000)
-    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{text}{f'.{rest:09d}'.rstrip('0') if rest else ''}Z"
+    return f"{_rfc3339_second(seconds)}{f'.{rest:09d}'.rstrip('0') if rest else ''}Z"
+
+
+@functools.lru_cache(maxsize=1024)
+def _rfc3339_second(wall_s: int) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -13,7 +13,7 @@ from moorage.cli.selectors import HELP, LISTED, ids_of
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.schemas.operate import Done, Hold, Limit
+    from moorage.schemas.operate import Done, Hold, Limit, Share
 
 WHY: Final = "For the job's story, explain and the ledger."
 QUEUE: Final = "The tenant's whole queue, jobs to come too, in place of single jobs."
@@ -55,22 +55,29 @@ def _held(done: Done) -> str:
 def release(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     queue: Annotated[bool, Parameter(help=QUEUE)] = False,
-    worker: Annotated[str | None, Parameter(help="In place of jobs: a worker's quarantined GPUs are well.")] = None,
+    worker: Annotated[str | None, Parameter(help="In place of jobs: a worker's GPUs that are unwell are well.")] = None,
+    gpu: Annotated[
+        list[int] | None, Parameter(help="Of that worker only this one, by its place in CELLS from 0.")
+    ] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Undo hold; or give a worker's quarantined GPUs back to use.
+    """Undo hold; or give a worker's GPUs back to use that failed or did not come back free.
 
-    Releasing the queue leaves those jobs held that are held by themselves.
+    Releasing the queue leaves those jobs held that are held by themselves. A GPU that is still unwell by its own
+    readings is taken out of use again at once.
     """
 
     async def work(client: AsyncClient) -> int | None:
+        if gpu and worker is None:
+            raise _ambiguous("release takes --gpu with --worker", "release")
         if worker is not None and (jobs or queue):
             raise _ambiguous("release takes jobs, or --queue, or --worker", "release")
         if worker is not None:
-            done = await client.admin.release_worker(worker, why=why)
+            done = await client.admin.release_worker(worker, slots=gpu or None, why=why)
             if not options.shown(done, [done]):
-                tell(f"{worker}\t{'released' if done.changed else 'has nothing in quarantine'}")
+                gpus = ", ".join(map(str, done.slots))
+                tell(f"{worker}\t{f'GPU {gpus} released' if done.changed else 'has nothing to release'}")
             return None
         if not _one_of(jobs, queue, "release"):
             done = await client.admin.release(why=why)
@@ -153,8 +160,33 @@ def limit(
     return with_client(options, work)
 
 
+def share(
+    *,
+    weight: Annotated[int | None, Parameter(help="In the fair share; 1 where none is set.", value="NUMBER")] = None,
+    gpus: Annotated[int | None, Parameter(help="GPUs guaranteed, lent while idle; 0 is none.", value="NUMBER")] = None,
+    why: Annotated[str, Parameter(help=WHY)] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Set a tenant's share: its weight, and GPUs that are its own whenever it wants them.
+
+    Tenants that want more than there is get GPUs in the ratio of their weights, within a priority, and past usage
+    counts. What is idle of the guaranteed GPUs others borrow. The most that a tenant may have is its limit.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        done = await client.admin.share(weight=weight, gpus=gpus, why=why)
+        if not options.shown(done, [done]):
+            tell(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
+        return None
+
+    return with_client(options, work)
+
+
 def tenants(*, options: RowOptions = ROWS) -> int:
-    """Tenants with jobs, leases, holds or limits; those with most GPUs first."""
+    """Tenants with jobs, leases, holds, limits or shares; those with most GPUs first.
+
+    USED is what a tenant used of late, as GPUs used all the time; counted once somebody has a share.
+    """
 
     async def work(client: AsyncClient) -> int | None:
         answer = await client.operate("tenants")
@@ -165,10 +197,19 @@ def tenants(*, options: RowOptions = ROWS) -> int:
             say("no tenant has a job")
             return None
         cells = [
-            [row.tenant, row.jobs, row.gpus, _bounds(row.limit), _by(row.hold, "") if row.hold is not None else ""]
+            [
+                row.tenant,
+                row.jobs,
+                row.gpus,
+                _bounds(row.limit),
+                _share(row.share) if row.share is not None else "",
+                f"{row.usage_milli / 1000:.1f}",
+                _by(row.hold, "") if row.hold is not None else "",
+            ]
             for row in rows
         ]
-        tell(table(["TENANT", "JOBS", "GPUS", "LIMIT", "HELD"], cells, numbers=("JOBS", "GPUS")))
+        header = ["TENANT", "JOBS", "GPUS", "LIMIT", "SHARE", "USED", "HELD"]
+        tell(table(header, cells, numbers=("JOBS", "GPUS", "USED")))
         return None
 
     return with_client(options, work)
@@ -224,6 +265,13 @@ def _bounds(limit: Limit | None) -> str:
     if limit is not None and limit.jobs:
         parts.append(many(limit.jobs, "job"))
     return "at most " + " and ".join(parts) if parts else "no limit"
+
+
+def _share(share: Share | None) -> str:
+    if share is None:
+        return "no share"
+    weight = f"weight {share.weight or 1}"
+    return f"{weight}, {many(share.gpus, 'GPU')} guaranteed" if share.gpus else weight
 
 
 def _goes(count: int) -> str:

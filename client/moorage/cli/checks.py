@@ -163,6 +163,7 @@ async def _of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
         user = await _asked(connection, "$SYS.REQ.USER.INFO")
         yield _user(user)
         yield _clock(user)
+        is_cluster = connection.is_clustered
         yield await _jetstream(connection, context)
         yield _sync(context)
     except MoorageError as error:
@@ -170,7 +171,7 @@ async def _of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
         return
     finally:
         await connection.close()
-    async for check in _of_moorage(options):
+    async for check in _of_moorage(options, is_cluster):
         yield check
 
 
@@ -250,7 +251,7 @@ def _head(path: Path) -> str:
 # -------------------------------------------------------------------------------------------------------- moorage
 
 
-async def _of_moorage(options: Options) -> AsyncIterator[Check]:
+async def _of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]:
     from moorage.cli.options import client_of
     from moorage.client.errors import NoScheduler
 
@@ -263,6 +264,7 @@ async def _of_moorage(options: Options) -> AsyncIterator[Check]:
                 yield _failed("leader", error)
                 return
             yield Check("submitter", "ok", f"tenant {client.tenant} may ask and submit")
+            yield await _queue(client, is_cluster)
             async for check in _of_operators(client, listed.ledger):
                 yield check
     except MoorageError as error:
@@ -275,6 +277,29 @@ async def _may_hear(client: AsyncClient) -> Check:
     except MoorageError as error:
         return _failed("events", error, "warn", "let this user subscribe to its tenant's events: waits need them")
     return Check("events", "ok", f"tenant {client.tenant}'s may be heard")
+
+
+#: JetStream refuses before it stores: the question leaves nothing behind
+_NOT_HERE: Final = {"Nats-Expected-Stream": "moorage-doctor-asks"}
+_WEDGE: Final = "one publish with a false header stops a replicated queue for good (nats-server 2.14 and 2.15)"
+
+
+async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
+    """Who may publish to the durable queue of a cluster can stop it for everybody."""
+    from moorage.bus.errors import PermissionRefused
+
+    try:
+        await client.link.request(client.subjects.request(client.tenant, "submit"), b"", ANSWER_S_MAX, _NOT_HERE)
+    except PermissionRefused:
+        if is_cluster:
+            return Check("queue", "ok", f"the endpoint alone, as it should be in a cluster: {_WEDGE}")
+        return Check("queue", "ok", "the endpoint alone: the durable queue is for who has an account of their own")
+    except MoorageError as error:
+        return Check("queue", "warn", f"the durable queue does not answer: {error}", "a scheduler makes it: start one")
+    if is_cluster:
+        fix = "in a cluster let submitters use the endpoint alone: moorage admin nats-config writes it so"
+        return Check("queue", "warn", f"this user may publish to the durable queue: {_WEDGE}", fix)
+    return Check("queue", "ok", "the durable queue takes requests while no scheduler lives")
 
 
 async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:

@@ -57,7 +57,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage fleet --watch",
         "moorage fleet --json | jq '.data.fits_now'",
     ),
-    "drain": ("moorage drain n07",),
+    "drain": (
+        "moorage drain n07",
+        "moorage drain n07 --within 30m --why 'new disk'",
+        "moorage drain n07 --from 22:00 --for 2h",
+    ),
     "cordon": ("moorage cordon n07",),
     "uncordon": ("moorage uncordon n07",),
     "audit": (
@@ -88,9 +92,32 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
         "moorage admin limit --tenant vision --gpus 0 --jobs 0",
     ),
+    "admin share": (
+        "moorage admin share --tenant vision --weight 3",
+        "moorage admin share --tenant vision --gpus 16 --why 'their own hosts'",
+        "moorage admin share --tenant vision --weight 0 --gpus 0",
+    ),
     "admin tenants": (
         "moorage admin tenants",
         "moorage admin tenants --format '{tenant} {gpus}'",
+    ),
+    "admin nats-config": (
+        "moorage admin nats-config --out site --tenant vision --worker n01",
+        "moorage admin nats-config --out site --tenant vision --auth mtls",
+    ),
+    "dlq list": (
+        "moorage dlq list",
+        "moorage dlq list --tenant vision --format '{sequence} {code}'",
+    ),
+    "dlq show": ("moorage dlq show 12",),
+    "dlq resend": (
+        "moorage dlq resend 12",
+        "moorage dlq resend 12 -f mended.json",
+        "moorage dlq resend all --tenant vision --why 'quota was raised'",
+    ),
+    "dlq drop": (
+        "moorage dlq drop 12,13",
+        "moorage dlq drop all --tenant sandbox",
     ),
     "scheduler": ("MOORAGE_LEDGER_URL_FILE=/etc/moorage/ledger-url moorage scheduler --nats prod",),
     "worker": (

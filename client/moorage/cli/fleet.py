@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import FleetFrame
 
+#: lines about single devices under the table; --json has all
+TROUBLES_MAX: Final = 20
 WORKER_HELP: Final = "The worker's id, as moorage fleet shows it."
 LEGEND: Final = "· free  # leased  2-9 sharers  ! sick  x used by others  - not lent  ? lost"
 
@@ -71,6 +73,8 @@ def _fleet(data: dict[str, Any]) -> None:
             optional=("HEARD", "JOBS"),
         )
     )
+    for line in _troubles(workers)[:TROUBLES_MAX]:
+        say(line)
     if not sys.stdout.isatty():
         return  # one table a pipe: the rest is talk
     fits = data["fits_now"]
@@ -86,6 +90,42 @@ def _fleet(data: dict[str, Any]) -> None:
     if any(worker["simulated"] for worker in workers):
         line = "sim  " + line
     say(paint(f"{line}\n{_kept(data)}\n{LEGEND}", "dim", sys.stderr))
+
+
+def _drained(within: str | None, begin: str | None, last: str | None, why: str) -> str:
+    """What was asked for, as `drained from 22:00, open again 2h after`."""
+    parts = [f"drained from {begin}" if begin else "draining"]
+    if within:
+        parts.append(f"to be empty within {within}")
+    if last:
+        parts.append(f"open again {last} after")
+    return ", ".join(parts) + (f": {why}" if why else "")
+
+
+def _troubles(workers: list[dict[str, Any]]) -> list[str]:
+    """A line for each device that is not given out, and for each drain that is timed."""
+    lines = []
+    for worker in workers:
+        for row in worker.get("troubles", ()):
+            what = (
+                f"used by {row['detail']}"
+                if row["kind"] == "foreign"
+                else f"{row['kind']}: {row['detail']}".rstrip(": ")
+            )
+            since = f", since {age(row['since_ms'])}" if "since_ms" in row else ""
+            lines.append(f"{worker['worker']} GPU {row['slot']}: {what}{since}")
+        if drain := worker.get("drain"):
+            lines.append(f"{worker['worker']}: {_window(drain)}")
+    return lines
+
+
+def _window(drain: dict[str, Any]) -> str:
+    parts = [f"drained in {age(drain['begins_in_ms'])}" if drain["begins_in_ms"] else "drained"]
+    if drain["leave_in_ms"] > drain["begins_in_ms"]:
+        parts.append(f"empty in {age(drain['leave_in_ms'])}")
+    if "ends_in_ms" in drain:
+        parts.append(f"open again in {age(drain['ends_in_ms'])}")
+    return ", ".join(parts) + f" (by {drain['by']}{': ' + drain['why'] if drain['why'] else ''})"
 
 
 def _kept(data: dict[str, Any]) -> str:
@@ -161,9 +201,30 @@ def _frame_line(frame: FleetFrame) -> str:
     return "\t".join(map(str, (tag, frame.queued, frame.running, len(frame.workers), cells.count("·"), len(cells))))
 
 
-def drain(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
-    """Place nothing new on a worker; what runs there goes on to its end."""
-    return _flag("drain", worker, options)
+def drain(
+    worker: _Worker,
+    /,
+    *,
+    within: Annotated[
+        str | None, Parameter(help="What runs there leaves by then, and starts elsewhere.", value="30m")
+    ] = None,
+    begin: Annotated[
+        str | None, Parameter(names=("--from",), help="Not now: it is to be empty at 22:00, or in 2h.", value="WHEN")
+    ] = None,
+    last: Annotated[
+        str | None, Parameter(names=("--for",), help="Open again by itself so long after.", value="2h")
+    ] = None,
+    why: Annotated[str, Parameter(help="For explain, the jobs' stories and the ledger.")] = "",
+    options: Options = DEFAULTS,
+) -> int:
+    """Place nothing new on a worker; what runs there goes on to its end, or leaves by a deadline.
+
+    A job that leaves gets its checkpoint signal before the deadline, then SIGTERM and its grace; it waits for a new
+    attempt elsewhere and loses no retry. Before a drain that is to come, a job is placed there only if its time limit
+    is over by then; without a limit, until ten minutes before. The ledger keeps it through reboots and takeovers;
+    uncordon takes it back.
+    """
+    return _flag("drain", worker, options, within=within, begin=begin, last=last, why=why)
 
 
 def cordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
@@ -179,16 +240,20 @@ def uncordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
 _DID: Final = {"drain": "draining", "cordon": "cordoned", "uncordon": "open"}
 
 
-def _flag(verb: str, worker: str, options: Options) -> int:
+def _flag(verb: str, worker: str, options: Options, **drain: Any) -> int:
     async def work(client: AsyncClient) -> int | None:
         act = {"drain": client.drain, "cordon": client.cordon, "uncordon": client.uncordon}[verb]
-        done = await act(worker)
+        done = await act(worker, **drain)
         if options.json:
             emit(done)
             return None
         members = done.get("members", 0)
-        goes_on = f", {many(members, 'member')} on it {'goes' if members == 1 else 'go'} on" if members else ""
-        tell(f"{worker}\t{_DID[verb]}{goes_on}")
+        on_it = f", {many(members, 'member')} on it" if members else ""
+        if "drain" in done:
+            tell(f"{worker}\t{_drained(**drain)}{on_it}")
+        else:
+            goes_on = f"{on_it} {'goes' if members == 1 else 'go'} on" if members else ""
+            tell(f"{worker}\t{_DID[verb]}{goes_on}")
         if verb != "uncordon":
             say(f"undo: moorage uncordon {worker}")
         return None

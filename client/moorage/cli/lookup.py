@@ -19,7 +19,9 @@ FIXES: Final[dict[str, str]] = {
     "count": "ask for fewer GPUs a replica: all of them must be on one host",
     "gang-size": "ask for fewer replicas, or smaller ones",
     "closed": "moorage fleet shows who is cordoned or draining; moorage uncordon WORKER opens one",
-    "sick": "moorage fleet shows the sick GPUs",
+    "sick": "moorage fleet shows what is wrong; moorage admin release --worker WORKER gives one back that is mended",
+    "foreign": "end that process, or wait: the GPU comes back by itself when it has gone",
+    "leaving": "give it a shorter time limit, or wait: moorage fleet shows the drains to come",
     "busy": "wait, or cancel what you need no longer: moorage ls --state RUNNING",
     "reserved": "a smaller request may fit beside the reservation",
     "held": "an operator lets it go on: moorage admin release {job}, or --queue where its tenant is held",
@@ -32,6 +34,7 @@ FIXES: Final[dict[str, str]] = {
     "not-found": "moorage ls, or moorage fleet",
     "conflict": "choose another job id; or send the same content, which is the same job",
     "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
+    "cannot-start-in-time": "give it longer than the error says, or ask for what moorage fleet shows as free",
     "queue-full": "send the same job again after the time that the answer names",
     "no-scheduler": "moorage scheduler starts one; moorage doctor looks for what is wrong",
     "cannot-connect": "moorage up starts a server; --nats, NATS_CONTEXT or NATS_URL name another",
@@ -46,8 +49,10 @@ FIXES: Final[dict[str, str]] = {
 
 #: what a person may take for granted and is otherwise
 NOTES: Final[dict[str, str]] = {
-    "job-expired": "start_within_s bounds the wait and is no prediction: a job that cannot make it is accepted, waits, "
-    "and is EXPIRED by event when the time is over. Nothing is refused at once: no estimate of a start stands yet",
+    "job-expired": "start_within_s bounds the wait: what by all estimates cannot make it is refused at once with "
+    "cannot-start-in-time; anything else is accepted, waits, and is EXPIRED by event when the time is over",
+    "cannot-start-in-time": "the bound is optimistic: it counts on the shortest run ever seen of all that runs, and on "
+    "nobody before it in the queue; nothing was recorded",
     "queue-full": "nothing of the request was recorded; the durable queue takes it and waits: "
     "nats req moorage.request.TENANT.submit",
     "no-scheduler": "a request without an answer may still be recorded: send it again with the same job id",

@@ -61,7 +61,9 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("admin requeue", "moorage.cli.admin:requeue", "End what runs of jobs, and have them wait again."),
         Verb("admin priority", "moorage.cli.admin:priority", "Give jobs another priority."),
         Verb("admin limit", "moorage.cli.admin:limit", "Bound a tenant's GPUs and jobs."),
+        Verb("admin share", "moorage.cli.admin:share", "Set a tenant's weight and guaranteed GPUs."),
         Verb("admin tenants", "moorage.cli.admin:tenants", "Tenants with what they have, limits and holds."),
+        Verb("admin nats-config", "moorage.cli.nats_config:nats_config", "Accounts, permissions, a key for each user."),
     ),
     RUNNING: (
         Verb("up", "moorage.cli.up:up", "Server, scheduler and worker on this machine, in one command."),
@@ -71,6 +73,10 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("doctor", "moorage.cli.doctor:doctor", "Is everything there: server, permissions, leader, this host."),
     ),
     LOOKUP: (
+        Verb("dlq list", "moorage.cli.dlq:list_letters", "Queued requests that were refused, and why."),
+        Verb("dlq show", "moorage.cli.dlq:show", "One of them, as it came."),
+        Verb("dlq resend", "moorage.cli.dlq:resend", "Hand refused requests in again, under their ids."),
+        Verb("dlq drop", "moorage.cli.dlq:drop", "Delete refused requests for good."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("simulate", "moorage.cli.simulate:simulate", "The scheduler on a trace, under a virtual clock."),
         Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),

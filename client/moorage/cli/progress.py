@@ -37,6 +37,8 @@ class Progress:
     def event(self, event: Event) -> None:
         """A transition: what the job is now, and where."""
         self._simulated = self._simulated or event.simulated
+        if event.waiting is not None:
+            self.waiting(event.waiting)
         if self._quiet:
             return
         for change in event.changes if not self._rewrites else event.changes[-1:]:
@@ -60,6 +62,8 @@ class Progress:
         if self._quiet or "reason" not in explained:
             return
         place = f"{ordinal(explained['position'])} of {explained['queued']}" if "position" in explained else ""
+        starts = explained.get("starts")
+        place += f" ~{age(starts['p50_ms'])}" if starts else ""
         needs = f"needs {explained['needs']}" if "needs" in explained else ""
         why = needs or f"{explained['reason']}: {explained['means']}"
         self._show("  ".join(filter(None, (self._tag("QUEUED"), place, why))))

@@ -21,9 +21,11 @@ PROGRESS_S: Final = 0.5
 #: combinations of rankers and settings in one call: as many as the picture has colours
 RUNS_MAX: Final = 7
 
-Format = Literal["own", "csv", "philly"]
+Format = Literal["own", "csv", "philly", "openb"]
 #: the first columns that tell a format, in the order in which they are looked for
-_HEADS: Final[tuple[tuple[str, Format], ...]] = (("vc,job,arrival_s", "philly"), ("at_s", "csv"), ("{", "own"))
+_HEADS: Final[tuple[tuple[str, Format], ...]] = (
+    ("vc,job,arrival_s", "philly"), ("name,cpu_milli,memory_mib", "openb"), ("at_s", "csv"), ("{", "own"),
+)  # fmt: skip
 
 
 def simulate(
@@ -31,7 +33,8 @@ def simulate(
     /,
     *,
     fleet: Annotated[
-        str | None, Parameter(help="The hosts: 24x8xV100, 4x8xH100+2x4xL40S, or a file.", value="HOSTS")
+        str | None,
+        Parameter(help="The hosts: 4x8xH100+2x4xL40S, a fleet's file, or an openb node list.", value="HOSTS"),
     ] = None,
     format: Annotated[Format | None, Parameter(help="What the trace is; else its first line tells.")] = None,
     cluster: Annotated[str | None, Parameter(help="Which virtual cluster of a philly trace.", value="NAME")] = None,
@@ -68,12 +71,15 @@ def simulate(
 
 def _hosts(fleet: str | None) -> list[SimHost]:
     from moorage.client.errors import rejected
+    from moorage.scheduler.simulate.openb_jobs import openb_hosts
     from moorage.scheduler.simulate.trace import SimHost
     from moorage.worker.inventory.simulated import load_hosts, simulated_hosts
 
     if fleet is None:
-        raise rejected("invalid-argument", "no hosts to simulate", next="say which: --fleet 24x8xV100")
+        raise rejected("invalid-argument", "no hosts to simulate", next="say which: --fleet 24x8xT4")
     try:
+        if fleet.endswith(".csv"):
+            return openb_hosts(Path(fleet))
         found = load_hosts(Path(fleet)) if Path(fleet).is_file() else simulated_hosts(fleet, "n")
     except ValueError as error:
         raise rejected("invalid-argument", str(error), found=fleet, next="write it as 4x8xH100+2x4xL40S") from None
@@ -82,7 +88,8 @@ def _hosts(fleet: str | None) -> list[SimHost]:
 
 def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJob]:
     from moorage.client.errors import rejected
-    from moorage.scheduler.simulate import philly, trace
+    from moorage.scheduler.simulate import openb_jobs, philly, trace
+    from moorage.scheduler.simulate.openb import TraceError
 
     try:
         with path.open("rb") as file:
@@ -96,7 +103,10 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
             )  # fmt: skip
         if found == "philly":
             return trace.in_order(path, philly.read_philly(path, cluster or ""))
-        return trace.in_order(path, trace.read_own(path) if found == "own" else trace.read_csv(path))
+        readers = {"own": trace.read_own, "csv": trace.read_csv, "openb": openb_jobs.openb_jobs}
+        return trace.in_order(path, readers[found](path))
+    except TraceError as error:
+        raise rejected("invalid-argument", str(error), next="moorage simulate --help shows the formats") from None
     except OSError as error:
         raise rejected("invalid-argument", f"{path} cannot be read: {error.strerror}", next="name a trace") from None
 

@@ -368,9 +368,25 @@ class AsyncClient:
         """
         return _data(await self.operate("audit"))
 
-    async def drain(self, worker: str) -> dict[str, Any]:
-        """Nothing new is placed there; what runs goes on. Raises `NotFound`."""
-        return await self._flag("drain", worker)
+    async def drain(
+        self,
+        worker: str,
+        *,
+        within: Duration | None = None,
+        begin: Duration | None = None,
+        last: Duration | None = None,
+        why: str = "",
+    ) -> dict[str, Any]:
+        """Nothing new is placed there; what runs goes on. Raises `NotFound`, `Rejected`.
+
+        `within` bounds that: what runs is told to save itself (its checkpoint signal), asked to end by then, and starts
+        elsewhere. `begin` is a moment to come, as `22:00` or `2h`, by which the worker is to be empty; `last` is how
+        long after that it is open again by itself. All is in the ledger, and `uncordon` takes it back.
+        """
+        from moorage.client.moments import drain_fields
+
+        arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
+        return await self._request(self.subjects.admin("drain"), encode(arguments), done)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
         """Nothing new is placed there. Raises `NotFound`."""
@@ -401,9 +417,9 @@ class AsyncClient:
         """Ask a reading verb of this tenant, or `cancel`; the whole answer frame."""
         return await self._ask(verb, encode(arguments), decode_answer)
 
-    async def operate(self, verb: str) -> Answer:
-        """Ask a reading verb of the operators; the whole answer frame."""
-        return await self._request(self.subjects.admin(verb), b"{}", decode_answer)
+    async def operate(self, verb: str, asked: Any = None) -> Answer:
+        """Ask a verb of the operators that is answered with data; the whole answer frame."""
+        return await self._request(self.subjects.admin(verb), b"{}" if asked is None else encode(asked), decode_answer)
 
     def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
         return self._request(self.subjects.api(self.tenant, verb), payload, decode)

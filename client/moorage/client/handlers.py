@@ -19,6 +19,7 @@ from moorage.schemas.codec import REQUEST_BYTES_MAX, encode
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
+from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.handler_context import CONFIG_KEY, HANDLER_NAME, INPUT_KEY
 from moorage.worker.handler_results import ResultStore, decode_inline, decode_result, result_object
 
@@ -114,7 +115,7 @@ class Heard:
         for text in lines:
             try:
                 line = _decode_line(text)
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 continue
             if line.result:
                 self._values[line.result] = line

@@ -535,9 +535,17 @@ class Client:
         """As `AsyncClient.audit`."""
         return self._thread.call(self._twin.audit())
 
-    def drain(self, worker: str) -> dict[str, Any]:
+    def drain(
+        self,
+        worker: str,
+        *,
+        within: Duration | None = None,
+        begin: Duration | None = None,
+        last: Duration | None = None,
+        why: str = "",
+    ) -> dict[str, Any]:
         """As `AsyncClient.drain`."""
-        return self._thread.call(self._twin.drain(worker))
+        return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
 
     def cordon(self, worker: str) -> dict[str, Any]:
         """As `AsyncClient.cordon`."""
@@ -561,9 +569,9 @@ class Client:
         """As `AsyncClient.answer`."""
         return self._thread.call(self._twin.answer(verb, arguments))
 
-    def operate(self, verb: str) -> Answer:
+    def operate(self, verb: str, asked: Any = None) -> Answer:
         """As `AsyncClient.operate`."""
-        return self._thread.call(self._twin.operate(verb))
+        return self._thread.call(self._twin.operate(verb, asked))
 
     def _job(self, job: asynchronous.Job) -> SyncJob:
         return SyncJob(self._thread, job)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from moorage.schemas.operate import Done, TenantRow
 
@@ -26,9 +27,9 @@ class SyncAdmin:
         """As `Admin.release`."""
         return self._thread.call(self._twin.release(job, why=why, tenant=tenant))
 
-    def release_worker(self, worker: str, *, why: str = "") -> Done:
+    def release_worker(self, worker: str, *, slots: Sequence[int] | None = None, why: str = "") -> Done:
         """As `Admin.release_worker`."""
-        return self._thread.call(self._twin.release_worker(worker, why=why))
+        return self._thread.call(self._twin.release_worker(worker, slots=slots, why=why))
 
     def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
         """As `Admin.requeue`."""
@@ -43,6 +44,28 @@ class SyncAdmin:
     ) -> Done:
         """As `Admin.limit`."""
         return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
+
+    def share(
+        self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
+    ) -> Done:
+        """As `Admin.share`."""
+        return self._thread.call(self._twin.share(weight=weight, gpus=gpus, why=why, tenant=tenant))
+
+    def dead_letters(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
+        """As `Admin.dead_letters`."""
+        return self._thread.iterate(self._twin.dead_letters(tenant=tenant))
+
+    def dead_letter(self, sequence: int) -> dict[str, Any]:
+        """As `Admin.dead_letter`."""
+        return self._thread.call(self._twin.dead_letter(sequence))
+
+    def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
+        """As `Admin.resend`."""
+        return self._thread.call(self._twin.resend(sequence, body=body, why=why))
+
+    def drop(self, sequence: int, *, why: str = "") -> dict[str, Any]:
+        """As `Admin.drop`."""
+        return self._thread.call(self._twin.drop(sequence, why=why))
 
     def tenants(self) -> list[TenantRow]:
         """As `Admin.tenants`."""

@@ -276,6 +276,8 @@ class Watch:
 
     async def _merge(self, event: Event) -> list[Event]:
         """What is new in an event; after a gap, what `show` says instead."""
+        if event.rev == self.rev and event.waiting is not None:
+            return [event]  # nothing has changed but why it waits
         if event.rev <= self.rev:
             return []
         fresh = [change for change in event.changes if change.rev > self.rev]

@@ -15,6 +15,7 @@ from moorage.bus.errors import PermissionRefused
 from moorage.bus.transport import Delivery, Subscribed, Transport
 from moorage.schemas.codec import encode
 from moorage.schemas.release import RELEASE
+from moorage.schemas.roles import may_answer
 from moorage.schemas.subjects import API_VERBS, Subjects
 
 log = logging.getLogger("moorage.discovery")
@@ -36,6 +37,7 @@ class Discovery:
 
     def __init__(self, subjects: Subjects, id: str, leader: str, answer: Answer, facts: Facts) -> None:
         self._endpoints = [(verb, subjects.api("*", verb)) for verb in API_VERBS]
+        self._prefix = subjects.prefix
         self._answer = answer
         self._facts = facts
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -59,7 +61,7 @@ class Discovery:
         return opened
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        if delivery.reply:
+        if delivery.reply and may_answer(self._prefix, delivery.subject, delivery.reply):
             self._answer(delivery.reply, encode(self.frame(delivery.subject.split(".")[1])))
 
     def frame(self, verb: str) -> dict[str, Any]:

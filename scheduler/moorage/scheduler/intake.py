@@ -14,6 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
@@ -22,6 +24,7 @@ from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
 from moorage.schemas.names import is_job, is_tenant, is_worker
+from moorage.schemas.roles import may_answer
 from moorage.schemas.subjects import API_VERBS, Subjects
 
 log = logging.getLogger("moorage.intake")
@@ -70,7 +73,14 @@ class Intake:
         self.hellos: dict[str, Hello] = {}
 
     def put(self, delivery: Delivery) -> None:
-        """Enqueue; beyond the bound the newest is dropped and counted: its sender asks again."""
+        """Enqueue; beyond the bound the newest is dropped and counted: its sender asks again. What would have us answer
+        where its sender may not write is taken without its reply subject, and counted."""
+        if delivery.reply and not may_answer(self._subjects.prefix, delivery.subject, delivery.reply):
+            self.counters["reflected"] += 1
+            count = self.counters["reflected"]
+            if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood tells little
+                log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
+            delivery = msgspec.structs.replace(delivery, reply="")
         if len(self._raw) >= WAITING_MAX:
             self.counters["dropped"] += 1
             return

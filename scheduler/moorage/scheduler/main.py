@@ -60,6 +60,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         replicas=replicas,
         name=settings.name,
         snapshot_command=follower,
+        forks=True,
     )
     running = asyncio.create_task(scheduler.run())
     stopping = asyncio.create_task(stop.wait())

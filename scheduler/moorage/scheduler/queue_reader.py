@@ -13,13 +13,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from moorage.bus.errors import BusError, Disconnected, RequestTimeout
-from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError, StoredMessage
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import JetStream, StoredMessage
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import QueueRead, Submit
+from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.intake import cancel_of
-from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.names import is_tenant
 from moorage.schemas.subjects import Subjects
@@ -34,7 +35,6 @@ SWEEP_EVERY_S: Final = 10.0
 MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
 #: JetStream reserves it, so a small disk must have it
 BYTES_MAX: Final = 1024**3
-DEAD_LETTERS_MAX: Final = 100_000
 AGAIN_S: Final = 1.0
 
 #: marks the answers to what was read here; a subject has no blank
@@ -52,6 +52,7 @@ class QueueReader:
         self._subjects = subjects
         self._engine = engine
         self._wake = wake
+        self.letters = DeadLetters(jetstream, subjects, engine, wake)
         self._dirty: dict[tuple[str, str], None] = {}  # (tenant, verb), in order of arrival
         self._read: dict[tuple[str, str], int] = {}  # read through, ahead of the folded cursor
         self._purged: dict[tuple[str, str], int] = {}
@@ -62,29 +63,21 @@ class QueueReader:
         self._held_back: list[tuple[str, str]] = []  # whose cancels wait for room to be remembered
 
     @staticmethod
-    def streams(subjects: Subjects, replicas: int) -> list[dict[str, Any]]:
-        """The request stream and the dead letters, both bounded, with a stated action at the bound: refuse the new."""
-        common = {"storage": "file", "retention": "limits", "discard": "new", "num_replicas": replicas}
-        return [
-            {
-                **common,
-                "name": subjects.request_stream,
-                "subjects": [subjects.request_all],
-                "max_msgs_per_subject": MESSAGES_PER_SUBJECT_MAX,
-                "discard_new_per_subject": True,
-                "max_bytes": BYTES_MAX,
-                "max_msg_size": 64 * 1024,
-                "allow_direct": True,
-            },
-            {
-                **common,
-                "name": subjects.dead_letter_stream,
-                "subjects": [subjects.dead_letters_all],
-                "max_msgs": DEAD_LETTERS_MAX,
-                "discard": "old",
-                "allow_direct": True,
-            },
-        ]
+    def stream(subjects: Subjects, replicas: int) -> dict[str, Any]:
+        """The request stream: bounded, and refusing the new at the bound."""
+        return {
+            "name": subjects.request_stream,
+            "subjects": [subjects.request_all],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            "num_replicas": replicas,
+            "max_msgs_per_subject": MESSAGES_PER_SUBJECT_MAX,
+            "discard_new_per_subject": True,
+            "max_bytes": BYTES_MAX,
+            "max_msg_size": 64 * 1024,
+            "allow_direct": True,
+        }
 
     def hint(self, delivery: Delivery) -> None:
         """A message was published: look at its tenant's queue."""
@@ -94,9 +87,11 @@ class QueueReader:
             self._some.set()
 
     def decided(self, reply: str, answer: bytes) -> bool:
-        """Whether this answer is about a queued message; a refusal is laid with the dead letters, as nobody waits."""
+        """Whether this answer is about a queued message; a refusal is laid with the dead letters, as nobody waits.
+
+        So is one about a letter that was resent."""
         if not reply.startswith(_REPLY_MARK):
-            return False
+            return self.letters.decided(reply, answer)
         offered = self._offered.pop(reply, None)  # None: read twice, as reading had failed behind it
         if offered is not None and b'"kind":"error"' in answer:
             self._refused.put_nowait((*offered, _decode_refusal(answer)))
@@ -133,7 +128,7 @@ class QueueReader:
     async def _bury_refused(self) -> None:
         while True:
             tenant, message, problem = await self._refused.get()
-            await self._bury(tenant, message, problem)
+            await self.letters.bury(tenant, message, problem)
 
     async def _sweep(self) -> None:
         """Find tenants with a backlog by the stream's own counts: hints are core messages and may be lost."""
@@ -193,7 +188,7 @@ class QueueReader:
                     self._engine.offer(cancel_of(tenant, arguments, reply=reply, sequence=message.seq))
                 self._offered[reply] = (tenant, message)
             except Refused as refused:
-                await self._bury(tenant, message, refused.problem)
+                await self.letters.bury(tenant, message, refused.problem)
         through = messages[-1].seq
         self._read[(tenant, verb)] = through
         self._engine.offer(QueueRead(tenant, verb, through))
@@ -210,24 +205,6 @@ class QueueReader:
         shape = asked.shape or engine.shape_of_asked(asked)
         name = name or f"q{message.seq}"
         engine.offer(Submit(tenant, name, message.data, asked.request, shape, reply, True, message.seq, trace))
-
-    async def _bury(self, tenant: str, message: StoredMessage, problem: Problem) -> None:
-        """Keep a message that cannot be read, with the reason, before the cursor passes it."""
-        headers = {MESSAGE_ID: f"{self._subjects.request_stream}.{message.seq}", "Moorage-Code": problem.code}
-        letter = encode({"kind": "dead-letter", "subject": message.subject, "sequence": message.seq,
-                         "problem": problem, "body": message.data})  # fmt: skip
-        while True:
-            try:
-                answer: Ack | JsError | BusError = await self._js.append(
-                    self._subjects.dead_letter(tenant), letter, headers
-                )
-            except (RequestTimeout, Disconnected) as error:
-                answer = error
-            if isinstance(answer, Ack):
-                log.warning("request %d of %s is refused: %s", message.seq, tenant, problem.message)
-                return
-            log.warning("the dead letters do not take request %d: %s", message.seq, answer)
-            await asyncio.sleep(AGAIN_S)
 
     async def _purge(self) -> None:
         """Delete behind the folded cursors; a purge that is repeated or lost does no harm."""

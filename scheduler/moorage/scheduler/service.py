@@ -25,8 +25,11 @@ from moorage.scheduler.core import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
+from moorage.scheduler.core.outputs import Message
 from moorage.scheduler.core.state import State
+from moorage.scheduler.dead_letters import MAY_CHANGE, DeadLetters
 from moorage.scheduler.discovery import Discovery
+from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.history import History
 from moorage.scheduler.history_reader import HistoryReader, check_page
 from moorage.scheduler.inspection import Inspection, device_drift
@@ -39,7 +42,7 @@ from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Sna
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
-from moorage.schemas.operate import ACTS, ReleaseAct, act_of
+from moorage.schemas.operate import ACTS, ReleaseAct, act_of, drain_of
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -51,6 +54,8 @@ FLEET_FRAME_S: Final = 0.5
 RESIGN_S: Final = 3.0
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
+#: jobs that one record has changed beyond which making the next one waits a turn: some 5 ms
+LONG_RECORD: Final = 256
 #: jobs that end leave nothing for the collector: so it looks seldom, and at few objects at once
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 
@@ -73,8 +78,11 @@ class Scheduler:
         name: str = "",
         snapshot_command: list[str] | None = None,
         snapshot_records: int = RECORDS_BETWEEN,
+        forks: bool = False,
     ) -> None:
-        """`snapshot_command` starts the follower that writes a snapshot; None writes none."""
+        """`snapshot_command` starts the follower that writes a snapshot; None writes none. `forks` says that this
+        process may copy itself to answer what would happen; without it nobody is told when a job starts."""
+        self.forks = forks
         self.snapshot_command = snapshot_command
         self.snapshot_records = snapshot_records
         self.config = config or Config()
@@ -92,8 +100,9 @@ class Scheduler:
     async def run(self) -> None:
         """Stand by and lead until `resign`, or cancellation. Raises `LedgerBroken` when an operator must look."""
         await self.ledger.ensure()
-        for config in QueueReader.streams(self.subjects, self._replicas):
-            await self._js.ensure_stream(config)
+        await self._js.ensure_stream(QueueReader.stream(self.subjects, self._replicas))
+        letters = DeadLetters.stream(self.subjects, self._replicas, self.config.dead_letters_keep)
+        await self._js.ensure_stream(letters, MAY_CHANGE)
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
         gaps = 0
@@ -167,6 +176,7 @@ class Scheduler:
                     reign.queue_reader.run(),
                     reign.history.run(),
                     reign.inspection.run(),
+                    reign.foresight.run(),
                     reign.report(),
                     reign.snapshot(),
                 )
@@ -213,6 +223,9 @@ class Reign:
         self.history_reader = HistoryReader(scheduler.world_js, scheduler.subjects, self.engine, self._answer_read)
         self.relay = LogRelay(self._world, self._subjects, self.engine, self.history_reader, self._answer_now)
         self.inspection = Inspection(scheduler.world, scheduler.subjects, self._to_inspect, state.epoch)
+        self.foresight = Foresight(
+            self.engine, lambda: self._time_ms(monotonic_ms()), self._ask_explain, self._say, forks=scheduler.forks
+        )
         self._kick = asyncio.Event()
         self._draining = False
         self._subscriptions: list[Any] = []
@@ -247,10 +260,12 @@ class Reign:
         self._subscriptions += await discovery.open(self._world)
 
     async def close(self) -> None:
+        self.foresight.close()
         await self.relay.close()
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.history_reader.close()
+        await self.queue_reader.letters.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.intake.put(delivery)
@@ -316,6 +331,8 @@ class Reign:
             self.queue_reader.made_room()
             decided = self.queue_reader.decided
             await self._world.send(messages_of(outputs, self._subjects, seq, decided))
+            if len(outputs.events) >= LONG_RECORD:
+                await asyncio.sleep(0)  # a turn for the others: what was sent leaves, and what came is read
             if not engine.state.leader:
                 self.resigned.set()
                 return
@@ -382,7 +399,7 @@ class Reign:
                 check_page(arguments)
                 answer = lambda: self.history_reader.history(tenant, arguments, reply, json)  # noqa: E731
             else:
-                answer = lambda: views.explain_job(engine, tenant, job)  # noqa: E731
+                answer = lambda: self.foresight.explain(tenant, job, reply, json)  # noqa: E731
             if engine.state.job(tenant, job) is None:
                 # "unknown" only as of a record acknowledged after the question came
                 engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
@@ -416,6 +433,15 @@ class Reign:
         else:
             self.engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
 
+    def _ask_explain(self, answer: Callable[[], Any], reply: str, json: bool) -> None:
+        self._ask("explain", answer, reply, json)
+
+    def _say(self, messages: list[Message]) -> None:
+        """Messages that nobody waits for."""
+        self._now += [(subject, payload) for subject, payload, _ in messages]
+        if self._sending_now is None:
+            self._sending_now = self._loop.create_task(self._send_now())
+
     def _answer_read(self, verb: str, data: Any, reply: str, json: bool) -> None:
         if data is not None and reply:
             self._answer_now(reply, encode(self._framed(verb, data), json=json))
@@ -430,15 +456,20 @@ class Reign:
             self._ask(verb, lambda: views.fleet(engine, monotonic_ms()) | {"history": history}, reply, json)
         elif verb == "audit":
             self._audit(reply, json)
+        elif verb == "dlq":
+            self.queue_reader.letters.ask(arguments, self._answer_now, reply, json)
         elif verb == "tenants":
             self._ask(verb, lambda: views.tenants(engine), reply, json)
         elif verb in ACTS:
             act = act_of(verb, arguments)
             if isinstance(act, ReleaseAct) and act.worker is not None:
-                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json))
+                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json, slots=act.slots or ()))
             else:
                 engine.offer(Order(verb, act, reply, json))
-        elif verb in ("drain", "cordon", "uncordon"):
+        elif verb == "drain":
+            drain = drain_of(arguments)
+            engine.offer(Operate(verb, drain.worker, drain.by or "operator", reply, json, drain=drain))
+        elif verb in ("cordon", "uncordon"):
             worker = arguments.get("worker")
             if not isinstance(worker, str):
                 raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)

@@ -22,6 +22,10 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "conflict": ("caller", "this job id is already used for a request with other content"),
     "not-permitted": ("caller", "this user may not do that here"),
     "no-match": ("fleet", "no known worker could ever run this"),
+    "cannot-start-in-time": (
+        "fleet",
+        "by what is known of how long such work runs, it cannot start within start_within_s, whoever waits before it",
+    ),
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
@@ -89,6 +93,7 @@ def problem(
 ) -> Problem:
     """Build a `Problem`; the fault comes from the table. Raises KeyError for a code that is not in it."""
     text = "" if found is None else _short(found)
+    message, field = _cut(message, _MESSAGE_CHARS_MAX), _cut(field, _FIELD_CHARS_MAX)  # both may quote what came
     return Problem(code, message, CODES[code][0], field, text, allowed, next, job, retry_after_s)
 
 
@@ -98,8 +103,13 @@ def refuse(code: str, message: str, **fields: object) -> Refused:
 
 
 _FOUND_CHARS_MAX: Final = 120
+_FIELD_CHARS_MAX: Final = 200
+_MESSAGE_CHARS_MAX: Final = 2000
 
 
 def _short(found: object) -> str:
-    text = found if isinstance(found, str) else repr(found)
-    return text if len(text) <= _FOUND_CHARS_MAX else text[: _FOUND_CHARS_MAX - 1] + "…"
+    return _cut(found if isinstance(found, str) else repr(found), _FOUND_CHARS_MAX)
+
+
+def _cut(text: str, chars_max: int) -> str:
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"

@@ -70,8 +70,10 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     util_percent: int = 0
     memory_used_mib: int = 0
     temperature_c: int | None = None
-    health: str = "ok"  # ok, thermal, ecc, unresponsive, quarantined
-    foreign: str = ""  # who holds the device from outside, as "pid 8812 python", else empty
+    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, probation, quarantined
+    health: str = "ok"
+    foreign: str = ""  # who holds the device from outside, as "pid 8812 python (user bob)", else empty
+    detail: str = ""  # what made it so, as "Xid 79: the GPU has fallen off the bus"
 
 
 class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="load"):
@@ -136,6 +138,18 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     detail: str = ""
 
 
+class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A device that must not be given out, as its worker judges it; `slot` is a position in hello's `gpu_pool`.
+
+    `kind` is a word of `SlotLoad.health`, `detail` one line. `ends`: what runs on it is asked to leave it as well.
+    """
+
+    slot: int
+    kind: str
+    detail: str = ""
+    ends: bool = False
+
+
 class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="join"):
     """Asked once clearing is proven: a new lease session for this boot.
 
@@ -173,6 +187,8 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
     `n` counts up in the session. `no` is the number of the last fact frame that was answered. `busy` lists slot
     positions that local claimers hold; `waiting` says that a local claimer waits, so that the worker is full.
+    `unwell` are the devices that are in no state to be given out, whole each time; `well_n` is the newest word of an
+    operator on devices that the worker has taken (see `Wanted`).
     """
 
     session: str
@@ -183,6 +199,8 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     busy: list[int] = []
     waiting: bool = False
     v: int = VERSION
+    unwell: list[Unwell] = []
+    well_n: int = 0
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
@@ -259,7 +277,8 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """End or withdraw a member, and remember that it is over: a later placement of the same fence is refused.
 
     Not held: answered `withdrawn`. Held, not started: released, `withdrawn`. Running: ended within `grace_s`
-    (None: the job's own), then `exited` and `freed`.
+    (None: the job's own), then `exited` and `freed`. With `notice_s` a running one that has a checkpoint signal gets
+    that first, and is asked to end so many seconds later.
     """
 
     tenant: str
@@ -269,12 +288,14 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
     fence: int
     why: str
     grace_s: float | None = None
+    notice_s: float = 0.0
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="wanted"):
     """What the ledger wants of a worker and its renewal does not yet show. Idempotent by member, sent until done.
 
-    A frame of another session, or of a lower reign than one heard, is dropped and counted.
+    A frame of another session, or of a lower reign than one heard, is dropped and counted. `well` are slots that an
+    operator says are well, whatever was seen of them before; `well_n` numbers that word, and the renewal repeats it.
     """
 
     worker: str
@@ -284,6 +305,8 @@ class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     place: list[Place] = []
     start: list[Start] = []
     end: list[End] = []
+    well: list[int] = []
+    well_n: int = 0
 
 
 class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="roll-call"):
@@ -339,6 +362,8 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fi
     duplicate: bool = False
     warnings: list[str] = []
     v: int = VERSION
+    #: of a job that has to wait, as `explain` says it; left out where the leader has more urgent things to do
+    waiting: dict[str, Any] | None = None
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -375,6 +400,8 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     why: str = ""
     simulated: bool = False
     v: int = VERSION
+    #: with no changes: why it still waits, as `explain` says it, where that is not as it was
+    waiting: dict[str, Any] | None = None
 
 
 class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="events"):

@@ -6,7 +6,7 @@ idempotent: what is so already is answered with `"changed": false` and recorded 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,13 @@ WHY_CHARS_MAX: Final = 200
 #: 0 is no limit
 GPUS_LIMIT_MAX: Final = 1_000_000
 JOBS_LIMIT_MAX: Final = 1_000_000
+#: how far ahead a drain may begin, and how long it may last
+WINDOW_S_MAX: Final = 366 * 86400
+WEIGHT_MAX: Final = 10_000
+
+#: letters in one answer
+LETTERS_PAGE_MAX: Final = 200
+SEQUENCE_MAX: Final = 2**53
 
 _JOB_ALLOWED: Final = "[A-Za-z0-9_-]{1,64}"
 _TENANT_ALLOWED: Final = "[a-z0-9-]{1,32}"
@@ -54,12 +61,44 @@ class HoldAct(_Act, frozen=True, kw_only=True):
             _check_job(self.job)
 
 
+class DrainAct(_Act, frozen=True, kw_only=True):
+    """`drain`: nothing new is placed on a worker, from now on or `from_s` seconds from now.
+
+    With `within_s` what runs there is asked to have left so much later, and goes on elsewhere; with `from_s` or `for_s`
+    it is to have left when the drain begins, unless `within_s` gives it more. With `for_s` the worker is open again so
+    long after the beginning. A later drain takes the place of an earlier one. Seconds count from the leader's record.
+    """
+
+    worker: str
+    from_s: float | None = None
+    within_s: float | None = None
+    for_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_worker(self.worker):
+            raise ValueError(f"worker must match {_JOB_ALLOWED}, found {self.worker[:80]!r}")
+        for name, value in (("from_s", self.from_s), ("within_s", self.within_s), ("for_s", self.for_s)):
+            if value is not None and not 0 <= value <= WINDOW_S_MAX:
+                raise ValueError(f"{name} must be 0..{WINDOW_S_MAX} seconds, found {value:g}")
+        if self.for_s is not None and (self.within_s or 0) >= self.for_s:
+            raise ValueError(f"for_s must be above within_s = {self.within_s or 0:g}, found {self.for_s:g}")
+
+    @property
+    def has_window(self) -> bool:
+        return self.from_s is not None or self.within_s is not None or self.for_s is not None
+
+
 class ReleaseAct(_Act, frozen=True, kw_only=True):
-    """`release`: of a held `tenant` or `job` of one, or of a `worker`'s quarantined devices; exactly one of both."""
+    """`release`: of a held `tenant` or `job` of one, or of a `worker`'s quarantined devices; exactly one of both.
+
+    With `slots`, positions in hello's `gpu_pool`, of these devices of the worker alone.
+    """
 
     tenant: str | None = None
     job: str | None = None
     worker: str | None = None
+    slots: list[int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +113,8 @@ class ReleaseAct(_Act, frozen=True, kw_only=True):
                 raise ValueError("release must name no job beside worker: a job is released with its tenant")
             if not is_worker(self.worker):
                 raise ValueError(f"worker must match {_JOB_ALLOWED}, found {self.worker[:80]!r}")
+        if self.slots is not None and (self.worker is None or not all(0 <= slot < 64 for slot in self.slots)):
+            raise ValueError(f"slots must be positions 0..63 of a worker's devices, found {self.slots[:8]}")
         if self.tenant is not None:
             _check_tenant(self.tenant)
         if self.job is not None:
@@ -132,20 +173,89 @@ class LimitAct(_Act, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
 
 
-Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct
+class ShareAct(_Act, frozen=True, kw_only=True):
+    """`share`: a tenant's weight in the fair share, and so many GPUs that are its own whenever it wants them.
+
+    Tenants that want more than there is get GPUs in the ratio of their weights (1 where none is set), counting what
+    they used before, less the longer ago. Guaranteed GPUs are given out before any others; what is idle of them, others
+    borrow. 0 or null is none, a field that is left out stays as it is.
+    """
+
+    tenant: str
+    weight: int | msgspec.UnsetType | None = msgspec.UNSET
+    gpus: int | msgspec.UnsetType | None = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_tenant(self.tenant)
+        if self.weight is msgspec.UNSET and self.gpus is msgspec.UNSET:
+            raise ValueError("share must have weight or gpus, found neither")
+        for name, value, bound in (("weight", self.weight, WEIGHT_MAX), ("gpus", self.gpus, GPUS_LIMIT_MAX)):
+            if isinstance(value, int) and not 0 <= value <= bound:
+                raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
+
+
+_A = TypeVar("_A", bound=_Act)
+Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | ShareAct
 ACTS: Final[dict[str, type[Act]]] = {
     "hold": HoldAct,
     "release": ReleaseAct,
     "requeue": RequeueAct,
     "priority": PriorityAct,
     "limit": LimitAct,
+    "share": ShareAct,
 }
+
+
+class DlqAct(_Act, frozen=True, kw_only=True):
+    """`dlq`: `list` dead letters (of a `tenant`, from behind `after`), `show`, `resend` or `drop` one by `sequence`.
+
+    `resend` hands in the message as it came, or `body` in its place, under the same job id. It is answered once a
+    record holds it, and the letter is then gone; refused again, it stays. `drop` cannot be undone.
+    """
+
+    act: Literal["list", "show", "resend", "drop"] = "list"
+    tenant: str | None = None
+    sequence: int = 0
+    after: int = 0
+    limit: int = LETTERS_PAGE_MAX
+    body: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tenant is not None:
+            _check_tenant(self.tenant)
+        if (self.act == "list") != (self.sequence == 0) or not 0 <= self.sequence <= SEQUENCE_MAX:
+            raise ValueError(f"sequence must be a letter's number, and 0 for list, found {self.sequence}")
+        if not 0 <= self.after <= SEQUENCE_MAX:
+            raise ValueError(f"after must be 0..{SEQUENCE_MAX}, found {self.after}")
+        if not 1 <= self.limit <= LETTERS_PAGE_MAX:
+            raise ValueError(f"limit must be 1..{LETTERS_PAGE_MAX}, found {self.limit}")
+        if self.body is not None and self.act != "resend":
+            raise ValueError(f"body must be given to resend alone, found it with {self.act}")
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> DlqAct:
+        """From decoded arguments. Raises `Refused` with what is wrong of which field."""
+        try:
+            return msgspec.convert(arguments, cls)
+        except msgspec.ValidationError as error:
+            raise Refused(explain_decode_error(error)) from None
 
 
 def act_of(verb: str, arguments: dict[str, Any]) -> Act:
     """The act of a verb in `ACTS` from its decoded arguments. Raises `Refused` with what is wrong of which field."""
+    return _converted(arguments, ACTS[verb])
+
+
+def drain_of(arguments: dict[str, Any]) -> DrainAct:
+    """As `act_of`, for the drain of a worker."""
+    return _converted(arguments, DrainAct)
+
+
+def _converted(arguments: dict[str, Any], kind: type[_A]) -> _A:
     try:
-        return msgspec.convert(arguments, ACTS[verb])
+        return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
         raise Refused(explain_decode_error(error)) from None
 
@@ -181,12 +291,32 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
+class Drain(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A drain that has an end or is to come, in ledger milliseconds; `until_ms` 0: until somebody uncordons."""
+
+    from_ms: int
+    leave_ms: int
+    until_ms: int = 0
+    by: str = ""
+    why: str = ""
+
+
+class Share(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tenant's weight and guaranteed GPUs (0 is none set) and who set them."""
+
+    weight: int = 0
+    gpus: int = 0
+    since_ms: int = 0
+    by: str = ""
+    why: str = ""
+
+
 class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="done"):
     """The answer to an operator's act. `changed` is false where it was so already: nothing was recorded then.
 
     For a worker `members` are those it holds; for a job those that run or are placed: they go on after `hold`, and
     end after `requeue`. For a tenant `gpus` are leased to it now. `state` is the job's before the act; `hold`,
-    `priority` and `limit` are as they are now.
+    `priority`, `limit` and `share` are as they are now.
     """
 
     verb: str
@@ -200,16 +330,36 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     priority: int | None = None
     hold: Hold | None = None
     limit: Limit | None = None
+    drain: Drain | None = None
+    #: the devices of a worker that a release concerned
+    slots: list[int] = []
+    share: Share | None = None
 
 
 decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)
 
 
+class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="dead-letter"):
+    """A queued message that was refused: the subject it was published to, its sequence in the queue, the reason, and
+    the message as it came (base64 in JSON). `trace` is its traceparent."""
+
+    subject: str
+    sequence: int
+    problem: Problem
+    body: bytes
+    trace: str = ""
+
+
 class TenantRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tenant as `tenants` lists it: jobs that are not over, GPUs leased, and what an operator has set."""
+    """A tenant as `tenants` lists it: jobs that are not over, GPUs leased, and what an operator has set.
+
+    `usage_milli` is its decayed usage as thousandths of a GPU used all the time; 0 while nobody has a share.
+    """
 
     tenant: str
     jobs: int = 0
     gpus: int = 0
     hold: Hold | None = None
     limit: Limit | None = None
+    share: Share | None = None
+    usage_milli: int = 0

@@ -358,6 +358,10 @@ _EXAMPLES: Final[dict[Any, str]] = {
     "lent_slots": "[0, 1, 2, 3]",
     "lease_uids": "[1000]",
     "port": "4222",
+    "drivers_for": '{ vision = "process" }',
+    "programs_for": '{ vision = "/opt/vision/* python3" }',
+    "run_as": '"nobody"',
+    "run_as_for": '{ vision = "41001" }',
 }
 
 

@@ -15,6 +15,7 @@ ADMIN_VERBS: Final = (
     "cordon",
     "uncordon",
     "limit",
+    "share",
     "hold",
     "release",
     "requeue",
@@ -62,7 +63,7 @@ class Subjects:
         self.snapshot_all = f"{prefix}.snapshot.>"
         self.dead_letters_all = f"{prefix}.dlq.>"
         self.history_all = f"{prefix}.history.*"
-        upper = prefix.upper().replace(".", "_")
+        self._upper = upper = prefix.upper().replace(".", "_")
         self.ledger_stream = f"{upper}_LEDGER"
         self.snapshot_stream = f"{upper}_SNAPSHOT"
         self.request_stream = f"{upper}_REQUEST"
@@ -106,6 +107,10 @@ class Subjects:
 
     def dead_letter(self, tenant: str) -> str:
         return f"{self.prefix}.dlq.{tenant}"
+
+    def result_bucket(self, tenant: str) -> str:
+        """The tenant's bucket of the object store, for results of functions; its stream is `OBJ_<bucket>`."""
+        return f"{self._upper}_RESULT_{tenant}"
 
     def token(self, subject: str, position: int) -> str:
         """The token after the prefix: 0 is `api`, 1 the tenant or worker, 2 the verb. Empty where there is none."""

@@ -13,7 +13,8 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, cast
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, cast
 
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder, decode_request, encode
@@ -39,9 +40,11 @@ from moorage.schemas.gpu import Sharing
 from moorage.schemas.names import is_job, is_tenant
 from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
+from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
 from moorage.worker.inspection import inspect
 from moorage.worker.inventory.base import Inventory, SlotReading
+from moorage.worker.inventory.faults import Fault, Gravity
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.leases.session import NEVER_S
@@ -54,6 +57,7 @@ from moorage.worker.member_messages import (
     EndMember,
     FactsAnswered,
     Forget,
+    HealthChanged,
     Leave,
     Log,
     Member,
@@ -63,6 +67,7 @@ from moorage.worker.member_messages import (
     Quarantine,
     Release,
     Restored,
+    SaidWell,
     SayHello,
     SeenFree,
     SendFacts,
@@ -78,8 +83,10 @@ from moorage.worker.member_messages import (
     Tick,
     TryClaim,
     TurnOver,
+    Well,
 )
 from moorage.worker.members import Members
+from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 
@@ -131,6 +138,7 @@ class Agent:
         inventory: Inventory,
         drivers: Sequence[Driver],
         journal: MemoryJournal,
+        health_file: Path | None = None,
     ) -> None:
         self.host = host
         self.worker = worker
@@ -139,6 +147,7 @@ class Agent:
         self.inventory = inventory
         self.drivers = {driver.name: driver for driver in drivers}
         self.journal = journal
+        self.policy = Policy.of(settings)
         self.subjects = Subjects(settings.prefix)
         self.devices = inventory.devices()
         self.pool = GpuPool(
@@ -154,6 +163,7 @@ class Agent:
             ledger=journal.state.ledger,
             free_wait_s=settings.free_wait_s,
         )
+        self.watch = DeviceWatch(self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file)
         self.dropped: Counter[str] = Counter()
         self.scheduled_s = NEVER_S  # the host's: when it has a timer for this agent
         self.queue: deque[object] = deque()
@@ -196,6 +206,7 @@ class Agent:
             SetFence: self._set_fence,
             SayHello: lambda command: self.say_hello(),
             Draining: lambda command: self.on_draining(command.draining),
+            Well: self._well,
             SendGoodbye: self._send_goodbye,
             Log: self._log,
         }
@@ -209,7 +220,8 @@ class Agent:
             driver.attach(self.enqueue, self._publish)
             living |= {each.name: (driver, each) for each in await driver.open()}
         self._restore(living)
-        self._readings = await self.inventory.sample()
+        self.inventory.watch(self._on_fault)
+        self._seen(await self.inventory.sample())
         self._load_at_s = self._sample_at_s = self.host.now()
         self.say_hello()
         self._is_open = True
@@ -414,7 +426,9 @@ class Agent:
         places: list[Place] = []
         for member in command.members:
             try:
+                self.policy.check_placement(member.name[0], member.request)
                 self.drivers[member.driver].check(member.request)
+                self.watch.check_foreign(member.slots)
                 lease = self.pool.try_claim_slots(member.slots, cast(Sharing, member.place.mode), member.job)
             except SlotsRefused as no:
                 refused.append((member, f"{no.reason} {','.join(map(str, no.slots))}"))
@@ -455,7 +469,7 @@ class Agent:
                 holders.discard(name)
                 if not holders:
                     self._quarantined.pop(slot, None)
-                    self.pool.unquarantine(slot)
+                    self.watch.unquarantine(slot)
 
     def _quarantine(self, command: Quarantine) -> None:
         member = command.member
@@ -519,7 +533,11 @@ class Agent:
         )
 
     def _end_member(self, command: EndMember) -> None:
-        self.drivers[command.member.driver].end(command.member.name, command.grace_s, command.why)
+        driver, name = self.drivers[command.member.driver], command.member.name
+        if command.notice_s > 0:
+            driver.end_with_notice(name, command.grace_s, command.why, command.notice_s)
+        else:
+            driver.end(name, command.grace_s, command.why)
 
     def _forget(self, command: Forget) -> None:
         for driver in self.drivers.values():
@@ -569,6 +587,8 @@ class Agent:
             command.held,
             pool.busy_slots(),
             pool.pending_claimers() > 0,
+            unwell=self.watch.told,
+            well_n=self.watch.health.well_n,
         )
         self._ask("renew", command.n, encode(renew, json=False))
 
@@ -651,14 +671,41 @@ class Agent:
             return  # the driver of the devices is slow: its answer is awaited still
         self._sampling = True
         try:
-            self._readings = await self.inventory.sample()
+            self._seen(await self.inventory.sample())
         finally:
             self._sampling = False
         self._say_load()
 
+    # ------------------------------------------------------------------------------------------- the devices' health
+
+    def _seen(self, readings: list[SlotReading]) -> None:
+        self._readings = readings
+        if self.watch.seen(readings, self.host.now()):
+            self._health_changed()
+
+    def _on_fault(self, slot: int, fault: Fault) -> None:
+        """A device says by itself that something happened to it."""
+        level: Literal["info", "error"] = "info" if fault.gravity == Gravity.NOTE else "error"
+        self._log(Log(level, "device-fault", f"GPU {slot} ({self.devices[slot].uuid}): {fault.detail}"))
+        if self.watch.happened(slot, fault, self.host.now()):
+            self._health_changed()
+
+    def _health_changed(self) -> None:
+        for each in self.watch.told:
+            self._log(Log("error", "device-unwell", f"GPU {each.slot} is out of use: {each.kind}: {each.detail}"))
+        self.enqueue(HealthChanged())
+        self._pool_changed()
+
+    def _well(self, command: Well) -> None:
+        slots = self.watch.well(command.slots, command.n, self.host.now())
+        if not slots:
+            return
+        self._log(Log("warning", "said-well", f"slots {slots} are in use again by an operator's word"))
+        self._do(self.members.handle(SaidWell(slots), self.host.now()))
+
     def _say_load(self) -> None:
         self._load_at_s = NEVER_S
-        self._load_sent_s = self.host.now()
+        now = self._load_sent_s = self.host.now()
         self._load_n += 1
         frame = Load(
             self.worker,
@@ -675,8 +722,7 @@ class Agent:
                     reading.util_percent,
                     reading.memory_used_mib,
                     reading.temperature_c,
-                    "quarantined" if state.quarantine else reading.health,
-                    "" if state.sharers else reading.foreign(()),
+                    *self.watch.shown(state, reading, now),
                 )
                 for device, state, reading in zip(self.devices, self.pool.slot_states(), self._readings, strict=True)
             ],

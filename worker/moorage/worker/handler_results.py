@@ -19,6 +19,7 @@ import msgspec
 from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
 from moorage.bus.jetstream import ERR_STREAM_FULL, ERR_STREAM_NOT_FOUND, JetStream, JsError
 from moorage.schemas.errors import refuse
+from moorage.schemas.subjects import Subjects
 from moorage.worker.settings import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 
 #: of one result; larger ones belong in a store of the service's own, with the result naming the place
@@ -94,7 +95,7 @@ def decode_inline(content_type: str, value: Any) -> Any:
 
 def result_bucket(prefix: str, tenant: str) -> str:
     """The tenant's bucket; its stream is `OBJ_<bucket>`."""
-    return f"{prefix.upper().replace('.', '_')}_RESULT_{tenant}"
+    return Subjects(prefix).result_bucket(tenant)
 
 
 def result_object(job: str, replica: int, fence: int) -> str:

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from moorage.schemas.frames import Device, Finding
-from moorage.worker.inventory.base import SlotReading, is_free
+from moorage.worker.inventory.base import MPS_COMM, SlotReading, is_free
 from moorage.worker.pool import SlotState
 
 FINDINGS_MAX: Final = 256
-#: the daemon and server of NVIDIA MPS hold every device they serve, whoever leases it (comm is cut at 15 characters)
-_MPS: Final = "nvidia-cuda-mps"
 
 
 def inspect(
@@ -39,7 +37,7 @@ def inspect(
             if reading.health == "unresponsive":
                 found.append(Finding("nvml-missing", slot, device.uuid))
             continue
-        others = [one for one in reading.processes if one.pid != os.getpid() and not one.name.startswith(_MPS)]
+        others = [one for one in reading.processes if one.pid != os.getpid() and not one.name.startswith(MPS_COMM)]
         found += [Finding("nvml-foreign", slot, device.uuid, one.pid, one.name, one.memory_mib or 0) for one in others]
         if not reading.processes and reading.health != "unresponsive" and not is_free(reading, baselines_mib[slot]):
             held_mib = reading.memory_used_mib - baselines_mib[slot]

@@ -21,6 +21,7 @@ import msgspec
 
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Fact, FactFrame, Place
+from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.member_messages import MemberName
 
 JOURNAL_NAME: Final = "agent.journal"
@@ -250,7 +251,7 @@ class Journal(MemoryJournal):
                 break
             try:
                 self.state.apply(_decode(body))
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 raise JournalUnreadable(self.path) from None
             at += _HEADER.size + length
         return at

@@ -62,6 +62,7 @@ class Member:
         "job",
         "keep",
         "name",
+        "notice_s",
         "phase",
         "place",
         "probe_at_s",
@@ -93,6 +94,7 @@ class Member:
         self.probe_at_s = 0.0
         self.free_by_s = 0.0
         self.ends_at_s = None if place.ends_in_s is None else now + place.ends_in_s  # the job's deadline, as we know
+        self.notice_s = 0.0
         self.quarantined: tuple[int, ...] = ()
         self.stuck = False
 
@@ -172,6 +174,16 @@ class TurnOver(msgspec.Struct, frozen=True):
     """Nothing else is waiting in this turn of the loop: gathered facts leave now, in one frame."""
 
 
+class HealthChanged(msgspec.Struct, frozen=True):
+    """A device became unwell, or well: the next renewal tells it, and leaves now."""
+
+
+class SaidWell(msgspec.Struct, frozen=True):
+    """An operator says that these slots are well: what is kept from use on them for a member's sake is free."""
+
+    slots: list[int]
+
+
 class Leave(msgspec.Struct, frozen=True):
     """Leave the fleet for good: end what runs, tell it, say goodbye."""
 
@@ -210,9 +222,12 @@ class StartMembers(msgspec.Struct, frozen=True):
 
 
 class EndMember(msgspec.Struct, frozen=True):
+    """Ask it to end; with `notice_s` one that has a checkpoint signal gets that first, and is asked so much later."""
+
     member: Member
     grace_s: float
     why: str
+    notice_s: float = 0.0
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -295,6 +310,13 @@ class Draining(msgspec.Struct, frozen=True):
     draining: bool
 
 
+class Well(msgspec.Struct, frozen=True):
+    """An operator's word, numbered `n`, that these slots are well; `SaidWell` follows where it is news."""
+
+    slots: list[int]
+    n: int
+
+
 class SendGoodbye(msgspec.Struct, frozen=True):
     session: str
 
@@ -323,6 +345,7 @@ Command = (
     | SetFence
     | SayHello
     | Draining
+    | Well
     | SendGoodbye
     | Log
 )

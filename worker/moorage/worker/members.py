@@ -41,6 +41,7 @@ from moorage.worker.member_messages import (
     EndMember,
     FactsAnswered,
     Forget,
+    HealthChanged,
     Leave,
     Log,
     Member,
@@ -50,6 +51,7 @@ from moorage.worker.member_messages import (
     Quarantine,
     Release,
     Restored,
+    SaidWell,
     SayHello,
     SeenFree,
     SendFacts,
@@ -68,6 +70,7 @@ from moorage.worker.member_messages import (
     Traits,
     TryClaim,
     TurnOver,
+    Well,
 )
 
 #: held at once; a placement beyond it is refused
@@ -78,6 +81,8 @@ DETAIL_CHARS_MAX: Final = 200
 FREE_WAIT_S: Final = 10.0
 PROBE_S: Final = 0.25
 PROBE_QUARANTINED_S: Final = 5.0
+#: minus SIGKILL: how the end of a member is told that nobody could see
+CODE_LOST: Final = -9
 
 _Base = tuple[str, str, int]
 _read_request: Final = Requests().read
@@ -148,6 +153,8 @@ class Members:
             RollCall: self._on_roll_call,
             Restored: self._on_restored,
             StraysOver: self._on_strays_over,
+            SaidWell: self._on_said_well,
+            HealthChanged: self._on_health_changed,
             Tick: self._on_tick,
             TurnOver: self._on_turn_over,
             Leave: self._on_leave,
@@ -193,6 +200,8 @@ class Members:
         session.reign = frame.reign
         for end in frame.end:  # ends first: an END and a PLACE of one member mean that it is over (H10)
             self._end(end)
+        if frame.well:
+            self._commands.append(Well(frame.well, frame.well_n))
         if frame.place:
             self._place_all(frame.place)
         for start in frame.start:
@@ -274,7 +283,8 @@ class Members:
         name = (end.tenant, end.job, end.replica, end.attempt, end.fence)
         member = self.held.get(name)
         if member is not None:
-            self._end_member(member, member.grace_s if end.grace_s is None else end.grace_s, end.why or "end")
+            grace_s = member.grace_s if end.grace_s is None else end.grace_s
+            self._end_member(member, grace_s, end.why or "end", end.notice_s)
             return
         tombstone = self._tombstones.get(name[:3])
         if tombstone is not None and end.fence <= tombstone.fence:
@@ -282,18 +292,21 @@ class Members:
         else:
             self._bury(name, "withdrawn", 0, end.why[:DETAIL_CHARS_MAX])
 
-    def _end_member(self, member: Member, grace_s: float, why: str) -> None:
+    def _end_member(self, member: Member, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         if member.phase == "claimed":
             self._commands.append(Release([member]))
             self._over(member, "withdrawn", 0, why)
         elif member.phase in ("starting", "running"):
             self._enter(member, "ending")
             member.grace_s = grace_s
+            member.notice_s = notice_s
             member.why = why
-            self._commands.append(EndMember(member, grace_s, why))
-        elif member.phase == "ending" and grace_s < member.grace_s:
-            member.grace_s = grace_s  # a second word may shorten the wait, never lengthen it
-            self._commands.append(EndMember(member, grace_s, why))
+            self._commands.append(EndMember(member, grace_s, why, notice_s))
+        elif member.phase == "ending" and (grace_s < member.grace_s or notice_s < member.notice_s):
+            # a second word may shorten the wait, never lengthen it
+            member.grace_s = min(grace_s, member.grace_s)
+            member.notice_s = min(notice_s, member.notice_s)
+            self._commands.append(EndMember(member, member.grace_s, why, member.notice_s))
 
     # ------------------------------------------------------------------------------------------ what the drivers say
 
@@ -370,6 +383,23 @@ class Members:
             if self._now >= member.free_by_s and not member.quarantined:
                 self._quarantine(member, slots)
             member.probe_at_s = self._now + (PROBE_QUARANTINED_S if member.quarantined else PROBE_S)
+
+    def _on_said_well(self, event: SaidWell) -> None:
+        """Somebody has looked: what lingers on these slots is over, whatever is seen of it here."""
+        slots = set(event.slots)
+        for member in [member for member in self.held.values() if member.quarantined]:
+            if not set(member.quarantined) <= slots:
+                continue
+            if member.phase != "exited":
+                self._log("warning", "said-over", f"{member.name} cannot be ended: over by an operator's word")
+                member.phase = "exited"
+                member.code, member.why = CODE_LOST, "lost"
+                self.outbox.gathered.append(Fact("exited", *member.name, CODE_LOST, "lost"))
+            self._freed(member)
+
+    def _on_health_changed(self, event: HealthChanged) -> None:
+        if self.session.phase == "live":
+            self._renew()
 
     def _quarantine(self, member: Member, slots: tuple[int, ...]) -> None:
         member.quarantined = slots

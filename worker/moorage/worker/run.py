@@ -24,14 +24,18 @@ from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, host_facts
 from moorage.worker.inventory.machine import open_machine
 from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
+from moorage.worker.inventory.simulated_faults import FILE_NAME as FAULTS_FILE
+from moorage.worker.inventory.simulated_faults import FaultFile
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
 from moorage.worker.output_keeper import OutputBounds
+from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
+HEALTH_FILE: Final = "devices.health"
 #: how long workers that leave nothing behind try to end what they hold and say goodbye
 LEAVE_S_MAX: Final = 5.0
 DRIVERS: Final = ("process", "noop")
@@ -98,12 +102,13 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
             agent = _agent(host, name, settings, facts, await open_machine(), link)
             worker.agents.append(agent)
             await host.add(agent)
+        faults = FaultFile(settings.state_dir / FAULTS_FILE)
         for simulated in hosts or ():
             name = settings.worker if settings.worker and len(hosts or ()) == 1 else simulated.name
             of_host = HostFacts(
                 name, name, f"{facts.machine}-{name}", facts.boot, simulated.cpu_milli, simulated.memory_mib
             )
-            agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated), link)
+            agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated, faults, name), link)
             worker.agents.append(agent)
             await host.add(agent)
         if settings.leases and len(worker.agents) == 1:
@@ -142,6 +147,7 @@ def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
 
 
 def _check(settings: WorkerSettings, hosts: list[SimulatedHost] | None) -> None:
+    Policy.of(settings).check_host()
     for name in settings.drivers:
         if name not in DRIVERS:
             raise refuse("failed-precondition", f"no driver {name}", field="$.drivers", allowed=", ".join(DRIVERS))
@@ -168,6 +174,7 @@ def _agent(
                 simulated=inventory.simulated,
                 stream_output=settings.stream_output,
                 output_cap_bytes=settings.output_cap_bytes,
+                policy=Policy.of(settings),
             )
         )
     if "noop" in settings.drivers:
@@ -182,7 +189,8 @@ def _agent(
         journal = Journal(settings.state_dir / JOURNAL_NAME)
     if journal.torn_bytes:
         log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
-    return Agent(host, name, settings, facts, inventory, drivers, journal)
+    health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
+    return Agent(host, name, settings, facts, inventory, drivers, journal, health)
 
 
 async def _lender(agent: Agent) -> LeaseServer | None:

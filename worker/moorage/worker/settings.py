@@ -13,6 +13,8 @@ from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.names import LABEL_KEY, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
+from moorage.worker.device_health import PROBATION_S
+from moorage.worker.policy import check_rules
 
 SECTION: Final = "worker"
 LABELS_MAX: Final = 64
@@ -64,9 +66,32 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         setting("How long a device may keep a dead job's memory before it is quarantined.", unit="s", ge=0, le=600),
     ] = FREE_WAIT_S_DEFAULT
+    probation: Annotated[
+        float,
+        setting(
+            "How long a GPU that failed must be without a fault before it is used again; doubles with each failure.",
+            unit="s",
+            ge=0,
+            le=86400,
+        ),
+    ] = PROBATION_S
     address: Annotated[str | None, setting("Where gang members reach this host; found out by default.")] = None
     interface: Annotated[str | None, setting("Network interface for NCCL and gloo; left to them by default.")] = None
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
+    drivers_for: Annotated[
+        dict[str, str],
+        setting("Drivers by tenant, blanks between; * is every other tenant. Without it, all that are offered."),
+    ] = {}
+    programs_for: Annotated[
+        dict[str, str],
+        setting("Programs by tenant, blanks between: whole paths, * in them, or bare names. Without it, any."),
+    ] = {}
+    run_as: Annotated[str | None, setting("User of every job; else the request's, or the agent's own. Needs root.")] = (
+        None
+    )
+    run_as_for: Annotated[
+        dict[str, str], setting("User by tenant, name or uid; * is every other tenant. Needs root.")
+    ] = {}
     stream_output: Annotated[bool, setting("Say the jobs' output as it comes; it is kept in any case.")] = True
     output_cap_bytes: Annotated[
         int, setting("Bound of each of a job's two output files.", unit="bytes", ge=0, le=1 << 40)
@@ -112,6 +137,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for mode in (*self.modes, *self.sharers_max):
             if mode != "exclusive" and mode not in SHARERS_MAX:
                 raise ValueError(f"modes must be exclusive, mps or time-slice, found {mode!r}")
+        for name in ("drivers_for", "programs_for", "run_as_for"):
+            check_rules(name, getattr(self, name))
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -31,6 +32,8 @@ RETRY_AFTER_S: Final = 1.0
 NAMES_SHOWN_MAX: Final = 3
 #: shapes for which the nearest names are remembered
 NEAR_MAX: Final = 1_000
+#: how long the soonest start of a shape is taken for what it was, and the margin that a refusal leaves
+SOONEST_KEPT_MS: Final = 1_000
 #: tombstones of one tenant that one second looks at
 FORGET_MAX: Final = 256
 
@@ -74,6 +77,9 @@ class Admission:
         self.config = config
         self._capable: dict[int, tuple[int, bool]] = {}
         self._near: dict[int, tuple[int, str]] = {}
+        self._soonest: dict[tuple[int, int], tuple[int, int]] = {}
+        #: how soon a shape of a priority could start at all, in ms; 0 where nobody can say
+        self.soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0
         self._asked_for: Draft | None = None
         self._heard = False
 
@@ -146,7 +152,35 @@ class Admission:
                 if event.sequence == 0:
                     return self._no_match(event)
                 return NewJob(event, warnings, REJECTED, nearest)  # nobody waits for an answer: told by event
+        elif event.request.start_within_s is not None:
+            late = self._too_late(draft, event, int(event.request.start_within_s * 1000))
+            if late is not None and event.sequence == 0:
+                return late
+            if late is not None:
+                return NewJob(event, [f"{late.code}: {late.message}"], REJECTED, late.message)
         return NewJob(event, warnings)  # not heard yet: rejected by event, once everybody was
+
+    def _too_late(self, draft: Draft, event: Submit, within_ms: int) -> Problem | None:
+        """Why it cannot start in time, even if whoever is before it gave way; None where it may, or nobody can say."""
+        priority = event.request.priority
+        key = (event.shape.index, priority)
+        known = self._soonest.get(key)
+        if known is None or draft.time_ms - known[0] > SOONEST_KEPT_MS:
+            if len(self._soonest) >= NEAR_MAX:
+                self._soonest.clear()
+            known = self._soonest[key] = (draft.time_ms, self.soonest_ms(event.shape, priority))
+        soonest_ms = known[0] + known[1] - draft.time_ms
+        if soonest_ms <= within_ms + SOONEST_KEPT_MS:
+            return None
+        return problem(
+            "cannot-start-in-time",
+            f"it could start in {soonest_ms / 1000:.0f} s at the soonest, when the shortest runs of their kind end",
+            field="$.start_within_s",
+            found=event.request.start_within_s,
+            allowed=f"at least {math.ceil(soonest_ms / 1000)}",
+            job=event.name,
+            next="give it longer, or ask for what moorage fleet shows as free",
+        )
 
     def _over_limit(self, draft: Draft, event: Submit) -> Problem | None:
         """What an operator's limit on the tenant refuses: one job too many, and what could never start under it."""

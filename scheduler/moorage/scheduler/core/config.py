@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -72,10 +72,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     history_bytes: Annotated[
         int, setting("Size of the history stream; beyond it the oldest go.", unit="bytes", ge=1 << 20, le=1 << 50)
     ] = 10 * GIB
+    dead_letters_keep: Annotated[
+        float, setting("How long queued requests that were refused are kept.", unit="s", ge=120, le=10 * 366 * 86400)
+    ] = 30 * 86400.0
     ranker: Annotated[
         str,
         setting("How the hosts that fit are ranked: fragments, pack, headroom, or a classic policy for comparison."),
     ] = "fragments"
+
+    order: Annotated[
+        Literal["fair", "arrival", "fifo"],
+        setting(
+            "Who goes first: fair (priority, the tenants' fair share where an operator has set one, arrival), arrival"
+            " (priority, arrival), or fifo (the same, and nobody passes whoever is first)."
+        ),
+    ] = "fair"
+    fair_share_half_life: Annotated[
+        float,
+        setting("After so long a tenant's past usage counts half in its fair share.", unit="s", ge=10, le=366 * 86400),
+    ] = 3600.0
 
     def __post_init__(self) -> None:
         if self.heartbeat_s >= self.renew_s:  # else every idle tick looks like a leader that was stopped
@@ -90,6 +105,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def lost_ms(self) -> int:
         """Silence after which a worker is declared lost: lease + grace + margin."""
         return int((self.lease_s + self.grace_s + self.margin_s) * 1000)
+
+    @property
+    def half_life_ms(self) -> int:
+        return int(self.fair_share_half_life * 1000)
 
     @property
     def finished_keep_ms(self) -> int:

@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
-from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Op, Record, packed
+from moorage.scheduler.core.fairshare import rate_of
+from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Op, Record, ending, packed
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -68,8 +69,11 @@ class Draft:
         "accepts",
         "actors",
         "acts",
+        "avoided",
         "bytes",
+        "counts",
         "evidence",
+        "examined",
         "facts",
         "gone",
         "gpus",
@@ -80,6 +84,8 @@ class Draft:
         "next_num",
         "notes",
         "priorities",
+        "rates",
+        "shares",
         "started",
         "state",
         "steps",
@@ -100,15 +106,20 @@ class Draft:
         self.evidence: list[int] = []
         self.actors: list[int] = []
         self.bytes = 0
+        self.counts = False  # whether usage counts, or by another half-life, with this record
         self.gone: set[Member] = set()
         self.left: set[int] = set()  # workers whose session ends with this record
         self.started: set[Job] = set()  # jobs of which some replica runs first with this record
         self.left_queue = 0  # replicas that this record ends while they stand in the queue
         self.tombstones: dict[str, set[str]] = {}  # by tenant: cancels of unknown jobs that this record remembers
         self.gpus: dict[str, int] = {}  # by tenant: GPUs that this record leases, less those that it frees
+        self.rates: dict[str, int] = {}  # by tenant: thousandths of a GPU that it uses more with this record
+        self.shares: dict[str, tuple[int, int]] = {}  # by tenant: weight and GPUs guaranteed
         self.holds: dict[str | int, bool] = {}  # tenants by name and jobs by number that it holds or releases
         self.priorities: dict[int, int] = {}  # by job number
         self.limits: dict[str, tuple[int, int]] = {}  # by tenant: GPUs and jobs
+        self.examined: set[int] = set()  # workers whose devices' health this record has taken in
+        self.avoided: set[Job] = set()  # jobs under which a device failed
         self._note_numbers: dict[str, int] = {}
         self._state: dict[Replica, int] = {}
         self._held: dict[Replica, Member | None] = {}
@@ -151,6 +162,11 @@ class Draft:
         """(GPUs, jobs) that a tenant may have; 0 is no limit."""
         tenant = self.state.tenants.get(name)
         return self.limits.get(name) or ((tenant.gpus_max, tenant.jobs_max) if tenant is not None else (0, 0))
+
+    def share_of(self, name: str) -> tuple[int, int]:
+        """(weight, GPUs guaranteed) of a tenant; 0 is none set."""
+        tenant = self.state.tenants.get(name)
+        return self.shares.get(name) or ((tenant.weight, tenant.guaranteed) if tenant is not None else (0, 0))
 
     def leased_by(self, name: str) -> int:
         """The GPUs that a tenant's members hold."""
@@ -371,16 +387,18 @@ class Draft:
     def _leave(self, member: Member) -> None:
         tenant = member.replica.job.tenant
         self.gpus[tenant] = self.gpus.get(tenant, 0) - member.mask.bit_count()
+        if self.state.half_life_ms:
+            self.rates[tenant] = self.rates.get(tenant, 0) - rate_of(member)
 
     def quarantine(self, member: Member, mask: int) -> None:
         self._settle(member)
         replica = member.replica
         self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence, member.worker.num), mask)
 
-    def end(self, replica: Replica, to: int, becomes: int, why: str) -> None:
-        """Ask the member to end; `to` is ENDING or CANCELLING."""
+    def end(self, replica: Replica, to: int, becomes: int, why: str, notice_s: int = 0) -> None:
+        """Ask the member to end; `to` is ENDING or CANCELLING. `notice_s` before, it is told to save itself."""
         self._settle(replica.member)
-        self.step(Op.END, replica.job.num, replica.index, to, becomes, self.note(why))
+        self.step(Op.END, replica.job.num, replica.index, to, ending(becomes, notice_s), self.note(why))
         self._state[replica] = to
 
     def move(self, replica: Replica, to: int, why: str) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections import deque
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, Final
 
 from moorage.scheduler.core.admission import Admission, NewJob
+from moorage.scheduler.core.backfill import Estimates
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
 from moorage.scheduler.core.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations, workload_of
@@ -36,21 +38,23 @@ from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import Folded, fold
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.orders import Orders
-from moorage.scheduler.core.outputs import Outputs, WantedFrames
+from moorage.scheduler.core.outputs import Outputs, WantedFrames, slots_of
 from moorage.scheduler.core.plan import Planner
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
-from moorage.scheduler.core.state import QUEUED, Job, Replica, State, Worker
+from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
+from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, QUEUED, Job, Member, Replica, State, Worker, started_ms
 from moorage.scheduler.core.telling import Telling
+from moorage.scheduler.core.windows import Windows, as_drain, window_of
 from moorage.schemas.alike import Asked, Requests
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, FactFrame, Goodbye, Held, Join, Joined, Load, Renew, Renewed
 from moorage.schemas.job import STATES, Request
-from moorage.schemas.operate import Done
+from moorage.schemas.operate import Done, DrainAct
 from moorage.schemas.subjects import Subjects
 
 #: ended jobs that one record compacts at most: some 3 µs each
@@ -117,9 +121,17 @@ class Engine:
         self.durations = Durations()
         self.telling = Telling(state)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
-        self.planner = Planner(self.fleet, self.queue, RANKERS[config.ranker]())
-        self.orders = Orders(state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of)
+        self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
+        self.planner = Planner(
+            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, config.order, self._could_ever
+        )
+        self.orders = Orders(
+            state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
+        )
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
+        self.admission.soonest_ms = self._soonest_ms
+        self.windows = Windows(state, self.fleet, self.lifecycle)
+        self.planner.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self._rows_ms = max(
             config.finished_keep_ms, int(config.history_keep * 1000)
@@ -129,12 +141,15 @@ class Engine:
         self._rest: deque[_Rest] = deque()
         self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
         self._in_flight: _InFlight | None = None
+        self._accepting: dict[int, Request] = {}  # of the jobs that this record accepts, where their limits matter
         self._pressing = 0  # events in `_rest` that press for a record
         self._looked_ms = 0
         self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
         self._built_ms = mono_ms
         self._replan = False  # a worker joined with the last record: somebody may start now
         self._left_queue = 0  # entries of the queue that no longer wait, at most
+        #: what the answer to a submit says of a job that has to wait
+        self.tell_waiting: Callable[[Job], dict[str, Any] | None] | None = None
         self.history_dropped = 0  # jobs that left memory though their history could not be written
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self._resume(mono_ms)
@@ -186,6 +201,9 @@ class Engine:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
 
+    def _could_ever(self, shape: Shape) -> bool:
+        return self.admission.could_ever(shape)
+
     def priority_of(self, job: Job) -> int:
         return job.priority if job.priority >= 0 else self.request_of(job).priority
 
@@ -193,6 +211,8 @@ class Engine:
         shape = job.shape
         if shape is None:
             shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
+            if job.avoid:
+                shape = job.shape = self.shapes.avoiding(shape, job.avoid)
         assert isinstance(shape, Shape)
         return shape
 
@@ -210,8 +230,32 @@ class Engine:
         assert isinstance(shape, Shape)
         return shape
 
+    def _barred_by_limits(self, num: int, now_ms: int) -> frozenset[int]:
+        """Workers that are to be left before the job's time limit is over."""
+        job = self.state.jobs.get(num)
+        if job is not None:
+            return self.windows.barred_to(self.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
+        request = self._accepting[num]
+        deadline_ms = None if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
+        return self.windows.barred_to(request.workload.timeout_s, deadline_ms, now_ms)
+
     def _requeue(self, replica: Replica, not_before: int) -> None:
         heappush(self._timers, (not_before, _BACKOFF, entry(replica.job.num, replica.index)))
+
+    def _soonest_ms(self, shape: Shape, priority: int) -> int:
+        """How soon the fleet could hold a shape, whoever waits before it (see `soonest`)."""
+        if not self.admission.all_heard():
+            return 0
+        return soonest_ms(self.fleet, shape, lambda member: self._least_ms(member, priority))
+
+    def _least_ms(self, member: Member, priority: int) -> int:
+        """How long a member lasts at least, by what was seen; 0 where nothing is sure, or where it may be preempted."""
+        job = member.replica.job
+        if member.phase == AT_EXITED or self.priority_of(job) < priority:
+            return 0
+        elapsed_ms = max(0, self.state.time_ms - started_ms(job, member)) if member.phase == AT_RUNNING else 0
+        found = self.durations.remaining(job.tenant, self.workload_of(job), self.shape_of(job), elapsed_ms)
+        return found.least_ms if found is not None and found.samples >= SAMPLES_SURE else 0
 
     # ------------------------------------------------------------------------------------------- offer
 
@@ -256,6 +300,8 @@ class Engine:
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self._slept(mono_ms)
         self._built_ms = mono_ms
+        if not self.queue.by_tenant:
+            self.orders.resume_turns(draft)
         later: list[FromWorker] = []
         orders: list[Order] = []
         while self._rest and not draft.full:
@@ -300,6 +346,8 @@ class Engine:
         self._replan = False
         draft.settle()
         self.planner.plan(draft)
+        self._accepting.clear()
+        self.planner.fresh.clear()
         self._compact(draft)
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
@@ -318,6 +366,23 @@ class Engine:
         return flight is not None and any(act[0] == Act.SNAPSHOT for act in flight.draft.acts)
 
     @property
+    def in_flight(self) -> bool:
+        """Whether a record was built that is not acknowledged yet."""
+        return self._in_flight is not None
+
+    @property
+    def built_ms(self) -> int:
+        """The leader's monotonic time when it built its last record."""
+        return self._built_ms
+
+    def forget_callers(self) -> None:
+        """A copy that is only asked what would happen answers nobody."""
+        self._rest = deque(event for event in self._rest if not isinstance(event, Ask))
+        self._pressing = sum(map(_presses, self._rest))
+        if self._in_flight is not None:
+            self._in_flight.asks.clear()
+
+    @property
     def rid(self) -> int:
         """The number of the record that is in flight."""
         return self._rid
@@ -334,7 +399,7 @@ class Engine:
         if isinstance(frame, FactFrame):
             flight.replies.append((self.sessions.facts(draft, event, frame, folded), event.reply, event.json))
         elif isinstance(frame, Renew):
-            found = self.sessions.renew(event, frame)
+            found = self.sessions.renew(draft, event, frame)
             if isinstance(found, Host):
                 flight.renewed.append((event, frame, found))
             else:
@@ -372,6 +437,10 @@ class Engine:
                 for index in range(event.request.replicas):
                     draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
             return
+        if self.state.windows:
+            self._accepting[num] = event.request
+        if self.planner.reservation is not None:
+            self.planner.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
         self.planner.ranker.arrived(shape, event.request.replicas)
         for index in range(1 if shape.together > 1 else event.request.replicas):
@@ -397,20 +466,22 @@ class Engine:
                 found=event.worker,
                 next=f"moorage {event.verb} {near[0]}" if near else "moorage fleet",
             )
-        host = self.fleet.hosts.get(worker.num)
+        members = len(worker.members)
         if event.verb == "release":
-            changed = bool(worker.quarantined)
-            self.lifecycle.release(draft, worker)
-            draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined, event.by])
-        else:
-            flag = {"cordon": "cordoned", "drain": "draining", "uncordon": "open"}[event.verb]
-            changed = worker.flag != flag
-            draft.acts.append([Act.FLAG, worker.num, flag, event.by])
-            if host is not None:
-                host.closed = flag != "open"  # nothing new from this record on
-                self.fleet.refresh(host)
-        draft.bytes += 128
-        return Done(event.verb, changed, worker=event.worker, members=len(worker.members))
+            named = sum(1 << slot for slot in set(event.slots))
+            slots = self.sessions.health.release(draft, worker, named, event.by)
+            return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
+        if event.verb == "drain":
+            act = event.drain or DrainAct(worker=event.worker)
+            changed = self.windows.drain(draft, worker, act, event.by)
+            drain = as_drain(window_of(act, draft.time_ms, event.by))
+            return Done(event.verb, changed, worker=event.worker, members=members, drain=drain)
+        flag = {"cordon": "cordoned", "uncordon": "open"}[event.verb]
+        changed = worker.flag != flag
+        self.windows.flag(draft, worker, flag, event.by)
+        if flag == "open":
+            changed |= self.windows.clear(draft, worker)
+        return Done(event.verb, changed, worker=event.worker, members=members)
 
     def _take_orders(self, flight: _InFlight, orders: list[Order]) -> None:
         """Each once every pause that is due is over, as `orders` wants it; what has no room left waits."""
@@ -439,6 +510,7 @@ class Engine:
         old = max(old, min(len(finished) - self.config.finished_rows, COMPACT_MAX))
         if old > 0:
             draft.acts.append([Act.EXPIRE, old])
+        self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():
             for num in sorted(self._unmatched):
@@ -522,6 +594,8 @@ class Engine:
         self._in_flight = None
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
+        for job in flight.draft.avoided:
+            self._reshape(job)
         out.ended = folded.ended
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
@@ -538,6 +612,8 @@ class Engine:
             renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining")
             out.answers.append((event.reply, encode(renewed, json=event.json)))
             self._show(wanted, host.worker, frame.held, frame.no)
+            if host.worker.well and frame.well_n < host.worker.well_n:
+                wanted.well(host.worker)
         for event, session in flight.joined:
             self._answer_join(event, session, wanted, out)
         for answer, reply, json in flight.replies:
@@ -550,6 +626,18 @@ class Engine:
         out.messages += wanted.messages()
         out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
         return out
+
+    def _reshape(self, job: Job) -> None:
+        """It asks differently from now on: what waits of it moves to the line of those that ask so."""
+        old, job.shape = self.shape_of(job), None
+        if job.over or job.hold is not None:
+            return  # a release adds it anew
+        new, priority = self.shape_of(job), self.priority_of(job)
+        for replica in job.replicas if new.together == 1 else ():
+            if replica.state == QUEUED and replica.not_before <= self.state.time_ms:
+                item = entry(job.num, replica.index)
+                self.queue.remove(priority, old, item, job.tenant)
+                self.queue.add(priority, new, item, job.tenant)
 
     def _tell(self, folded: Folded, out: Outputs) -> None:
         """One event of each job that changed."""
@@ -580,11 +668,16 @@ class Engine:
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
-            if submit.batch is None and submit.json and not made.warnings:  # the bytes of `encode(Accepted(…))`
+            waiting = None
+            if job.replicas[-1].state == QUEUED and submit.batch is None and submit.reply and self.tell_waiting:
+                waiting = self.tell_waiting(job)
+            if (
+                submit.batch is None and submit.json and not made.warnings and waiting is None
+            ):  # the bytes of `encode(Accepted(…))`
                 said = f'{{"kind":"accepted","job":"{job.name}","ledger":{seq},"state":"{state}"}}'
                 out.answers.append((submit.reply, said.encode()))
                 continue
-            answer = Accepted(job.name, seq, state, warnings=made.warnings)
+            answer = Accepted(job.name, seq, state, warnings=made.warnings, waiting=waiting)
             if submit.batch is not None:
                 batch = submit.batch
                 batch.answers[submit.position] = answer

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Act
+from moorage.schemas.operate import Act, DrainAct
 
 
 class Batch:
@@ -94,12 +94,24 @@ class FromWorker:
 
 
 class Operate:
-    """An operator's act on a worker: cordon, uncordon, drain, release (of a quarantine)."""
+    """An operator's act on a worker: cordon, uncordon, drain (`drain` says when), release (of `slots`, or all)."""
 
-    __slots__ = ("by", "json", "reply", "verb", "worker")
+    __slots__ = ("by", "drain", "json", "reply", "slots", "verb", "worker")
 
-    def __init__(self, verb: str, worker: str, by: str, reply: str, json: bool) -> None:
+    def __init__(
+        self,
+        verb: str,
+        worker: str,
+        by: str,
+        reply: str,
+        json: bool,
+        *,
+        drain: DrainAct | None = None,
+        slots: Sequence[int] = (),
+    ) -> None:
         self.verb = verb
+        self.drain = drain
+        self.slots = slots
         self.worker = worker
         self.by = by
         self.reply = reply

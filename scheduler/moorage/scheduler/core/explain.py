@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet, Host
@@ -26,6 +27,8 @@ REASONS: Final[dict[str, str]] = {
     "closed": "the workers that could run it are cordoned, draining, stale or kept by local claims",
     "busy": "the GPUs that could run it are leased",
     "sick": "the GPUs that could run it are sick, quarantined or used by somebody outside",
+    "foreign": "the GPUs that could run it are used by processes that no lease of ours explains",
+    "leaving": "the workers it would fit on are to be drained before its time limit is over",
     "host-busy": "the workers with free GPUs have no CPU or memory left",
     "gang": "some of the gang would fit now, not all of it",
     "reserved": "the hosts it would fit on are held for a job that has waited longer",
@@ -44,34 +47,43 @@ NEVER_REASONS: Final = frozenset(
 
 
 class Explanation:
-    """`counts` is how many workers were left after each filter, in the filters' order; `missing` how many GPUs more
-    the best host would have to have free, 0 where that is not what it waits for."""
+    """`counts` is how many workers were left after each filter, in the filters' order; `held_on` the hosts that would
+    do if others had not taken what it asks for; `missing` how many GPUs more the best host would have to have free, 0
+    where that is not what it waits for; `troubles` what is wrong with devices or hosts that would do, in words."""
 
-    __slots__ = ("counts", "holders", "missing", "reason")
+    __slots__ = ("counts", "held_on", "missing", "reason", "troubles")
 
-    def __init__(self, reason: str, counts: dict[str, int], holders: list[str], missing: int = 0) -> None:
+    def __init__(
+        self,
+        reason: str,
+        counts: dict[str, int],
+        held_on: list[Host],
+        missing: int = 0,
+        *,
+        troubles: Sequence[str] = (),
+    ) -> None:
         self.reason = reason
         self.counts = counts
-        self.holders = holders
+        self.held_on = held_on
         self.missing = missing
+        self.troubles = list(troubles)
 
     def as_data(self) -> dict[str, Any]:
-        return {
-            "reason": self.reason,
-            "means": REASONS[self.reason],
-            "workers_left": self.counts,
-            "held_by": self.holders,
-        }
+        return {"reason": self.reason, "means": REASONS[self.reason], "workers_left": self.counts}
 
 
 HOLDERS_MAX: Final = 5
+#: members that one answer looks at: some 0.3 µs each
+MEMBERS_LOOKED_MAX: Final = 4_096
 
 
-def explain(fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset()) -> Explanation:
+def explain(
+    fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset(), leaving: frozenset[int] = frozenset()
+) -> Explanation:
     """Run every filter over every host and name the one after which nothing was left.
 
-    The first filter that leaves no worker is the dominant reason. Costs a walk over the fleet: for questions, not for
-    the tick.
+    The first filter that leaves no worker is the dominant reason. `barred` are held back for somebody else, `leaving`
+    are to be drained too soon. Costs a walk over the fleet: for questions, not for the tick.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
@@ -105,19 +117,29 @@ def explain(fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset()) ->
     free = [host for host in open_hosts if _free(host, shape) >= shape.count]
     counts["with-free-gpus"] = len(free)
     if not free:
-        healthy = any((host.free & host.cls.fit(shape).mask).bit_count() >= shape.count for host in open_hosts)
+        healthy = [host for host in open_hosts if _but_for_health(host, shape) >= shape.count]
         missing = shape.count - max(_free(host, shape) for host in open_hosts)
-        return Explanation("sick" if healthy else "busy", counts, _holders(open_hosts), missing)
+        if not healthy:
+            return Explanation("busy", counts, open_hosts, missing)
+        foreign = [host for host in healthy if _but_for_foreign(host, shape) >= shape.count]
+        return Explanation(
+            "foreign" if foreign else "sick", counts, [], missing, troubles=_troubles(foreign or healthy, shape)
+        )
     roomy = [host for host in free if host.fits_host(shape)]
     counts["with-cpu-and-memory"] = len(roomy)
     if not roomy:
-        return Explanation("host-busy", counts, _holders(free))
+        return Explanation("host-busy", counts, free)
     unbarred = [host for host in roomy if host.worker.num not in barred]
     counts["not-reserved"] = len(unbarred)
     if not unbarred:
         return Explanation("reserved", counts, [])
+    staying = [host for host in unbarred if host.worker.num not in leaving]
+    counts["not-leaving"] = len(staying)
+    if not staying:
+        drained = [f"{host.worker.id}: is to be drained" for host in unbarred[:HOLDERS_MAX]]
+        return Explanation("leaving", counts, [], troubles=drained)
     if shape.together > 1 and sum(host.replicas_of(shape, "now") for host in unbarred) < shape.together:
-        return Explanation("gang", counts, _holders(open_hosts))
+        return Explanation("gang", counts, open_hosts)
     return Explanation("placing", counts, [])
 
 
@@ -140,10 +162,71 @@ def _free(host: Host, shape: Shape) -> int:
     return mask.bit_count()
 
 
-def _holders(hosts: list[Host]) -> list[str]:
-    """Who holds what it waits for: worker ids and how many devices are leased there, a few of them."""
+def holders(hosts: list[Host], shape: Shape, tenant: str) -> dict[str, Any]:
+    """Who holds what a shape asks for on these hosts, as a tenant may know it.
+
+    Its own jobs by name, those with most GPUs first; of everybody else how many jobs and GPUs, and no name. `workers`
+    are a few of the hosts with how much is leased there. At most `MEMBERS_LOOKED_MAX` members are looked at; `more`
+    says that there were others.
+    """
+    own: dict[str, int] = {}
+    others: set[int] = set()
+    gpus = looked = 0
+    workers: list[str] = []
+    for host in hosts:
+        mask = host.cls.fit(shape).mask
+        if len(workers) < HOLDERS_MAX:
+            leased = (host.lent & ~host.free).bit_count()
+            workers.append(f"{host.worker.id}: {leased} of {len(host.cls.devices)} GPUs leased")
+        for member in host.worker.members.values():
+            looked += 1
+            held = (member.mask & mask).bit_count()
+            if shape.count and not held:
+                continue
+            job = member.replica.job
+            if job.tenant == tenant:
+                own[job.name] = own.get(job.name, 0) + held
+            else:
+                others.add(job.num)
+                gpus += held
+        if looked >= MEMBERS_LOOKED_MAX:
+            break
+    most = sorted(own.items(), key=lambda row: (-row[1], row[0]))
+    return {
+        "own": [{"job": name, "gpus": held} for name, held in most[:HOLDERS_MAX]],
+        "own_jobs": len(own),
+        "other_jobs": len(others),
+        "other_gpus": gpus,
+        "workers": workers,
+        **({"more": True} if looked >= MEMBERS_LOOKED_MAX else {}),
+    }
+
+
+def _but_for_health(host: Host, shape: Shape) -> int:
+    """Devices that nobody leases; who lingers on one in quarantine is over."""
+    return ((host.free | host.worker.quarantined & host.lent) & host.cls.fit(shape).mask).bit_count()
+
+
+def _but_for_foreign(host: Host, shape: Shape) -> int:
+    """Devices on which it could start now if nobody from outside were there."""
+    foreign = sum(1 << slot for slot, (kind, _) in host.troubles.items() if kind == "foreign")
+    left = host.free & host.cls.fit(shape).mask & ~(host.worker.quarantined | host.worker.unwell_mask)
+    return (left & (foreign | ~(host.busy | host.sick))).bit_count()
+
+
+def _troubles(hosts: list[Host], shape: Shape) -> list[str]:
+    """What is wrong with devices that would do, as `w3 GPU 1: used by pid 1234 python (user bob)`; a few of them."""
     shown = []
-    for host in hosts[:HOLDERS_MAX]:
-        leased = (host.lent & ~host.free).bit_count()
-        shown.append(f"{host.worker.id}: {leased} of {len(host.cls.devices)} GPUs leased")
+    for host in hosts:
+        for slot in range(len(host.cls.devices)):
+            kind, detail = host.troubles.get(slot, ("", ""))
+            if slot in host.worker.unwell:
+                kind, detail = host.worker.unwell[slot][:2]
+            elif host.worker.quarantined >> slot & 1:
+                kind, detail = "quarantined", ""
+            if kind and host.cls.fit(shape).mask >> slot & 1:
+                text = f"used by {detail}" if kind == "foreign" else f"{kind}: {detail}" if detail else kind
+                shown.append(f"{host.worker.id} GPU {slot}: {text}")
+            if len(shown) >= HOLDERS_MAX:
+                return shown
     return shown

@@ -7,11 +7,12 @@ not empty, not a scan.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from moorage.scheduler.core.records import Mode
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.shape import Avoid, Shape
 from moorage.scheduler.core.state import Member, Worker
 from moorage.schemas.gpu import SHARERS_MAX
 
@@ -187,6 +188,7 @@ class Host:
         "shared",
         "sick",
         "stale",
+        "troubles",
         "util_percent",
         "waiting",
         "worker",
@@ -207,6 +209,7 @@ class Host:
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots that somebody else uses: local claimers, a foreign process, one just refused
         self.sick = 0  # slots whose health is not ok
+        self.troubles: dict[int, tuple[str, str]] = {}  # by slot, by its last load frame: (health or foreign, detail)
         self.waiting = False  # a local claimer waits: full for the scheduler (H42)
         self.heard = False  # renewed in this reign
         self.last_ms = 0  # monotonic ms of the last renewal answered in this reign
@@ -218,13 +221,17 @@ class Host:
     @property
     def open(self) -> int:
         """Slots that may be given out wholly; none while a local claimer waits for a device (H42)."""
-        return 0 if self.waiting else self.free & ~(self.busy | self.sick | self.worker.quarantined)
+        return (
+            0
+            if self.waiting
+            else self.free & ~(self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask)
+        )
 
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> bool:
         """Whether one more sharer of this shape's mode and share fits on a device that others share."""
         if device.mode != shape.mode or device.users >= self.cls.sharers(shape.mode):
             return False
-        if self.waiting or (self.busy | self.sick | self.worker.quarantined) >> slot & 1:
+        if self.waiting or (self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask) >> slot & 1:
             return False
         if shape.compute_percent and device.percent + shape.compute_percent > 100:
             return False
@@ -244,7 +251,9 @@ class Host:
         if shape.count:
             slots = fit.mask & (self.open if now else self.lent)
             if when == "emptied":
-                slots &= 0 if self.waiting else ~(self.busy | self.sick | self.worker.quarantined)
+                slots &= (
+                    0 if self.waiting else ~(self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask)
+                )
             rooms, devices = 0, slots.bit_count()
             for slot, device in self.shared.items() if now else ():
                 if fit.mask >> slot & 1 and self.room_beside(slot, device, shape):
@@ -277,6 +286,15 @@ class Host:
 
     def could_ever(self, shape: Shape) -> bool:
         return self.replicas_of(shape, "ever") > 0
+
+    @contextlib.contextmanager
+    def without(self, slots: int) -> Iterator[None]:
+        """These slots cannot be chosen meanwhile."""
+        sick, self.sick = self.sick, self.sick | slots
+        try:
+            yield
+        finally:
+            self.sick = sick
 
     @property
     def usable(self) -> bool:
@@ -451,6 +469,20 @@ class Fleet:
                 cls.shared_open[device.mode][(num, slot)] = device
 
     # ----------------------------------------------------------------------------------- questions
+
+    @contextlib.contextmanager
+    def avoiding(self, avoid: Avoid) -> Iterator[None]:
+        """Nobody is placed on these devices (worker number, slot mask) meanwhile; nothing counts as changed by it."""
+        changes = self.changes
+        with contextlib.ExitStack() as stack:
+            hosts = [(self.hosts[num], mask) for num, mask in avoid if num in self.hosts]
+            for host, mask in hosts:
+                stack.enter_context(host.without(mask))
+                self.refresh(host)
+            yield
+        for host, _ in hosts:
+            self.refresh(host)
+        self.changes = changes
 
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
         """The classes that could ever run this shape."""

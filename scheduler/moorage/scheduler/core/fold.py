@@ -9,12 +9,26 @@ from __future__ import annotations
 from typing import Any
 from zlib import crc32
 
+from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.records import BY_WORKER, FORMAT, REPORTED, STEP_WIDTH, Act, Count, GangPhase, Op, Record
+from moorage.scheduler.core.records import (
+    BY_WORKER,
+    FORMAT,
+    MODE_BITS,
+    NOTICE_BITS,
+    REPORTED,
+    STEP_WIDTH,
+    Act,
+    Count,
+    GangPhase,
+    Op,
+    Record,
+)
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
     AT_RUNNING,
+    AVOID_MAX,
     CLAIMED,
     HELD,
     IS_TERMINAL,
@@ -37,6 +51,7 @@ from moorage.scheduler.core.state import (
     State,
     Tenant,
     Transition,
+    Window,
     Worker,
     new_job,
 )
@@ -52,6 +67,7 @@ _END, _MOVE, _BACKOFF, _GANG, _QUARANTINE = (
     int(Op.QUARANTINE),
 )
 _BEGIN, _DONE, _RUN = int(Op.BEGIN), int(Op.DONE), int(Op.RUN)
+_MODE_MASK = (1 << MODE_BITS) - 1
 #: who did a step of each op, where no actor is named: the worker that reported it, or the scheduler
 _BY_OP = {int(op): BY_WORKER if op in REPORTED else "" for op in Op}
 
@@ -107,6 +123,8 @@ class _Folding:
     def run(self) -> None:
         state, record = self.state, self.record
         state.time_ms = record.time
+        if state.half_life_ms and fairshare.advance(state):
+            self.rows.update(dict.fromkeys(state.tenants.values()))
         for act in record.acts:
             self._act(act)
         if record.epoch != state.epoch:
@@ -147,7 +165,7 @@ class _Folding:
             replica.row = new
         for job in out.jobs.values():
             new = hash((job.num, job.rev, job.gang, job.after, job.started, crc32(job.name.encode())))
-            if job.hold is not None or job.priority >= 0:
+            if job.hold is not None or job.priority >= 0 or job.avoid:
                 new = job.digest_row()
             digest += new - job.row
             job.row = new
@@ -219,8 +237,12 @@ class _Folding:
                 replica.not_before = 0
                 replica.state = PLACED
                 key = (job.tenant, job.name, index, seq)
-                member = Member(replica, workers[a], attempt, seq, b, c, key)
+                member = Member(replica, workers[a], attempt, seq, b, c & _MODE_MASK, key)
                 replica.member = workers[a].members[key] = member
+                if c > _MODE_MASK:
+                    member.rate_milli = c >> MODE_BITS
+                if state.half_life_ms:
+                    self._use(tenants[job.tenant], fairshare.rate_of(member))
                 job.held += 1
                 job.rev = rev = job.rev + 1
                 tenants[job.tenant].gpus += b.bit_count()
@@ -273,7 +295,10 @@ class _Folding:
                 self._move(job, replica, a, b, why, member, by)
             elif op == _END:
                 member = self._held(replica, op)
-                replica.after = b
+                replica.after = b & (1 << NOTICE_BITS) - 1
+                if member.notice_s != b >> NOTICE_BITS:
+                    member.notice_s = b >> NOTICE_BITS
+                    members[member] = None
                 self._move(job, replica, a, 0, notes[c - 1] if c else "", member, by)
                 out.touched.append(member)
             elif op == _MOVE:
@@ -389,10 +414,19 @@ class _Folding:
         del member.worker.members[member.key]
         job = member.replica.job
         job.held -= 1
-        self.state.tenants[job.tenant].gpus -= member.mask.bit_count()
+        tenant = self.state.tenants[job.tenant]
+        tenant.gpus -= member.mask.bit_count()
+        if self.state.half_life_ms:
+            self._use(tenant, -fairshare.rate_of(member))
         self.state.digest -= member.row
         self.members.pop(member, None)
         member.row = 0
+
+    def _use(self, tenant: Tenant, rate_milli: int) -> None:
+        """From this record on a tenant uses so much more, or less; what it has used until now stays."""
+        tenant.rate_milli += rate_milli
+        tenant.usage_base -= rate_milli * self.state.inflation
+        self.rows[tenant] = None
 
     # ------------------------------------------------------------------------------------------ acts
 
@@ -401,8 +435,10 @@ class _Folding:
         if kind == Act.JOIN:
             _, num, boot, n, session, no, hello = act
             worker = state.worker_by_num[num]
+            before = worker.hello.get("gpu_pool", [])
             worker.boot, worker.n, worker.session, worker.no, worker.hello = boot, n, session, no, hello
             worker.joined_ms = self.time
+            self._keep_health(worker, before)
             self._touch_worker(worker)
         elif kind == Act.WORKER:
             _, num, worker_id, machine = act
@@ -430,6 +466,33 @@ class _Folding:
             worker = state.worker_by_num[act[1]]
             worker.quarantined &= ~act[2]
             self._touch_worker(worker)
+        elif kind == Act.HEALTH:
+            _, num, slot, ailment, detail, ends = act
+            worker = state.worker_by_num[num]
+            if ailment:
+                was = worker.unwell.get(slot)
+                since_ms = was[2] if was is not None and was[0] == ailment else self.time
+                worker.unwell[slot] = (ailment, detail, since_ms, ends)
+                worker.unwell_mask |= 1 << slot
+            else:
+                self._well(worker, 1 << slot)
+            self._touch_worker(worker)
+        elif kind == Act.WELL:
+            worker = state.worker_by_num[act[1]]
+            worker.well = act[2]
+            worker.well_n = self.seq if act[2] else worker.well_n
+            self._well(worker, act[2])
+            self._touch_worker(worker)
+        elif kind == Act.AVOID:
+            self._avoid(act[1], act[2], act[3])
+        elif kind == Act.WINDOW:
+            worker = state.worker_by_num[act[1]]
+            worker.window = Window(*act[2:7]) if act[3] else None
+            if worker.window is not None:
+                state.windows[worker.num] = worker
+            else:
+                state.windows.pop(worker.num, None)
+            self._touch_worker(worker)
         elif kind == Act.CURSOR:
             self._cursor(act[1], act[2], act[3])
         elif kind == Act.TOMBSTONE:
@@ -452,6 +515,15 @@ class _Folding:
             tenant.gpus_max, tenant.jobs_max = gpus, jobs
             tenant.limit = (by, why, self.time) if gpus or jobs else None
             self.rows[tenant] = None
+        elif kind == Act.SHARE:
+            _, name, weight, guaranteed, by, why = act
+            tenant = state.tenant(name)
+            tenant.weight, tenant.guaranteed = weight, guaranteed
+            tenant.share = (by, why, self.time) if weight or guaranteed else None
+            self.rows[tenant] = None
+        elif kind == Act.HALF_LIFE:
+            fairshare.begin(state, act[1])
+            self.rows.update(dict.fromkeys(state.tenants.values()))
         elif kind == Act.COMPACT:
             self._compact(act[1], act[2] if len(act) > 2 else [])
         elif kind == Act.PART:
@@ -472,6 +544,30 @@ class _Folding:
             state.epoch, state.epoch_seq = self.record.epoch, self.seq
         else:
             raise FoldError(f"record {self.seq} holds act {kind!r}, which this release does not know")
+
+    @staticmethod
+    def _well(worker: Worker, mask: int) -> None:
+        worker.unwell = {slot: ailment for slot, ailment in worker.unwell.items() if not mask >> slot & 1}
+        worker.unwell_mask &= ~mask
+
+    def _keep_health(self, worker: Worker, before: list[Any]) -> None:
+        """What was said of a device holds for it alone: where another one stands in its slot, nothing is known."""
+        now = worker.hello.get("gpu_pool", [])
+        for slot in list(worker.unwell):
+            same = slot < len(now) and slot < len(before) and now[slot].get("uuid") == before[slot].get("uuid")
+            if not same:
+                self._well(worker, 1 << slot)
+
+    def _avoid(self, num: int, worker_num: int, mask: int) -> None:
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq}: a device that failed under job {num}, which is not there")
+        avoid = dict(job.avoid)
+        avoid[worker_num] = avoid.get(worker_num, 0) | mask
+        if not mask:
+            del avoid[worker_num]
+        job.avoid = tuple(sorted(avoid.items())[-AVOID_MAX:])
+        self.out.jobs[num] = job
 
     def _hold(self, name: str, num: int, by: str, why: str, *, on: bool) -> None:
         order = (by, why, self.time) if on else None

@@ -6,12 +6,13 @@ view in line. The order in the ledger decides every race (ledger-rules H44).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.records import Count, GangPhase, Op
+from moorage.scheduler.core.records import NOTICE_S_MAX, Count, GangPhase, Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
     AT_EXITED,
@@ -341,6 +342,38 @@ class Lifecycle:
             did += 1
         return did
 
+    @staticmethod
+    def is_on_worker(draft: Draft, member: Member) -> bool:
+        """Whether it is placed, claimed or running there, and nobody has asked it to end yet."""
+        return (
+            member not in draft.gone
+            and draft.phase_of(member) != AT_EXITED
+            and draft.held_by(member.replica) is member
+            and draft.state_of(member.replica) in _ON_WORKER
+        )
+
+    def leave(self, draft: Draft, member: Member, why: str, count: int, notice_s: int | None = None) -> None:
+        """Have a member that is on its worker leave it, a gang's with all its ranks, to wait for a new attempt.
+
+        It is told to save itself `notice_s` before it is asked to end, as long before a time-out as the request says
+        where that is None. `count` LOSS counts against the request's bound; NONE is for what its own doing is not.
+        """
+        replica, job = member.replica, member.replica.job
+        run = self.request_of(job).workload
+        if notice_s is None:
+            notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
+        notice_s = min(notice_s, NOTICE_S_MAX)
+        after = self._next_after(job.replicas[0] if job.gang else replica, count)
+        if draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED):
+            draft.gang(job, GangPhase.ENDING, after, count)
+            for peer in job.replicas:
+                if draft.state_of(peer) in _ON_WORKER:
+                    draft.end(peer, ENDING, EXITED, why, notice_s)
+            return
+        if count != Count.NONE:
+            draft.backoff(replica, 0, count)
+        draft.end(replica, ENDING, after, why, notice_s)
+
     def deadline(self, draft: Draft, job: Job) -> None:
         """The whole job's time is over: what waits expires, what runs is ended and TIMED_OUT."""
         phase, after, _ = draft.gang_of(job)
@@ -409,12 +442,18 @@ class Lifecycle:
         if host is not None:
             self.fleet.give(host, self.shape_of(member.replica.job), member.mask)
 
-    def release(self, draft: Draft, worker: Worker) -> int:
-        """An operator says that quarantined devices are well: what lingers on them is free. Returns how many."""
+    def release(self, draft: Draft, worker: Worker, mask: int) -> int:
+        """An operator says that quarantined devices are well: what lingers on them is free. Returns how many.
+
+        A member whose other devices stay in quarantine lingers on.
+        """
         lingering = [
             member
             for member in worker.members.values()
-            if draft.phase_of(member) == AT_EXITED and member.mask & worker.quarantined and member not in draft.gone
+            if draft.phase_of(member) == AT_EXITED
+            and (kept := member.mask & worker.quarantined)
+            and not kept & ~mask
+            and member not in draft.gone
         ]
         for member in lingering:
             draft.free(member)

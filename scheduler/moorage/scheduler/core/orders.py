@@ -1,4 +1,4 @@
-"""Operators' acts on jobs and tenants: hold, release, requeue, priority, limit.
+"""Operators' acts on jobs and tenants: hold, release, requeue, priority, limit, share.
 
 What an act changes is in the record; the queue follows at once, so that the very record that answers a hold places
 nothing of what is held. Acts are taken once the pauses that are due have put their replicas back into the queue:
@@ -21,7 +21,18 @@ from moorage.scheduler.core.state import QUEUED, Job, State, Tenant
 from moorage.scheduler.core.state import Order as Standing
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Done, Hold, HoldAct, Limit, LimitAct, PriorityAct, ReleaseAct, RequeueAct
+from moorage.schemas.operate import (
+    Done,
+    Hold,
+    HoldAct,
+    Limit,
+    LimitAct,
+    PriorityAct,
+    ReleaseAct,
+    RequeueAct,
+    Share,
+    ShareAct,
+)
 
 
 class Orders:
@@ -35,8 +46,10 @@ class Orders:
         lifecycle: Lifecycle,
         request_of: Callable[[Job], Request],
         shape_of: Callable[[Job], Shape],
+        half_life_ms: int,
     ) -> None:
         self.state = state
+        self.half_life_ms = half_life_ms
         self.queue = queue
         self.planner = planner
         self.lifecycle = lifecycle
@@ -52,6 +65,8 @@ class Orders:
         by = actor(BY_OPERATOR, asked.by)
         if isinstance(asked, LimitAct):
             return self._limit(draft, asked, by)
+        if isinstance(asked, ShareAct):
+            return self._share(draft, asked, by)
         if isinstance(asked, HoldAct | ReleaseAct) and asked.job is None:
             return self._hold_tenant(draft, asked, by)
         assert asked.tenant is not None
@@ -141,6 +156,40 @@ class Orders:
         leased = row.gpus if row is not None else 0
         return Done("limit", changed, tenant=name, gpus=leased, limit=as_limit(gpus, jobs, standing))
 
+    # --------------------------------------------------------------------------------------------------- fair share
+
+    def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done:
+        name, before = asked.tenant, draft.share_of(asked.tenant)
+        weight = (asked.weight or 0) if isinstance(asked.weight, int | None) else before[0]
+        gpus = (asked.gpus or 0) if isinstance(asked.gpus, int | None) else before[1]
+        changed = (weight, gpus) != before
+        if changed:
+            self._write(draft, Act.SHARE, name, weight, gpus, by=by, why=asked.why)
+            draft.shares[name] = (weight, gpus)
+            self._take_turns(draft)
+        row = self.state.tenants.get(name)
+        standing = (by, asked.why, draft.time_ms) if changed else row.share if row is not None else None
+        leased = row.gpus if row is not None else 0
+        return Done("share", changed, tenant=name, gpus=leased, share=as_share(weight, gpus, standing))
+
+    def resume_turns(self, draft: Draft) -> None:
+        """In a new reign: go on with the turns that there were, by the half-life of this leader's settings."""
+        if self.state.half_life_ms:
+            self._take_turns(draft)
+
+    def _take_turns(self, draft: Draft) -> None:
+        """Usage counts from this record on, each tenant has lines of its own."""
+        if self.state.half_life_ms != self.half_life_ms and not draft.counts:
+            draft.counts = True
+            draft.acts.append([Act.HALF_LIFE, self.half_life_ms])
+            draft.bytes += 64
+        if not self.queue.by_tenant:
+            self.queue.part(self._tenant_of)
+
+    def _tenant_of(self, item: int) -> str:
+        job = self.state.jobs.get(item >> REPLICA_BITS)
+        return job.tenant if job is not None else ""
+
     # ------------------------------------------------------------------------------------------------------- inside
 
     @staticmethod
@@ -184,6 +233,16 @@ def as_limit(gpus: int, jobs: int, standing: Standing | None) -> Limit | None:
     if standing is None or not (gpus or jobs):
         return None
     return Limit(gpus, jobs, standing[2], _said(standing), standing[1])
+
+
+def as_share(weight: int, gpus: int, standing: Standing | None) -> Share | None:
+    if standing is None or not (weight or gpus):
+        return None
+    return Share(weight, gpus, standing[2], _said(standing), standing[1])
+
+
+def share_of(tenant: Tenant) -> Share | None:
+    return as_share(tenant.weight, tenant.guaranteed, tenant.share)
 
 
 def limit_of(tenant: Tenant) -> Limit | None:

@@ -113,7 +113,8 @@ class WantedFrames:
         state = replica.state
         name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
         if state in (CANCELLING, ENDING):
-            self._frame(worker, 200).end.append(End(*name, why=STATES[state].lower()))
+            notice_s = float(member.notice_s) if state == ENDING else 0.0
+            self._frame(worker, 200).end.append(End(*name, why=STATES[state].lower(), notice_s=notice_s))
         elif state == PLACED:
             self.placed([member])
         elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
@@ -121,6 +122,13 @@ class WantedFrames:
             self._frame(worker, 200).start.append(Start(*name, address, int(port or 0), len(job.replicas)))
         elif state in (CLAIMED, RUNNING) and member.missed >= MISSED_MAX:
             self._frame(worker, 200).end.append(End(*name, why="account for it: not in your renewals"))
+
+    def well(self, worker: Worker) -> None:
+        """An operator's word on its devices, until it has taken it."""
+        slots, epoch = slots_of(worker.well), self._state.epoch
+        frame = Wanted(worker.id, worker.session, epoch, place=[], start=[], end=[], well=slots, well_n=worker.well_n)
+        self._frames.setdefault(worker.num, []).insert(0, frame)
+        self._bytes.setdefault(worker.num, 400)
 
     def end_unknown(self, worker: Worker, held: Held) -> None:
         """The worker holds what the ledger does not know: it ends (ledger-rules H11)."""

@@ -1,106 +1,158 @@
 """One pass: queue → rank → place, over consistent state; a gang whole or not at all.
 
-Whoever has waited longest beyond `PATIENCE_MS` gets a reservation: the hosts on which it would fit soonest are closed
-to everybody else until it starts, so that a stream of small jobs cannot starve a big one (promise 11).
+Whoever waits too long gets hosts reserved, see `reserve`; who surely ends before they are free is filled in there.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from heapq import heappop, heapreplace
+from itertools import islice
 from typing import Final
 
+from moorage.scheduler.core.backfill import DEPTH_MAX, Estimates
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fairshare import Rates
 from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet
-from moorage.scheduler.core.queue import REPLICA_BITS, Line, Queue
+from moorage.scheduler.core.queue import REPLICA_BITS, Head, Line, Queue
 from moorage.scheduler.core.rank import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
+from moorage.scheduler.core.reserve import PATIENCE_MS, Reservation, expected, soonest, still_holds
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED
+from moorage.scheduler.core.turns import Turns
+from moorage.schemas.job import Request
 
-PATIENCE_MS: Final = 30_000
+#: entries of a line that are passed over in a pass as they could not end before a drain
+ASIDE_MAX: Final = 64
 _REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
 _NO_PEERS: Final[dict[int, int]] = {}
 _NOBODY: Final[frozenset[int]] = frozenset()
-
-
-class Reservation:
-    """Hosts held back for one entry of the queue and its line: those ask alike, and the first goes first."""
-
-    __slots__ = ("hosts", "item", "line", "priority", "shape")
-
-    def __init__(self, item: int, line: Line, hosts: frozenset[int]) -> None:
-        self.item = item
-        self.line = line
-        self.priority = line.priority
-        self.shape = line.shape
-        self.hosts = hosts
+_NEVER: Final = -2  # no change number: a line that found no room is looked at, too
 
 
 class Planner:
-    """Places what fits now, in order of priority and arrival."""
+    """Places what fits now, in order of priority, of fair share where shares are set, and of arrival.
 
-    def __init__(self, fleet: Fleet, queue: Queue, ranker: Ranker) -> None:
+    `order` is that of `Config`; `could_ever` says whether the fleet could hold a shape if it were empty.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        queue: Queue,
+        ranker: Ranker,
+        estimates: Estimates,
+        order: str = "fair",
+        could_ever: Callable[[Shape], bool] = lambda shape: True,
+    ) -> None:
         self.fleet = fleet
         self.queue = queue
         self.ranker = ranker
+        self.estimates = estimates
+        self.order = order
+        self.could_ever = could_ever
+        self.rates = Rates(fleet)
         self.reservation: Reservation | None = None
+        self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._looked_ms = -PATIENCE_MS
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
+        #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
+        self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
         self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
+        self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts barred to them
+        self._turns: Turns | None = None  # this pass: the order under fair share
 
     def plan(self, draft: Draft) -> int:
         """Write placements into the draft; returns how many replicas were placed."""
         if not self.queue.size:
             return 0
-        self._reserve(draft)
-        self._spread.clear()
-        self._full.clear()
-        fleet, queue, placed_all = self.fleet, self.queue, 0
-        ready = queue.ready(fleet.changes)
+        self._begin(draft)
+        fleet, queue, placed_all, turns = self.fleet, self.queue, 0, self._turns
+        strict = self.order == "fifo"
+        ready = queue.ready(_NEVER if strict else fleet.changes, turns.head if turns is not None else None)
         while ready and not draft.full:
-            priority, _, line = ready[0]
-            placed, first, over = 0, 0, False
+            head, _, line = ready[0]
+            if turns is not None and (now := turns.head(line)) != head:
+                heapreplace(ready, (now, line.entries[0], line))
+                continue
+            placed, filled, first, over, waits = 0, 0, 0, False, strict and line.blocked_at == fleet.changes
             last: Choice | None = None
+            aside: list[int] = []
             need, room = line.shape.count * line.shape.together, self._room(draft, line)
             others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
-            while line.entries and not draft.full:
+            while line.entries and not draft.full and not waits:
                 item = line.entries[0]
                 if queue.is_taken(line, item) or not self._waits(draft, item):
                     queue.pop(line)
                     continue
-                if others is not None and (priority, item) > others:
+                if others is not None and not aside and (head, item) > others:
                     break
                 if need > room:
                     over = True
                     break
                 choice = self._place(draft, line, item)
+                if choice is None and not strict and len(aside) < ASIDE_MAX and self._waits_out_a_drain(draft, item):
+                    aside.append(queue.pop(line))
+                    continue
                 if choice is None:
                     line.blocked_at = fleet.changes
+                    waits = True
+                    filled += self._fill_in(draft, line, room)
                     break
                 queue.pop(line)
                 last, first = choice, first or item >> REPLICA_BITS
                 placed += line.shape.together
                 room -= need
-                if line.entries and room >= need:
-                    most = len(line.entries) if room == math.inf or not need else int(room // need)
-                    more, last = self._place_more(draft, line, choice, most, priority, others)
+                most = len(line.entries) if room == math.inf or not need else int(room // need)
+                if turns is not None:
+                    self._count(draft, line, line.shape.together)
+                    head, most = turns.head(line), min(most, turns.most(line, others))
+                if line.entries and room >= need and most > 0:
+                    more, last = self._place_more(draft, line, choice, most, head, others)
                     placed += more
                     room -= more * need
+                    if turns is not None:
+                        self._count(draft, line, more)
+                        head = turns.head(line)
+            if aside:
+                queue.put_back(line, aside)
             if last is not None:
                 # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
                 draft.evidence += (first, placed, len(fleet.hosts), last.left)
                 placed_all += placed
-                if line.tenant:
+                if line.tenant and turns is None:
                     draft.gpus[line.tenant] = draft.gpus.get(line.tenant, 0) + line.shape.count * placed
+            placed_all += filled
+            if waits and strict and self.could_ever(line.shape):
+                break  # nobody passes whoever is first
             if over:
                 self._over_limit(draft, line)
                 heappop(ready)
-            elif line.entries and line.blocked_at != fleet.changes:
-                heapreplace(ready, (priority, line.entries[0], line))
+            elif line.entries and not aside and not waits:
+                heapreplace(ready, (head, line.entries[0], line))
             else:
                 heappop(ready)
         return placed_all
+
+    def _begin(self, draft: Draft) -> None:
+        self._turns = Turns(draft, self.rates) if self.is_fair(draft) else None
+        if self.order != "fifo":
+            self._reserve(draft)
+        self._spread.clear()
+        self._full.clear()
+        self._no_room.clear()
+
+    def is_fair(self, draft: Draft) -> bool:
+        """Whether tenants have turns: an operator has set somebody's share, and the order is not another."""
+        return self.order == "fair" and draft.state.half_life_ms > 0 and self.queue.by_tenant
+
+    def _count(self, draft: Draft, line: Line, replicas: int) -> None:
+        """What was placed counts at once in whose turn it is."""
+        assert self._turns is not None
+        self._turns.took(line, replicas)
+        draft.gpus[line.tenant] = draft.gpus.get(line.tenant, 0) + line.shape.count * replicas
 
     def _room(self, draft: Draft, line: Line) -> float:
         """How many GPUs the line's tenant may still lease; below 0 where nothing of it may be placed at all."""
@@ -129,37 +181,62 @@ class Planner:
         replica = job.replicas[item & _REPLICA_MASK]
         return draft.state_of(replica) == QUEUED and replica.not_before <= draft.time_ms
 
+    def _waits_out_a_drain(self, draft: Draft, item: int) -> bool:
+        """Whether its own time limit keeps it from a worker: who stands behind it may have another."""
+        return bool(draft.state.windows and self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms))
+
     def _place(self, draft: Draft, line: Line, item: int) -> Choice | None:
-        shape, num = line.shape, item >> REPLICA_BITS
-        barred = self.barred(line.priority, shape)
+        return self._choose(draft, line.shape, item, self.barred(line.priority, line.shape, line.tenant))
+
+    def _choose(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
+        if draft.state.windows:
+            barred |= self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms)
+        if (shape.index, barred) in self._no_room:
+            return None
+        if not shape.avoid:
+            return self._look(draft, shape, item, barred)
+        with self.fleet.avoiding(shape.avoid):
+            return self._look(draft, shape, item, barred)
+
+    def _look(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
         if shape.together > 1:
-            return self._place_gang(draft, shape, num, barred)
+            choice = self._place_gang(draft, shape, item >> REPLICA_BITS, barred)
+        else:
+            choice = self._place_one(draft, shape, item, barred)
+        if choice is None:
+            self._no_room.add((shape.index, barred))
+        return choice
+
+    def _place_one(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
+        num = item >> REPLICA_BITS
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
         choice = self.ranker.choose(self.fleet, shape, avoid, barred)
         if choice is not None:
             self.fleet.take(choice.host, shape, choice.mask)
             if shape.spread:
                 avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
-            draft.placed(num, item & _REPLICA_MASK, choice.host.worker.num, choice.mask, shape.mode)
+            draft.placed(num, item & _REPLICA_MASK, choice.host.worker.num, choice.mask, self._mode(shape))
         return choice
 
     def _place_more(
-        self, draft: Draft, line: Line, choice: Choice, most: int, priority: int, others: tuple[int, int] | None
+        self, draft: Draft, line: Line, choice: Choice, most: int, head: Head, others: tuple[Head, int] | None
     ) -> tuple[int, Choice]:
         """At most so many who wait behind in line and would be put on the very same host, without asking for each.
 
         Returns how many, and the last choice: what one by one would have come to.
         """
         shape, entries, host = line.shape, line.entries, choice.host
-        taken = 0
+        taken, mode = 0, self._mode(shape)
+        if shape.avoid or host.worker.window is not None:
+            return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
         masks = self.ranker.again(choice, shape, min(most, len(entries)))
         for mask in masks:
             while entries and (self.queue.is_taken(line, entries[0]) or not self._waits(draft, entries[0])):
                 self.queue.pop(line)
-            if not entries or draft.full or (others is not None and (priority, entries[0]) > others):
+            if not entries or draft.full or (others is not None and (head, entries[0]) > others):
                 break
             item = self.queue.pop(line)
-            draft.placed(item >> REPLICA_BITS, item & _REPLICA_MASK, host.worker.num, mask, shape.mode)
+            draft.placed(item >> REPLICA_BITS, item & _REPLICA_MASK, host.worker.num, mask, mode)
             taken += 1
         if taken:
             self.fleet.take_all(host, shape, masks[:taken])
@@ -182,7 +259,7 @@ class Planner:
             fleet.take(choice.host, shape, choice.mask)
             taken.append(choice)
         for index, choice in enumerate(taken):
-            draft.placed(num, index, choice.host.worker.num, choice.mask, shape.mode)
+            draft.placed(num, index, choice.host.worker.num, choice.mask, self._mode(shape))
         draft.step_gang(num, GangPhase.HOLDING)
         return taken[-1]
 
@@ -196,6 +273,9 @@ class Planner:
             for free, bucket in enumerate(cls.buckets)
         )
         return room >= shape.together
+
+    def _mode(self, shape: Shape) -> int:
+        return self._turns.mode(shape) if self._turns is not None else shape.mode
 
     def _peers(self, draft: Draft, num: int) -> dict[int, int]:
         """How many replicas of this job each worker has, those placed in this pass too."""
@@ -211,10 +291,15 @@ class Planner:
 
     # ------------------------------------------------------------------------------------- reservation
 
-    def barred(self, priority: int, shape: Shape) -> frozenset[int]:
-        """The hosts that are held back for somebody else than the line of this priority and shape."""
-        held = self.reservation
+    def barred(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """The hosts that are held back for somebody else than the lines of this priority and shape.
+
+        Under fair share a tenant passes to which more is owed than to the one they are held for.
+        """
+        held, turns = self.reservation, self._turns
         if held is None or (held.priority == priority and held.shape is shape):
+            return _NOBODY
+        if turns is not None and not held.preempts and turns.is_owed(tenant, held.line.tenant):
             return _NOBODY
         return held.hosts
 
@@ -226,11 +311,13 @@ class Planner:
         if draft.time_ms - self._looked_ms < 1000:
             return
         self._looked_ms = draft.time_ms
-        if self.reservation is not None and not self._holds(self.reservation):
+        held = self.reservation
+        if held is not None:
+            if still_holds(self.fleet, held):
+                held.start_ms = expected(self.fleet, held, self.estimates, draft.time_ms)
+                return
             self._give_up()
-        if self.reservation is not None:
-            return
-        impatient: list[tuple[int, int, Line]] = []
+        impatient: list[tuple[Head, int, Line]] = []
         for line in self.queue.lines.values():
             while line.entries and not (
                 self._waits(draft, line.entries[0]) and not self.queue.is_taken(line, line.entries[0])
@@ -239,12 +326,51 @@ class Planner:
             if line.entries and self._may(draft, line):
                 job = draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)
                 if job is not None and draft.time_ms - job.accepted_ms > PATIENCE_MS:
-                    impatient.append((-line.priority, line.entries[0], line))
+                    head = self._turns.head(line) if self._turns is not None else -line.priority
+                    impatient.append((head, line.entries[0], line))
         for _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
-            hosts = self._soonest(line.shape)
+            hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
             if hosts:
-                self.reservation = Reservation(item, line, hosts)
+                self.reservation = Reservation(item, line, hosts, start_ms)
                 return
+
+    def _fill_in(self, draft: Draft, line: Line, room: float) -> int:
+        """`_backfill`, counted; nobody is told of in the evidence but who came by the order."""
+        if self.reservation is None:
+            return 0
+        count = self._backfill(draft, line, self.barred(line.priority, line.shape, line.tenant), room)
+        if count and self._turns is not None:
+            self._count(draft, line, count)
+        elif count and line.tenant:
+            draft.gpus[line.tenant] = draft.gpus.get(line.tenant, 0) + line.shape.count * count
+        return count
+
+    def _backfill(self, draft: Draft, line: Line, barred: frozenset[int], room: float) -> int:
+        """Place who waits in a line that a reservation bars, and surely ends before that could start. How many."""
+        held, shape = self.reservation, line.shape
+        if not barred or held is None or held.start_ms is None:
+            return 0
+        line.barred = True  # whoever joins it may be short enough
+        placed, need, jobs = 0, shape.count * shape.together, draft.state.jobs
+        for item in list(islice(line.entries, DEPTH_MAX)):
+            if need > room or draft.full:
+                break
+            job = jobs.get(item >> REPLICA_BITS)
+            if self.queue.is_taken(line, item) or not self._waits(draft, item):
+                continue
+            if job is not None:
+                asked: tuple[str, Request] | None = (job.tenant, self.estimates.request_of(job))
+            else:
+                asked = self.fresh.get(item >> REPLICA_BITS)
+            most_ms = self.estimates.most_ms(*asked, shape) if asked is not None else None
+            if most_ms is None or draft.time_ms + most_ms > held.start_ms:
+                continue
+            if self._choose(draft, shape, item, _NOBODY) is None:
+                break
+            self.queue.take_out(line.priority, shape, item, line.tenant)
+            placed += shape.together
+            room -= need
+        return placed
 
     def _may(self, draft: Draft, line: Line) -> bool:
         """Whether its tenant may start it: hosts are held back for nobody who may not."""
@@ -262,31 +388,6 @@ class Planner:
     def _give_up(self) -> None:
         self.reservation = None
         self.fleet.changes += 1  # its hosts are open again
-
-    def _holds(self, held: Reservation) -> bool:
-        """Whether the hosts held back could still hold it, once ours have left them."""
-        hosts = [self.fleet.hosts[num] for num in held.hosts if num in self.fleet.hosts]
-        room = sum(host.replicas_of(held.shape, "emptied") for host in hosts if host.usable)
-        return room >= held.shape.together
-
-    def _soonest(self, shape: Shape) -> frozenset[int]:
-        """The hosts whose capacity holds the whole gang, those that are least used first; empty if there are none."""
-        capable = [
-            (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num)
-            for cls, _ in self.fleet.capable(shape)
-            for host in cls.hosts.values()
-            if host.usable
-        ]
-        # most of what it needs is free first; of hosts alike the one with the least in the way
-        capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
-        chosen, left = [], shape.together
-        for _, room, num in capable:
-            if room > 0:
-                chosen.append(num)
-                left -= room
-            if left <= 0:
-                return frozenset(chosen)
-        return _NOBODY
 
     def sweep(self, draft: Draft) -> None:
         """Take out of the queue what no longer waits: cancels would else fill a line whose head is blocked."""

@@ -2,7 +2,8 @@
 
 A shape that found no room is blocked until something changed that may let it start. The entries are plain integers
 (job number and replica), so a hundred thousand queued jobs cost the garbage collector nothing. A tenant that an
-operator has held or limited has lines of its own, so that whether it may start anything is asked once a line.
+operator has held or limited has lines of its own, so that whether it may start anything is asked once a line; under
+fair share every tenant has.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from moorage.scheduler.core.shape import Shape
 REPLICA_BITS: Final = 10  # 1,024 replicas a job
 
 
+#: what comes before arrival in the order of lines: less goes first
+Head = int | tuple[int, int, int]
 _Key = tuple[int, int, str]  # minus the priority, the shape's index, a tenant set apart or nobody
 
 
@@ -29,7 +32,7 @@ def entry(num: int, replica: int) -> int:
 class Line:
     """The waiting replicas of one priority and shape, in order of arrival; with `tenant`, of that one alone."""
 
-    __slots__ = ("blocked_at", "entries", "priority", "shape", "tenant")
+    __slots__ = ("barred", "blocked_at", "entries", "priority", "shape", "tenant")
 
     def __init__(self, priority: int, shape: Shape, tenant: str) -> None:
         self.priority = priority
@@ -37,6 +40,7 @@ class Line:
         self.tenant = tenant
         self.entries: deque[int] = deque()  # ascending: nearly all come in order, and go from the front
         self.blocked_at = -1  # the fleet's change number at which it found no room
+        self.barred = False  # a reservation bars it: who joins it may be short enough to end before that
 
 
 class Queue:
@@ -45,11 +49,12 @@ class Queue:
     def __init__(self) -> None:
         self.lines: dict[_Key, Line] = {}
         self.size = 0
+        self.by_tenant = False  # every tenant has lines of its own
         self._apart: set[str] = set()
         self._taken: set[tuple[_Key, int]] = set()  # entries that were taken out, and stand in their lines still
 
     def _key(self, priority: int, shape: Shape, tenant: str) -> _Key:
-        return (-priority, shape.index, tenant if tenant in self._apart else "")
+        return (-priority, shape.index, tenant if self.by_tenant or tenant in self._apart else "")
 
     def add(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
         key = self._key(priority, shape, tenant)
@@ -60,6 +65,8 @@ class Queue:
         line = self.lines.get(key)
         if line is None:
             line = self.lines[key] = Line(priority, shape, key[2])
+        if line.barred:
+            line.barred, line.blocked_at = False, -1
         entries = line.entries
         if not entries or item > entries[-1]:
             entries.append(item)
@@ -71,6 +78,11 @@ class Queue:
     def take_out(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
         """An entry that stands in its line counts no more, until it is added again."""
         self._taken.add((self._key(priority, shape, tenant), item))
+        self.size -= 1
+
+    def remove(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
+        """An entry that stands in its line leaves it for good, at the cost of a walk along the line."""
+        self.lines[self._key(priority, shape, tenant)].entries.remove(item)
         self.size -= 1
 
     def is_taken(self, line: Line, item: int) -> bool:
@@ -97,15 +109,36 @@ class Queue:
                     self._taken.remove((key, item))
                     self._taken.add(((key[0], key[1], tenant), item))
 
-    def ready(self, changes: int) -> list[tuple[int, int, Line]]:
-        """The lines that may find room, as a heap of (-priority, first entry, line)."""
-        found = []
+    def part(self, tenant_of: Callable[[int], str]) -> None:
+        """Give every tenant lines of its own for the rest of this reign. `tenant_of` an entry; "" where it is over.
+
+        It walks the whole queue once: for an operator's act, not for the tick.
+        """
+        taken, self._taken = self._taken, set()
+        shared = [(key, line) for key, line in self.lines.items() if not line.tenant]
+        self.by_tenant = True
+        for key, line in shared:
+            del self.lines[key]
+            for item in line.entries:
+                tenant = tenant_of(item)
+                if (key, item) in taken:
+                    taken.remove((key, item))
+                elif tenant:
+                    self.size -= 1
+                    self.add(line.priority, line.shape, item, tenant)
+                else:
+                    self.size -= 1
+        self._taken |= taken
+
+    def ready(self, changes: int, head: Callable[[Line], Head] | None = None) -> list[tuple[Head, int, Line]]:
+        """The lines that may find room, as a heap of (head, first entry, line); `head` is minus the priority."""
+        found: list[tuple[Head, int, Line]] = []
         empty = []
         for key, line in self.lines.items():
             if not line.entries:
                 empty.append(key)
             elif line.blocked_at != changes:
-                found.append((key[0], line.entries[0], line))
+                found.append((key[0] if head is None else head(line), line.entries[0], line))
         for key in empty:
             del self.lines[key]
         heapify(found)
@@ -118,6 +151,11 @@ class Queue:
         else:
             self.size -= 1
         return item
+
+    def put_back(self, line: Line, items: list[int]) -> None:
+        """Entries that were popped from a line's front, in order, stand there again."""
+        line.entries.extendleft(reversed(items))
+        self.size += len(items)
 
     def sweep(self, waits: Callable[[int], bool]) -> None:
         """Keep only the entries that still wait and were not taken out."""

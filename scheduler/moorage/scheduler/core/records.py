@@ -19,7 +19,7 @@ STEP_WIDTH: Final = 6
 class Op(IntEnum):
     """A step is (op, job number, replica, a, b, c)."""
 
-    PLACE = 0  #: a worker number, b slot mask, c sharing mode
+    PLACE = 0  #: a worker number, b slot mask, c sharing mode, and above it a rate (see `placing`)
     CLAIM = 1  #: c note: address of rank 0 of a gang
     START = 2
     EXIT = 3  #: attempt over, tree gone: a next state, b exit code, c note
@@ -27,7 +27,7 @@ class Op(IntEnum):
     WITHDRAW = 5  #: attempt over on our request, never ran: a next state, c note
     LOSE = 6  #: attempt over with its worker's session: a next state, c note
     FREE = 7  #: a member that lingers (see `packed`): its devices were seen free
-    END = 8  #: a ENDING or CANCELLING, b what it becomes then, c note
+    END = 8  #: a ENDING or CANCELLING, b what it becomes then and above it a notice (see `ending`), c note
     MOVE = 9  #: a new state of a replica that holds nothing, b code, c note
     BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count)
     GANG = 11  #: a phase, b what its replicas become, c count that grows at the end
@@ -57,9 +57,30 @@ def actor(who: str, said: object = "") -> str:
     return f"{who} {name}" if name else who
 
 
+NOTICE_BITS: Final = 8
+#: the longest notice before an end, in seconds
+NOTICE_S_MAX: Final = 3600
+
+
+def ending(becomes: int, notice_s: int) -> int:
+    """What an END step says of its member: the state that follows, and the seconds it is told before it is asked to."""
+    return notice_s << NOTICE_BITS | becomes
+
+
 def packed(fence: int, worker_num: int) -> int:
     """A member that lingers after its attempt, in one integer: where to look, and which fence."""
     return fence << 16 | worker_num
+
+
+MODE_BITS: Final = 8
+
+
+def placing(mode: int, rate_milli: int) -> int:
+    """The last number of a PLACE step: how it holds its devices, and what that counts in its tenant's fair share.
+
+    Without a rate, thousandths of a GPU, each of its devices counts as a whole one.
+    """
+    return rate_milli << MODE_BITS | mode
 
 
 class Count(IntEnum):
@@ -111,10 +132,19 @@ class Act:
     SNAPSHOT: Final = "snapshot"  # name, sequence it stands at, blake2b digest of its bytes
     RESIGN: Final = "resign"  # the leader stops for good: nobody need wait for its silence
     UNQUARANTINE: Final = "unquarantine"  # worker number, slot mask, by
+    #: worker number, slot, kind (empty: well again), detail, 1 where what ran on it is asked to leave
+    HEALTH: Final = "health"
+    WELL: Final = "well"  # worker number, slots that an operator says are well (0: the worker has taken it), by
+    AVOID: Final = "avoid"  # job number, worker number, slots that failed under it (0: it may use them again)
+    #: worker number, ledger ms from which nothing is placed, at which jobs leave, of its end (0: none); by, why.
+    #: All 0: there is none any more
+    WINDOW: Final = "window"
     HOLD: Final = "hold"  # tenant, job number or 0 for its whole queue, actor, why
     UNHOLD: Final = "unhold"  # tenant, job number or 0, actor, why
     PRIORITY: Final = "priority"  # job number, priority, actor, why
     LIMIT: Final = "limit"  # tenant, GPUs, jobs (0: none), actor, why
+    SHARE: Final = "share"  # tenant, weight, GPUs guaranteed (0: none set), actor, why
+    HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):

@@ -15,6 +15,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.health import Health
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, GangPhase
 from moorage.scheduler.core.shape import Shape
@@ -39,6 +40,7 @@ class Sessions:
         self.state = state
         self.fleet = fleet
         self.lifecycle = lifecycle
+        self.health = Health(state, lifecycle)
         self.config = config
         self.release = RELEASE  # of this scheduler
 
@@ -164,7 +166,7 @@ class Sessions:
 
     # ---------------------------------------------------------------------------------------- renewals
 
-    def renew(self, event: FromWorker, frame: Renew) -> Problem | Host:
+    def renew(self, draft: Draft, event: FromWorker, frame: Renew) -> Problem | Host:
         """The host whose session lives on; the soft view takes what the frame says of local claims.
 
         A session that began under another scheduler may be of a release too far from ours: then its lease runs out.
@@ -188,6 +190,7 @@ class Sessions:
         if host.load_ms < 0:
             host.stale = False  # it says no load frames: then its renewals tell how it is
         self.fleet.refresh(host)
+        self.health.heard(draft, host, frame)
         return host
 
     def load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
@@ -197,9 +200,12 @@ class Sessions:
         if host is None or frame.boot != host.worker.boot:
             return
         sick = 0
+        host.troubles = {}
         for slot, reading in enumerate(frame.gpu_pool[: len(host.cls.devices)]):
             if reading.health != "ok" or reading.foreign:
                 sick |= 1 << slot
+                ill = reading.health != "ok"
+                host.troubles[slot] = (reading.health, reading.detail) if ill else ("foreign", reading.foreign)
         host.util_percent = sum(min(max(reading.util_percent, 0), 100) for reading in frame.gpu_pool) // max(
             1, len(frame.gpu_pool)
         )

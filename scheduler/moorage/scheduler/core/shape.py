@@ -6,6 +6,7 @@ request's bytes.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Final
 
 from moorage.scheduler.core.records import MODE_OF, Mode
@@ -15,12 +16,15 @@ from moorage.schemas.job import Request
 SHAPES_MAX: Final = 100_000
 
 ShapeKey = tuple[object, ...]
+#: worker number and slot mask, as `state.Job.avoid` has them
+Avoid = tuple[tuple[int, int], ...]
 
 
 class Shape:
     """One way of asking. `together` is how many replicas must be placed at once (a gang), else 1."""
 
     __slots__ = (
+        "avoid",
         "compute_percent",
         "count",
         "cpu_milli",
@@ -41,6 +45,7 @@ class Shape:
 
     def __init__(self, key: ShapeKey, index: int, request: Request) -> None:
         gpu = request.effective_gpu
+        self.avoid: Avoid = ()  # devices that failed under the job that asks
         self.key = key
         self.index = index
         self.driver = request.workload.driver
@@ -115,8 +120,22 @@ class Shapes:
         key = shape_key(request)
         shape = self._by_key.get(key)
         if shape is None:
-            if len(self._by_key) >= SHAPES_MAX:
-                self._by_key.clear()
-            shape = self._by_key[key] = Shape(key, self._next, request)
-            self._next += 1
+            shape = self._kept(Shape(key, self._next, request))
+        return shape
+
+    def avoiding(self, shape: Shape, avoid: Avoid) -> Shape:
+        """As `shape`, but not on these devices: jobs that ask so wait in a line of their own."""
+        key = (*shape.key, avoid)
+        found = self._by_key.get(key)
+        if found is None:
+            found = copy(shape)
+            found.key, found.index, found.avoid = key, self._next, avoid
+            self._kept(found)
+        return found
+
+    def _kept(self, shape: Shape) -> Shape:
+        if len(self._by_key) >= SHAPES_MAX:
+            self._by_key.clear()
+        self._by_key[shape.key] = shape
+        self._next += 1
         return shape

@@ -11,19 +11,23 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.finished import ROW_BYTES, ROW_BYTES_FIRST, FinishedTable
 from moorage.scheduler.core.state import (
     IS_TERMINAL,
+    Ailment,
     Job,
     Member,
     Order,
     Replica,
     State,
     Tenant,
+    Window,
     Worker,
     new_job,
     new_member,
 )
+from moorage.schemas.unreadable import UNREADABLE
 
 SNAPSHOT_FORMAT: Final = 1
 
@@ -64,7 +68,7 @@ class _Worker(msgspec.Struct, array_like=True):
     flag: str
     by: str
     quarantined: int
-    members: list[list[int]]  # job number, replica, attempt, fence, mask, mode, phase, is the replica's own
+    members: list[list[int]]  # job number, replica, attempt, fence, mask, mode, phase, is the replica's own, rate
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -87,6 +91,12 @@ class _Snapshot(msgspec.Struct, array_like=True):
     finished_row_bytes: int = ROW_BYTES_FIRST
     job_orders: list[tuple[int, int, Order | None]] = []  # job number, priority, hold; of those that have either
     tenant_orders: list[tuple[str, int, int, Order | None, Order | None]] = []  # tenant, GPUs, jobs, limit, hold
+    half_life: tuple[int, int] = (0, 0)  # of usage, and from which ledger ms it counts
+    shares: list[tuple[str, int, int, Order | None, bytes]] = []  # tenant, weight, GPUs guaranteed, who, usage
+    #: worker number, slots said to be well, the number of that word, ailments by slot, maintenance window
+    worker_health: list[tuple[int, int, int, dict[int, Ailment], list[Any] | None]] = []
+    job_avoids: list[tuple[int, tuple[tuple[int, int], ...]]] = []
+    notices: list[tuple[int, int, int, int]] = []  # job number, replica, fence, seconds
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -111,7 +121,7 @@ def dump(state: State) -> bytes:
         _Worker(
             w.id, w.machine, w.boot, w.n, w.no, w.session, w.joined_ms, w.hello, w.flag, w.by, w.quarantined,
             [
-                [r.job.num, r.index, m.attempt, m.fence, m.mask, m.mode, m.phase, int(r.member is m)]
+                [r.job.num, r.index, m.attempt, m.fence, m.mask, m.mode, m.phase, int(r.member is m), *_rate(m)]
                 for m in w.members.values()
                 for r in (m.replica,)
             ],
@@ -123,14 +133,40 @@ def dump(state: State) -> bytes:
         (job.num, job.priority, job.hold) for job in state.jobs.values() if job.hold is not None or job.priority >= 0
     ]
     tenant_orders = [(t.name, t.gpus_max, t.jobs_max, t.limit, t.hold) for t in state.tenants.values() if t.ordered]
+    shares = [
+        (t.name, t.weight, t.guaranteed, t.share, _signed(t.usage_base))
+        for t in state.tenants.values()
+        if t.share is not None or t.usage_base
+    ]
+    worker_health = [
+        (w.num, w.well, w.well_n, w.unwell, list(w.window) if w.window is not None else None)
+        for w in state.worker_by_num
+        if w.unwell or w.well or w.well_n or w.window is not None
+    ]
+    job_avoids = [(job.num, job.avoid) for job in state.jobs.values() if job.avoid]
+    notices = [
+        (member.replica.job.num, member.replica.index, member.fence, member.notice_s)
+        for member in state.members()
+        if member.notice_s
+    ]
     return _encode(
         _Snapshot(
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
             state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
             list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
-            tenant_orders,
+            tenant_orders, (state.half_life_ms, state.counts_from_ms), shares, worker_health, job_avoids, notices,
         )
     )  # fmt: skip
+
+
+def _rate(member: Member) -> tuple[int, ...]:
+    """Nothing for most: a release that knows no rates reads the rows of those."""
+    return (member.rate_milli,) if member.rate_milli else ()
+
+
+def _signed(number: int) -> bytes:
+    """An integer of any size: usage is longer than the 64 bits of msgpack."""
+    return number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
 
 
 def snapshot_digest(snapshot: bytes) -> str:
@@ -142,8 +178,12 @@ def load(snapshot: bytes) -> State:
     """The state of a snapshot. Raises `BadSnapshot` for other bytes, or when the rows do not have their digest."""
     try:
         found = _decode(snapshot)
-    except msgspec.MsgspecError as error:
-        raise BadSnapshot(f"not a snapshot: {error}") from None
+        return _loaded(found)
+    except (*UNREADABLE, LookupError, TypeError) as error:  # its rows may be anything: they name each other by number
+        raise BadSnapshot(f"not a snapshot: {error!r}") from None
+
+
+def _loaded(found: _Snapshot) -> State:
     if found.format != SNAPSHOT_FORMAT:
         raise BadSnapshot(f"the snapshot has format {found.format}, this release reads {SNAPSHOT_FORMAT}")
     state = State()
@@ -165,15 +205,20 @@ def load(snapshot: bytes) -> State:
     for name, gpus_max, jobs_max, limit, hold in found.tenant_orders:
         tenant = state.tenant(name)
         tenant.gpus_max, tenant.jobs_max, tenant.limit, tenant.hold = gpus_max, jobs_max, limit, hold
+    for name, weight, guaranteed, share, usage in found.shares:
+        tenant = state.tenant(name)
+        tenant.weight, tenant.guaranteed, tenant.share = weight, guaranteed, share
+        tenant.usage_base = int.from_bytes(usage, "big", signed=True)
+    state.half_life_ms, state.counts_from_ms = found.half_life
+    if state.half_life_ms:
+        fairshare.advance(state)
     for num, priority, hold in found.job_orders:
         state.jobs[num].priority, state.jobs[num].hold = priority, hold
     for number, row_of in enumerate(found.workers):
         _load_worker(state, number, row_of)
+    _load_health(state, found)
     state.ended.extend(found.ended)
-    try:
-        state.finished = FinishedTable.load(found.finished, row_bytes=found.finished_row_bytes)
-    except ValueError as error:
-        raise BadSnapshot(str(error)) from None
+    state.finished = FinishedTable.load(found.finished, row_bytes=found.finished_row_bytes)
     _digest_rows(state)
     if state.digest != found.digest:
         raise BadSnapshot(f"the rows have digest {state.digest:x}, the snapshot says {found.digest:x}")
@@ -211,15 +256,34 @@ def _load_worker(state: State, number: int, row: _Worker) -> None:
     worker.quarantined = row.quarantined
     state.workers[row.id] = worker
     state.worker_by_num.append(worker)
-    for num, index, attempt, fence, mask, mode, phase, own in row.members:
+    for num, index, attempt, fence, mask, mode, phase, own, *rate in row.members:
         replica = state.jobs[num].replicas[index]
         member = new_member(replica, worker, mask, mode, fence)
         member.attempt, member.phase = attempt, phase
+        member.rate_milli = rate[0] if rate else 0
         worker.members[member.key] = member
         replica.job.held += 1
-        state.tenants[replica.job.tenant].gpus += mask.bit_count()
+        tenant = state.tenants[replica.job.tenant]
+        tenant.gpus += mask.bit_count()
+        if state.half_life_ms:
+            tenant.rate_milli += fairshare.rate_of(member)
         if own:
             replica.member = member
+
+
+def _load_health(state: State, found: _Snapshot) -> None:
+    for num, well, well_n, unwell, window in found.worker_health:
+        worker = state.worker_by_num[num]
+        worker.well, worker.well_n, worker.unwell = well, well_n, unwell
+        worker.unwell_mask = sum(1 << slot for slot in unwell)
+        if window is not None:
+            worker.window = Window(*window)
+            state.windows[num] = worker
+    for num, avoid in found.job_avoids:
+        state.jobs[num].avoid = avoid
+    notices = {(num, index, fence): notice_s for num, index, fence, notice_s in found.notices}
+    for member in state.members() if notices else ():
+        member.notice_s = notices.get((member.replica.job.num, member.replica.index, member.fence), 0)
 
 
 def _digest_rows(state: State) -> None:

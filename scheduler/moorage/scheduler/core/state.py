@@ -9,10 +9,11 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from moorage.scheduler.core.fairshare import ONE, rate_of
 from moorage.scheduler.core.finished import FinishedTable
 from moorage.scheduler.core.records import GangPhase
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
@@ -50,6 +51,8 @@ STORY_PART_REPLICA: Final = 4
 #: where no history can be written, the oldest are let go beyond so many, and so many more a replica
 STORY_MAX: Final = 128
 STORY_MAX_REPLICA: Final = 8
+#: workers whose devices failed under one job and that it keeps from; of more, some are forgotten
+AVOID_MAX: Final = 16
 #: parts of one job's story that are found again; the oldest are forgotten beyond it
 PARTS_MAX: Final = 1024
 
@@ -65,6 +68,22 @@ Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
 MemberKey = tuple[str, str, int, int]
 #: an operator's act that stands: the actor, why, and since which ledger ms
 Order = tuple[str, str, int]
+#: what is wrong with a device: kind, detail, since which ledger ms, 1 where what ran on it is asked to leave
+Ailment = tuple[str, str, int, int]
+
+
+class Window(NamedTuple):
+    """Maintenance of a worker, in ledger milliseconds: nothing is placed from `from_ms` on, jobs are asked to have left
+    by `leave_ms`, and at `until_ms` (0: never by itself) it is open again."""
+
+    from_ms: int
+    leave_ms: int
+    until_ms: int
+    by: str
+    why: str
+
+    def digest_row(self) -> int:
+        return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
 
 
 class Job(msgspec.Struct, eq=False, dict=False):
@@ -87,6 +106,8 @@ class Job(msgspec.Struct, eq=False, dict=False):
     after: int = 0  # what a gang's replicas become when the ending attempt is over
     count: int = 0  # which count grows then
     master: str = ""  # address:port of rank 0
+    #: devices that failed under it: worker number, slot mask
+    avoid: tuple[tuple[int, int], ...] = ()
     hold: Order | None = None  # an operator keeps what waits of it from being placed
     priority: int = -1  # what an operator gave it; below 0 the request's own holds
     story: list[Transition] = []
@@ -104,7 +125,7 @@ class Job(msgspec.Struct, eq=False, dict=False):
         row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
         if self.hold is not None or self.priority >= 0:  # as ever without: old ledgers keep their digests
             row = hash((row, _order_row(self.hold), self.priority))
-        return row
+        return hash((row, self.avoid)) if self.avoid else row
 
     @property
     def state(self) -> str:
@@ -167,19 +188,31 @@ class Member(msgspec.Struct, eq=False, dict=False):
     mode: int
     key: MemberKey
     phase: int = AT_PLACED
+    rate_milli: int = 0  # of its tenant's fair share; 0: each of its devices is a whole one
+    notice_s: int = 0  # asked to end with such a notice
     row: int = 0
     missed: int = 0  # soft: renewals in a row that did not list it
 
     def digest_row(self) -> int:
-        return hash(
+        row = hash(
             (self.replica.job.num, self.replica.index, self.fence, self.worker.num, self.mask, self.mode, self.phase)
         )
+        row = hash((row, self.rate_milli)) if self.rate_milli else row
+        return hash((row, self.notice_s)) if self.notice_s else row
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
     """The attempt that a replica is at now, on a worker's slots."""
     job = replica.job
     return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
+
+
+def started_ms(job: Job, member: Member) -> int:
+    """Ledger time at which a member began to run; the job's acceptance where memory has let it go."""
+    for row in reversed(job.story):
+        if row[4] == RUNNING and row[2] == member.replica.index and row[9] == member.fence:
+            return row[1]
+    return job.accepted_ms
 
 
 class Worker:
@@ -201,6 +234,11 @@ class Worker:
         "quarantined",
         "row",
         "session",
+        "unwell",
+        "unwell_mask",
+        "well",
+        "well_n",
+        "window",
     )
 
     def __init__(self, num: int, worker_id: str, machine: str) -> None:
@@ -216,13 +254,22 @@ class Worker:
         self.hello: dict[str, Any] = {}
         self.flag = "open"
         self.by = ""
-        self.quarantined = 0  # slot mask
+        self.quarantined = 0  # slot mask: a device that did not come back free
+        self.unwell: dict[int, Ailment] = {}  # by slot, as the worker judges it
+        self.unwell_mask = 0
+        self.well = 0  # slots that an operator says are well, until the worker has taken it
+        self.well_n = 0  # the number of that word: its record's sequence
+        self.window: Window | None = None  # maintenance that is to come, or on
         self.members: dict[MemberKey, Member] = {}
         self.row = 0
 
     def digest_row(self) -> int:
         session = int(self.session[:14] or "0", 16)
-        return hash((self.num, self.n, self.no, session, zlib.crc32(self.flag.encode()), self.quarantined))
+        row = hash((self.num, self.n, self.no, session, zlib.crc32(self.flag.encode()), self.quarantined))
+        if self.unwell or self.well or self.window is not None:  # as ever without: old ledgers keep their digests
+            ill = zlib.crc32(repr(sorted(self.unwell.items())).encode())
+            row = hash((row, ill, self.well, self.well_n, self.window.digest_row() if self.window else 0))
+        return row
 
 
 class Tenant:
@@ -232,15 +279,20 @@ class Tenant:
         "cancel_cursor",
         "gpus",
         "gpus_max",
+        "guaranteed",
         "hold",
         "jobs",
         "jobs_max",
         "limit",
         "live",
         "name",
+        "rate_milli",
         "row",
+        "share",
         "submit_cursor",
         "tombstones",
+        "usage_base",
+        "weight",
     )
 
     def __init__(self, name: str) -> None:
@@ -255,18 +307,25 @@ class Tenant:
         self.jobs_max = 0
         self.limit: Order | None = None  # who set the two
         self.hold: Order | None = None  # an operator keeps its whole queue from being placed
+        self.weight = 0  # of its fair share; 0: none set
+        self.guaranteed = 0  # GPUs that are its own when it wants them; what it has beyond them is borrowed
+        self.share: Order | None = None  # who set the two
+        self.rate_milli = 0  # what its members use; 0 as long as no usage is counted
+        self.usage_base = 0  # its usage but for what the rate makes of it, see `fairshare`
         self.row = 0
 
     @property
     def ordered(self) -> bool:
         """Whether an operator has set anything here."""
-        return self.hold is not None or self.limit is not None
+        return self.hold is not None or self.limit is not None or self.share is not None
 
     def digest_row(self) -> int:
         name = zlib.crc32(self.name.encode())
         row = hash((name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
         if self.ordered:
             row = hash((row, _order_row(self.hold), _order_row(self.limit), self.gpus_max, self.jobs_max))
+        if self.share is not None or self.usage_base or self.rate_milli:
+            row = hash((row, _order_row(self.share), self.weight, self.guaranteed, self.rate_milli, self.usage_base))
         return row
 
 
@@ -295,6 +354,10 @@ class State:
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
         self.worker_by_num: list[Worker] = []
+        self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
+        self.half_life_ms = 0  # of usage; 0: none is counted, nobody has a share
+        self.counts_from_ms = 0
+        self.inflation = ONE  # what a moment's usage counts now, see `fairshare`
 
     def tenant(self, name: str) -> Tenant:
         row = self.tenants.get(name)
@@ -366,9 +429,22 @@ def validate(state: State) -> None:
     for tenant in state.tenants.values():
         if tenant.gpus != gpus.get(tenant.name, 0):
             raise Broken(f"tenant {tenant.name} counts {tenant.gpus} GPUs, its members hold {gpus.get(tenant.name, 0)}")
+    _validate_usage(state)
     ended = sum(1 for job in state.jobs.values() if job.over)
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")
+
+
+def _validate_usage(state: State) -> None:
+    rates: dict[str, int] = {}
+    for member in state.members() if state.half_life_ms else ():
+        name = member.replica.job.tenant
+        rates[name] = rates.get(name, 0) + rate_of(member)
+    for tenant in state.tenants.values():
+        if tenant.rate_milli != rates.get(tenant.name, 0):
+            raise Broken(f"tenant {tenant.name} counts a rate of {tenant.rate_milli}, not {rates.get(tenant.name, 0)}")
+        if tenant.usage_base + tenant.rate_milli * state.inflation < 0:
+            raise Broken(f"tenant {tenant.name} has used less than nothing")
 
 
 def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -> None:

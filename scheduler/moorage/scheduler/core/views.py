@@ -7,10 +7,10 @@ from typing import Any, Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.explain import NEVER_REASONS, explain
+from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.fleet import Host
-from moorage.scheduler.core.orders import as_hold, limit_of
+from moorage.scheduler.core.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.outputs import (
     CHANGES_SURE,
     SHOWN_BYTES_MAX,
@@ -19,9 +19,8 @@ from moorage.scheduler.core.outputs import (
     gpu_names,
     slots_of,
 )
-from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.records import MODE_NAMES
-from moorage.scheduler.core.state import AT_EXITED, QUEUED, Job, Order, Replica, Worker
+from moorage.scheduler.core.state import AT_EXITED, Job, Order, Replica, Worker
 from moorage.scheduler.core.story import Found
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Problem, Refused, problem
@@ -38,7 +37,7 @@ def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
     """One job, whole: its request, replicas and last transitions."""
     job = engine.state.job(tenant, name)
     if job is None:
-        return _finished(engine, tenant, name)
+        return finished_row(engine, tenant, name)
     request = decode_request(job.body)
     job.own_subject = True  # somebody follows it: from the next record on its own subject tells of it, too
     return {
@@ -127,7 +126,8 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
     return until
 
 
-def _finished(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
+def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
+    """What is left of a job that is no longer in memory."""
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
         return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
@@ -220,72 +220,6 @@ def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
     return {"jobs": [summary(engine, jobs[name]) for name in names if name in jobs]}
 
 
-def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
-    """Why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue."""
-    job = engine.state.job(tenant, name)
-    if job is None:
-        return _finished(engine, tenant, name)
-    data: dict[str, Any] = {"job": name, "tenant": tenant, "state": job.state}
-    waiting = [replica for replica in job.replicas if replica.state == QUEUED]
-    if not waiting:
-        data["why"] = next((row[8] for row in reversed(job.story) if row[8]), "")
-        return data
-    replica, shape = waiting[0], engine.shape_of(job)
-    priority = engine.priority_of(job)
-    found = explain(engine.fleet, shape, engine.planner.barred(priority, shape))
-    standing = _standing(engine, job, found.reason)
-    if standing:
-        found.reason = standing["reason"]
-    data.update(found.as_data())
-    data.update(standing)
-    if found.reason == "placing" and replica.not_before > engine.state.time_ms:
-        data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
-        data["starts_in_ms"] = replica.not_before - engine.state.time_ms
-    data["waiting_replicas"] = len(waiting)
-    data["priority"] = priority
-    if job.hold is None:
-        data["position"] = 1 + engine.queue.position(priority, entry(job.num, replica.index))
-    data["queued"] = engine.queue.size
-    data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
-    if found.missing:
-        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
-    return data
-
-
-HOLDERS_MAX: Final = 5
-
-
-def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
-    """What an operator has set that keeps a job waiting, with who set it and how much; empty where nothing does."""
-    tenant, shape = engine.state.tenants[job.tenant], engine.shape_of(job)
-    hold = job.hold or tenant.hold
-    if hold is not None:
-        of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
-        said = as_hold(hold)
-        return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
-    need = shape.count * shape.together
-    if not tenant.gpus_max or not need or reason in NEVER_REASONS:
-        return {}
-    # with room left, somebody of this tenant who comes first may need more than that room
-    first = engine.planner.waits_for_limit(job.tenant)
-    if tenant.gpus + need <= tenant.gpus_max and not (first and reason == "placing"):
-        return {}
-    holders: dict[str, int] = {}
-    for other in tenant.jobs.values():
-        if other.held:
-            gpus = sum(replica.member.mask.bit_count() for replica in other.replicas if replica.member is not None)
-            holders[other.name] = gpus
-    most = sorted(holders.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
-    return {
-        "reason": "limit",
-        "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and this needs {need}",
-        "limit": msgspec.to_builtins(limit_of(tenant)),
-        "gpus_leased": tenant.gpus,
-        "gpus_needed": need,
-        "held_by": [f"job {name}: {gpus} GPUs" for name, gpus in most],
-    }
-
-
 def held_by(hold: Order) -> str:
     """As `held by operator ana: maintenance`."""
     return f"held by {hold[0]}" + (f": {hold[1]}" if hold[1] else "")
@@ -293,9 +227,12 @@ def held_by(hold: Order) -> str:
 
 def tenants(engine: Engine) -> dict[str, Any]:
     """Tenants with a live job, a lease or something that an operator has set; those with most GPUs first."""
+    state = engine.state
     rows = [
-        TenantRow(row.name, row.live, row.gpus, as_hold(row.hold), limit_of(row))
-        for row in engine.state.tenants.values()
+        TenantRow(
+            row.name, row.live, row.gpus, as_hold(row.hold), limit_of(row), share_of(row), usage_milli(state, row)
+        )
+        for row in state.tenants.values()
         if row.live or row.gpus or row.ordered
     ]
     rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
@@ -371,6 +308,8 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "release": worker.hello.get("release", ""),
         "heard_ms_ago": mono_ms - host.last_ms if host is not None and host.heard else None,
         "quarantined": slots_of(worker.quarantined),
+        "troubles": troubles(worker, host, engine.state.time_ms),
+        **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
         "keeps": worker.hello.get("keeps", {}),
     }
 
@@ -387,6 +326,38 @@ def worker_state(worker: Worker, host: Host | None) -> str:
     return "claimed-locally" if host.waiting else "up"
 
 
+def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, Any]]:
+    """The devices that are not given out, by slot: what is wrong, since when where that is recorded, and who is there.
+
+    `recorded` tells what the ledger holds from what the last load frame said.
+    """
+    pool = worker.hello.get("gpu_pool", ())
+    rows: dict[int, dict[str, Any]] = {}
+    for slot, (kind, detail) in host.troubles.items() if host is not None else ():
+        rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
+    for slot in slots_of(worker.quarantined):
+        detail = "its memory did not come back, or what ran there could not be ended"
+        rows[slot] = {"kind": "quarantined", "detail": detail, "recorded": True}
+    for slot, (kind, detail, since_ms, _) in worker.unwell.items():
+        rows[slot] = {"kind": kind, "detail": detail, "since_ms": now_ms - since_ms, "recorded": True}
+    return [
+        {"slot": slot, "gpu": pool[slot]["uuid"] if slot < len(pool) else "", **rows[slot]} for slot in sorted(rows)
+    ]
+
+
+def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
+    """A drain that has an end or is to come: in how many ms it begins, jobs have left, and it is over."""
+    window = worker.window
+    assert window is not None
+    return {
+        "begins_in_ms": max(0, window.from_ms - now_ms),
+        "leave_in_ms": max(0, window.leave_ms - now_ms),
+        **({"ends_in_ms": max(0, window.until_ms - now_ms)} if window.until_ms else {}),
+        "by": window.by,
+        "why": window.why,
+    }
+
+
 def cells(host: Host | None, size: int) -> str:
     """A character a GPU: `·` free, `#` leased, 2-9 sharers, `!` sick or quarantined, `x` used by others, `?` lost."""
     if host is None:
@@ -395,8 +366,8 @@ def cells(host: Host | None, size: int) -> str:
     for slot in range(size):
         bit = 1 << slot
         device = host.shared.get(slot)
-        if (host.sick | host.worker.quarantined) & bit:
-            text += "!"
+        if (host.sick | host.worker.quarantined | host.worker.unwell_mask) & bit:
+            text += "x" if host.troubles.get(slot, ("",))[0] == "foreign" else "!"
         elif device is not None:
             text += str(min(device.users, 9))
         elif not host.free & bit:

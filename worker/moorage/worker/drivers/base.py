@@ -136,6 +136,13 @@ class Driver:
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
         raise NotImplementedError
 
+    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+        """As `end`, so many seconds after it was told to save itself; a driver that can tell nobody ends it now.
+
+        `end` may come meanwhile, and then holds.
+        """
+        self.end(name, grace_s, why)
+
     def forget(self, names: list[MemberName]) -> None:
         """Their ends are in the ledger."""
 

@@ -88,6 +88,7 @@ class _Running:
         "grace",
         "keeping",
         "newest",
+        "notice",
         "offsets",
         "overdue",
         "reason",
@@ -105,6 +106,7 @@ class _Running:
         self.grace: asyncio.TimerHandle | None = None
         self.timeout: asyncio.TimerHandle | None = None
         self.checkpoint: asyncio.TimerHandle | None = None
+        self.notice: asyncio.TimerHandle | None = None  # told to save itself; then it is asked to stop
         self.newest: tuple[float, str] | None = None
         self.saying = False
         self.offsets = {"out": 0, "err": 0}
@@ -189,7 +191,20 @@ class HandlerDriver(Driver):
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
         running = self._running.get(name)
         if running is not None and not running.keeping:
+            if running.notice is not None:
+                running.notice.cancel()
             self._ask_to_stop(running, grace_s, "fence" if why == "fence" else "end", why)
+
+    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+        running = self._running.get(name)
+        if running is None or running.keeping or running.reason or running.notice is not None:
+            return None
+        if running.context.request.workload.checkpoint_signal is None:
+            return self.end(name, grace_s, why)
+        running.context.ask_checkpoint()
+        loop = asyncio.get_running_loop()
+        running.notice = loop.call_later(notice_s, self._ask_to_stop, running, grace_s, "end", why)
+        return None
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
         return {"result_s": settings.result_keep, "result_bytes": settings.result_bytes}
@@ -309,8 +324,8 @@ class HandlerDriver(Driver):
             text = "".join(traceback.format_exception(error))
             self._say(running, "err", text[-TRACEBACK_CHARS_MAX:])
             self._over(running, CODE_FAILED, f"{type(error).__name__}: {error}")
-        elif running.reason:
-            self._over(running, 0, running.reason)
+        elif running.reason or running.notice is not None:
+            self._over(running, 0, running.reason or "end")  # what it saved is for the next attempt
         elif (value := work.result()) is None:
             self._over(running, 0, "exit")
         else:
@@ -348,7 +363,7 @@ class HandlerDriver(Driver):
 
     @staticmethod
     def _cancel_timers(running: _Running) -> None:
-        for timer in (running.grace, running.timeout, running.checkpoint):
+        for timer in (running.grace, running.timeout, running.checkpoint, running.notice):
             if timer is not None:
                 timer.cancel()
 

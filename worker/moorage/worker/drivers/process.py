@@ -25,6 +25,7 @@ from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.environment import process_environment, resolve_secrets
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, SupervisorReplaced
 from moorage.worker.output_pages import read_page
+from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
@@ -53,6 +54,7 @@ class ProcessDriver(Driver):
         simulated: bool = False,
         stream_output: bool = True,
         output_cap_bytes: int = 64 * _MIB,
+        policy: Policy | None = None,
     ) -> None:
         super().__init__()
         self._link = link
@@ -62,6 +64,7 @@ class ProcessDriver(Driver):
         self._simulated = simulated
         self._stream_output = stream_output
         self._output_cap_bytes = output_cap_bytes
+        self._policy = policy or Policy({}, {}, {}, None)
         self._known: set[MemberName] = set()
         self._started: list[MemberName] = []
         self._ended: list[tuple[MemberName, int, str]] = []
@@ -99,7 +102,10 @@ class ProcessDriver(Driver):
         if members:
             self._link.start(members)
 
-    def end(self, name: MemberName, grace_s: float, why: str, notice_s: float = 0.0) -> None:
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        self._link.end(self._key(name), grace_s, why)
+
+    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
         self._link.end(self._key(name), grace_s, why, notice_s)
 
     def forget(self, names: list[MemberName]) -> None:
@@ -193,17 +199,20 @@ class ProcessDriver(Driver):
         return f"{self._worker}|{tenant}/{job}/{replica}/{attempt}/{fence}"
 
     def _start_member(self, assignment: Assignment) -> StartMember:
-        """Raises SharingUnavailable, SecretRefused."""
+        """Raises SharingUnavailable, SecretRefused, and Refused for what the policy does not permit."""
         run, request = assignment.run, assignment.request
+        tenant = assignment.name[0]
+        self._policy.check_program(tenant, run)
+        user = self._policy.user_of(tenant) or run.user
         ours = assignment.environment(interface=self._interface, simulated=self._simulated)
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
         return StartMember(
             key=self._key(assignment.name),
             argv=tuple(run.argv),
-            env=process_environment(requested, ours, user=run.user, cwd=run.cwd),
+            env=process_environment(requested, ours, user=user, cwd=run.cwd),
             cwd=run.cwd,
-            user=run.user,
+            user=user,
             timeout_s=run.timeout_s,
             ends_in_s=assignment.ends_in_s,
             grace_s=run.grace_s,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import os
+import pwd
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 from moorage.schemas.frames import Device
-
-Health = Literal["ok", "thermal", "ecc", "unresponsive"]
+from moorage.worker.inventory.faults import Fault, Health
 
 #: A device hotter than this throttles.
 THERMAL_C: Final = 90
@@ -16,16 +18,24 @@ THERMAL_C: Final = 90
 #: than what a driver's own bookkeeping moves by.
 FREE_TOLERANCE_MIB: Final = 64
 PROCESSES_MAX: Final = 256
+#: comm of NVIDIA MPS's daemon and server: the kernel cuts it at 15 characters
+MPS_COMM: Final = "nvidia-cuda-mps"
 _NAME_CHARS_MAX: Final = 64
+
+ReportFault = Callable[[int, Fault], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process that holds a device: host pid, short name; `memory_mib` None where the driver does not tell."""
+    """A process that holds a device: host pid, short name (its comm), the name or number of its user.
+
+    `memory_mib` None where the driver does not tell.
+    """
 
     pid: int
     name: str = ""
     memory_mib: int | None = None
+    user: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +47,20 @@ class SlotReading:
     temperature_c: int | None = None
     health: Health = "ok"
     processes: tuple[DeviceProcess, ...] = field(default=())
+    #: what lasts and is wrong with it, beside what `uncorrected_errors` says
+    faults: tuple[Fault, ...] = ()
+    #: uncorrected memory errors since the driver was loaded
+    uncorrected_errors: int = 0
 
     def foreign(self, ours: Container[int]) -> str:
-        """The first holder that is none of `ours` (pids of jobs), as "pid 8812 python"; empty where there is none."""
+        """The first holder that is none of `ours` (pids), as "pid 8812 python (user bob)"; empty for none.
+
+        The daemon and server of NVIDIA MPS hold every device that they serve, whoever leases it: they are nobody's.
+        """
         for process in self.processes:
-            if process.pid not in ours:
-                return f"pid {process.pid} {process.name}".rstrip()
+            if process.pid not in ours and not process.name.startswith(MPS_COMM):
+                who = f" (user {process.user})" if process.user else ""
+                return f"pid {process.pid} {process.name}".rstrip() + who
         return ""
 
 
@@ -70,6 +88,10 @@ class Inventory(Protocol):
         """The memory in use on the idle device, in MiB."""
         ...
 
+    def watch(self, report: ReportFault) -> None:
+        """Call `report(slot, fault)` in the running loop for what devices say by themselves, from now until closed."""
+        ...
+
     def close(self) -> None:
         """Give the driver back. Nothing is asked afterwards; again does nothing."""
         ...
@@ -91,4 +113,20 @@ def bounded(processes: Sequence[DeviceProcess]) -> tuple[DeviceProcess, ...]:
     """One entry a pid, lowest first, at most `PROCESSES_MAX`, names cut: other people choose these."""
     by_pid = {process.pid: process for process in reversed(processes)}
     kept = sorted(by_pid.values(), key=lambda process: process.pid)[:PROCESSES_MAX]
-    return tuple(DeviceProcess(each.pid, each.name[:_NAME_CHARS_MAX], each.memory_mib) for each in kept)
+    return tuple(DeviceProcess(each.pid, _clean(each.name), each.memory_mib, _clean(each.user)) for each in kept)
+
+
+def user_of(pid: int, proc: Path) -> str:
+    """Who runs a process: a name, or the uid where it has none; empty where there is no such process here."""
+    try:
+        uid = os.stat(proc / str(pid)).st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _clean(text: str) -> str:
+    return "".join(char for char in text[:_NAME_CHARS_MAX] if char.isprintable())

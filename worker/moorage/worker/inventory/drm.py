@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
-from moorage.worker.inventory.base import SlotReading, health_of, is_free
+from moorage.worker.inventory.base import ReportFault, SlotReading, health_of, is_free
 from moorage.worker.inventory.drm_cards import Card, find_cards, number, read
 from moorage.worker.inventory.drm_clients import DrmClient, find_clients, holders, memory_mib
 from moorage.worker.inventory.threads import Question, in_thread
@@ -102,6 +102,9 @@ class DrmInventory:
             used_mib = memory_mib(_clients_of(found.card, clients or []))
         return is_free(SlotReading(memory_used_mib=used_mib), found.baseline_mib)
 
+    def watch(self, report: ReportFault) -> None:
+        """These drivers say nothing by themselves that this one listens to: the readings tell."""
+
     def close(self) -> None:
         """Nothing is open between two questions; afterwards every device counts as unresponsive."""
         self._closed = True
@@ -144,6 +147,7 @@ class DrmInventory:
             memory_used_mib=used_mib,
             temperature_c=values.temperature_c,
             health=health_of(values.temperature_c, values.uncorrected_errors),
+            uncorrected_errors=values.uncorrected_errors,
             processes=processes,
         )
 

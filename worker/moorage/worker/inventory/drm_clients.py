@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from moorage.worker.inventory.base import DeviceProcess, bounded
+from moorage.worker.inventory.base import DeviceProcess, bounded, user_of
 
 #: Descriptors of DRM devices looked at in one pass.
 CLIENTS_MAX: Final = 4096
@@ -45,6 +45,7 @@ class DrmClient:
     memory_bytes: int | None
     vram_bytes: int | None
     engine_ns: int
+    user: str = field(default="", compare=False)
 
     @property
     def holds(self) -> bool:
@@ -76,7 +77,7 @@ def holders(clients: Iterable[DrmClient]) -> tuple[DeviceProcess, ...]:
     for pid, own in by_pid.items():
         if any(client.holds for client in own):
             told = any(client.vram_bytes is not None for client in own)
-            found.append(DeviceProcess(pid, own[0].name, memory_mib(own) if told else None))
+            found.append(DeviceProcess(pid, own[0].name, memory_mib(own) if told else None, own[0].user))
     return bounded(found)
 
 
@@ -130,6 +131,7 @@ def _client(process: Path, pid: int, number: str, node: str) -> DrmClient | None
         sum(memory.values()) if memory else None,
         sum(size for region, size in memory.items() if region.startswith(_ON_DEVICE)) if memory else None,
         sum(_number(value) for key, value in values.items() if _is_engine(key)),
+        user_of(pid, process.parent),
     )
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.schemas.frames import Device
-from moorage.worker.inventory.base import Inventory, SlotReading
+from moorage.worker.inventory.base import Inventory, ReportFault, SlotReading
 from moorage.worker.inventory.drm import open_drm
+from moorage.worker.inventory.faults import Fault
 from moorage.worker.inventory.nvml import open_nvml
 
 #: a worker's slots are one 64-bit mask in the ledger
@@ -54,6 +55,19 @@ class CombinedInventory:
     def memory_baseline_mib(self, slot: int) -> int:
         part, own_slot = self._home(slot)
         return part.memory_baseline_mib(own_slot)
+
+    def watch(self, report: ReportFault) -> None:
+        slots = {home: slot for slot, home in enumerate(self._homes)}
+
+        def of(part: Inventory) -> ReportFault:
+            def told(own_slot: int, fault: Fault) -> None:
+                if (part, own_slot) in slots:
+                    report(slots[(part, own_slot)], fault)
+
+            return told
+
+        for part in self._parts:
+            part.watch(of(part))
 
     def close(self) -> None:
         for part in self._parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.schemas.frames import Device
-from moorage.worker.inventory.base import SlotReading
+from moorage.worker.inventory.base import ReportFault, SlotReading
 
 
 class NoInventory:
@@ -22,6 +22,9 @@ class NoInventory:
 
     def memory_baseline_mib(self, slot: int) -> int:
         raise IndexError(f"a host without GPUs has no slot {slot}")
+
+    def watch(self, report: ReportFault) -> None:
+        """There is nothing that could say anything."""
 
     def close(self) -> None:
         """Nothing was opened."""

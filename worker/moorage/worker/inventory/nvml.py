@@ -17,7 +17,25 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from moorage.schemas.frames import Device
-from moorage.worker.inventory.base import DeviceProcess, SlotReading, bounded, health_of, is_free
+from moorage.worker.inventory.base import (
+    DeviceProcess,
+    ReportFault,
+    SlotReading,
+    bounded,
+    health_of,
+    is_free,
+    user_of,
+)
+from moorage.worker.inventory.faults import (
+    GPU_LOST,
+    RESET_REQUIRED,
+    SLOWED_DOWN,
+    UNRESPONSIVE,
+    Fault,
+    of_recovery_action,
+    of_rows,
+)
+from moorage.worker.inventory.nvml_events import NvmlEvents
 from moorage.worker.inventory.threads import in_thread, start_thread
 
 OPEN_TIMEOUT_S: Final = 30.0  # a first nvmlInit without persistence mode loads the driver: seconds for each device
@@ -26,6 +44,8 @@ DEVICES_MAX: Final = 64
 #: The baseline of a device that was in use when first seen: what an idle one uses at most, reserved memory with it.
 BASELINE_ASSUMED_MIB: Final = 1024
 _MIB: Final = 1024 * 1024
+#: nvml.h: nvmlClocksEventReasonHwThermalSlowdown
+_HW_THERMAL_SLOWDOWN: Final = 0x40
 
 T = TypeVar("T")
 
@@ -67,6 +87,7 @@ class NvmlInventory:
         self._proc = proc
         self._timeout_s = timeout_s
         self._closed = False
+        self._events: NvmlEvents | None = None
         self.faults: Final = faults
 
     def devices(self) -> list[Device]:
@@ -85,13 +106,28 @@ class NvmlInventory:
             await self._read(handle)  # began before the question: its answer may be of before the device came free
         return is_free(await self._read(handle), handle.baseline_mib)
 
+    def watch(self, report: ReportFault) -> None:
+        if self._handles and self._events is None and not self._closed:
+            raws = [handle.raw for handle in self._handles]
+            self._events = NvmlEvents(self._api, raws, [device.uuid for device in self._devices])
+            self._events.start(report)
+
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
+        events = self._events
+        if events is not None:
+            events.stop()
         # A call that has not come back still uses the library: then leave it to the end of the process.
         if self._handles and not any(handle.asked for handle in self._handles):
-            start_thread("nvml-shutdown", lambda: _ignore_errors(self._api, self._api.nvmlShutdown))
+
+            def shut_down() -> None:
+                if events is not None:
+                    events.join()
+                _ignore_errors(self._api, self._api.nvmlShutdown)
+
+            start_thread("nvml-shutdown", shut_down)
 
     async def _read(self, handle: _Handle) -> SlotReading:
         if self._closed:
@@ -103,8 +139,8 @@ class NvmlInventory:
         try:
             async with asyncio.timeout_at(handle.in_flight_until_s):
                 reading = await asyncio.shield(handle.in_flight)
-        except (TimeoutError, self._api.NVMLError):
-            return SlotReading(health="unresponsive")
+        except (TimeoutError, self._api.NVMLError) as error:
+            return SlotReading(health="unresponsive", faults=_faults_of_error(self._api, error))
         if not reading.processes:
             handle.baseline_mib = min(handle.baseline_mib, reading.memory_used_mib)
         return reading
@@ -247,7 +283,35 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
         temperature_c=temperature,
         health=health_of(temperature, errors),
         processes=_processes(api, raw, proc),
+        faults=_faults(api, raw),
+        uncorrected_errors=errors,
     )
+
+
+def _faults(api: Any, raw: Any) -> tuple[Fault, ...]:
+    """What lasts and is wrong: row remapping, the action that the driver recommends, and throttling against heat."""
+    found: list[Fault | None] = []
+    rows = _optional(api, lambda: api.nvmlDeviceGetRemappedRows(raw), None)
+    if rows is not None:
+        found.append(of_rows(bool(rows[2]), bool(rows[3])))
+    found.append(of_recovery_action(_optional(api, lambda: _recovery_action(api, raw), 0)))
+    throttled = _optional(api, lambda: int(api.nvmlDeviceGetCurrentClocksThrottleReasons(raw)), 0)
+    if throttled & _HW_THERMAL_SLOWDOWN:
+        found.append(SLOWED_DOWN)
+    return tuple(fault for fault in found if fault is not None)
+
+
+def _recovery_action(api: Any, raw: Any) -> int:
+    """0 (none) where the driver is too old to recommend one."""
+    [value] = api.nvmlDeviceGetFieldValues(raw, [api.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    return int(value.value.uiVal) if value.nvmlReturn == api.NVML_SUCCESS else 0
+
+
+def _faults_of_error(api: Any, error: BaseException) -> tuple[Fault, ...]:
+    """What NVML says in place of a reading: a time-out may pass, a device that is lost does not come back."""
+    if isinstance(error, api.NVMLError_GpuIsLost):
+        return (GPU_LOST,)
+    return (RESET_REQUIRED,) if isinstance(error, api.NVMLError_ResetRequired) else (UNRESPONSIVE,)
 
 
 def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
@@ -260,10 +324,9 @@ def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
     ):
         entries: list[Any] = _optional(api, lambda name=name: getattr(api, name)(raw), [])  # type: ignore[misc]
         for entry in entries:
-            used = entry.usedGpuMemory
-            found.append(
-                DeviceProcess(int(entry.pid), _name_of(entry.pid, proc), None if used is None else used // _MIB)
-            )
+            used, pid = entry.usedGpuMemory, int(entry.pid)
+            memory_mib = None if used is None else used // _MIB
+            found.append(DeviceProcess(pid, _name_of(pid, proc), memory_mib, user_of(pid, proc)))
     return bounded(found)
 
 
@@ -283,6 +346,7 @@ def _optional(api: Any, ask: Callable[[], T], otherwise: T) -> T:
         api.NVMLError_NotFound,
         api.NVMLError_NoPermission,
         api.NVMLError_FunctionNotFound,
+        AttributeError,  # a library older than the call
     ):
         return otherwise
 

@@ -26,7 +26,9 @@ import msgspec
 
 from moorage.schemas.frames import Device
 from moorage.schemas.names import worker_slug
-from moorage.worker.inventory.base import Health, SlotReading, is_free
+from moorage.worker.inventory.base import ReportFault, SlotReading, is_free
+from moorage.worker.inventory.faults import Fault, Health, of_xid
+from moorage.worker.inventory.simulated_faults import FaultFile, Played
 
 HOSTS_MAX: Final = 100_000
 GPUS_PER_HOST_MAX: Final = 64
@@ -89,23 +91,53 @@ class SimulatedHost:
 class SimulatedInventory:
     """The devices of a `SimulatedHost`, idle unless told otherwise.
 
+    `faults` plays what is wrong with them, under the name `worker`, the host's unless given.
+
     Memory is free at once by default. `keep_memory` models what promise 10 is about, a device whose memory does not
     come back after its processes are gone; `set_reading` puts any reading in place of the idle one.
     """
 
     simulated = True
 
-    def __init__(self, host: SimulatedHost) -> None:
+    def __init__(self, host: SimulatedHost, faults: FaultFile | None = None, worker: str = "") -> None:
         self.host: Final = host
+        self._worker = worker or host.name
         self._readings = [_idle() for _ in host.devices]
+        self._faults = faults
+        self._played: dict[int, Played] = {}
+        self._version = 0
+        self._report: ReportFault = lambda slot, fault: None
 
     def devices(self) -> list[Device]:
         return list(self.host.devices)
 
     async def sample(self) -> list[SlotReading]:
+        self._play()
         return list(self._readings)
 
+    def _play(self) -> None:
+        """Take up what the control file says, if that is new."""
+        if self._faults is None or self._faults.look() == self._version:
+            return
+        self._version = self._faults.version
+        before, self._played = self._played, self._faults.of(self._worker)
+        for slot in range(len(self._readings)):
+            now, was = self._played.get(slot), before.get(slot)
+            if now == was:
+                continue
+            self.set_reading(slot, now.reading(BASELINE_MIB) if now is not None else None)
+            if now is not None and now.xid is not None and now.xid != (was.xid if was is not None else None):
+                self._report(slot, of_xid(now.xid))
+
+    def watch(self, report: ReportFault) -> None:
+        self._report = report
+
+    def happen(self, slot: int, fault: Fault) -> None:
+        """An event of a device, as a driver tells one."""
+        self._report(slot, fault)
+
     async def memory_is_free(self, slot: int) -> bool:
+        self._play()
         return is_free(self._readings[slot], BASELINE_MIB)
 
     def memory_baseline_mib(self, slot: int) -> int:
@@ -130,7 +162,12 @@ class SimulatedInventory:
 
 
 def _idle(health: Health = "ok") -> SlotReading:
-    return SlotReading(memory_used_mib=BASELINE_MIB, temperature_c=95 if health == "thermal" else 30, health=health)
+    return SlotReading(
+        memory_used_mib=BASELINE_MIB,
+        temperature_c=95 if health == "thermal" else 30,
+        health=health,
+        uncorrected_errors=int(health == "ecc"),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ a fleet's word

@@ -15,6 +15,7 @@ import msgspec
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, Sharing
+from moorage.schemas.unreadable import UNREADABLE
 
 PROTOCOL: Final = 1
 SOCKET_NAME: Final = "lease.sock"
@@ -89,7 +90,7 @@ async def read_request(reader: asyncio.StreamReader) -> Request | None:
     body = await _read(reader)
     try:
         return None if body is None else _decode_request(body)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except UNREADABLE as error:
         raise FrameRefused(str(error)) from None
 
 
@@ -98,7 +99,7 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer | None:
     body = await _read(reader)
     try:
         return None if body is None else _decode_answer(body)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except UNREADABLE as error:
         raise FrameRefused(str(error)) from None
 
 

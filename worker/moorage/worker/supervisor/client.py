@@ -20,6 +20,7 @@ from typing import Final, cast
 import msgspec
 
 import moorage
+from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.supervisor.protocol import (
     PROTOCOLS,
     SOCKET_NAME,
@@ -30,6 +31,7 @@ from moorage.worker.supervisor.protocol import (
     Fence,
     Forget,
     FrameReader,
+    FrameTooLarge,
     Hello,
     List,
     Listed,
@@ -318,19 +320,23 @@ class Supervised(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
-        for body in self._reader.feed(data):
-            for message in decode_messages(body):
-                match message:
-                    case Hello():
-                        self._greeted(message)
-                    case Done() | Listed():
-                        self._answered(message)
-                    case Refused():
-                        self._refused(message)
-                    case _:
-                        self._events.append(message)
-                        if isinstance(message, Output):
-                            self._events_bytes += len(message.data)
+        try:
+            messages = [message for body in self._reader.feed(data) for message in decode_messages(body)]
+        except (FrameTooLarge, *UNREADABLE) as error:
+            self._end(SupervisorGone(f"the supervisor said what is no frame: {error}"))
+            return
+        for message in messages:
+            match message:
+                case Hello():
+                    self._greeted(message)
+                case Done() | Listed():
+                    self._answered(message)
+                case Refused():
+                    self._refused(message)
+                case _:
+                    self._events.append(message)
+                    if isinstance(message, Output):
+                        self._events_bytes += len(message.data)
         if self._events:
             self._some.set()
             full = len(self._events) > EVENTS_MAX or self._events_bytes > EVENTS_BYTES_MAX
@@ -341,6 +347,8 @@ class Supervised(asyncio.Protocol):
         self._end(SupervisorGone(f"the supervisor closed the connection{f': {exc}' if exc else ''}"))
 
     def _greeted(self, hello: Hello) -> None:
+        if self._identity.done():
+            return  # it says who it is once
         if hello.protocol not in PROTOCOLS:
             spoken = f"{PROTOCOLS[0]} to {PROTOCOLS[-1]}"
             message = f"the supervisor speaks protocol {hello.protocol}, this agent {spoken}"
@@ -349,7 +357,7 @@ class Supervised(asyncio.Protocol):
         self.cgroup, self.controllers, self.protocol = hello.cgroup, hello.controllers, hello.protocol
         if self._pidfd < 0:
             # Whoever started it is connected to the socket of its starter, which has forked and is gone.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, OverflowError):
                 self._pidfd = os.pidfd_open(hello.pid)
         self._identity.set_result(SupervisorIdentity(hello.boot_id, hello.start_ticks, hello.pid))
 

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.supervisor.protocol import Ended
 
 COMPACT_BYTES: Final = 4 * 1024 * 1024
@@ -71,7 +72,7 @@ def read_journal(path: Path) -> dict[str, Left]:
             break
         try:
             record = _decode(body)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             break
         at += _HEADER_BYTES + length_bytes
         match record:

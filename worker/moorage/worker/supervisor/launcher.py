@@ -29,6 +29,7 @@ _CLONE_INTO_CGROUP = 0x200000000
 _SYS_CLONE3 = 435
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220, "loongarch64": 220, "ppc64le": 120}
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
 
 # PyDLL keeps the interpreter's lock, so that the child returns as its holder; nothing else runs in this process.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -97,9 +98,16 @@ def become(request: tuple, descriptors: list, confirm: int, parent: int, moved: 
             resource.setrlimit(name, value)
         stage = STAGE_USER
         if ids is not None:
+            # Its output is its own to open again (/dev/stdout); what it makes is nobody else's to read.
+            for descriptor in (1, 2):
+                os.fchown(descriptor, ids[0], ids[1])
+            os.umask(0o077)
             os.setgroups(ids[2])
             os.setgid(ids[1])
             os.setuid(ids[0])
+            # A set-user-id program gives it no other user than this one.
+            if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+                raise OSError(ctypes.get_errno(), "no_new_privs")
         stage = STAGE_CWD
         os.chdir(cwd)
         stage = STAGE_EXEC

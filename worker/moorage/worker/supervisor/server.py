@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
-import msgspec
-
+from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.proctree import read_process
 from moorage.worker.supervisor.protocol import (
     SOCKET_NAME,
@@ -125,7 +124,7 @@ class Connection(asyncio.Protocol):
         try:
             for body in self._reader.feed(data):
                 self._handler.asked(self, decode_request(body))
-        except (FrameTooLarge, msgspec.MsgspecError) as error:
+        except (FrameTooLarge, *UNREADABLE) as error:
             self._welcome = False
             self._refuse("invalid-frame", str(error))
 

@@ -1,0 +1,50 @@
+"""HyperQueue, run by the Python of its own environment: `on_hyperqueue.py processes SLOTS`; prints one JSON object.
+
+Fair settings: server and worker of its own package, no journal (it would write one more file), as many CPU slots as
+told standing in for GPUs, tasks of one job each handed over in one call, no output files.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hyperqueue import Job, LocalCluster
+from hyperqueue.cluster import WorkerConfig
+from hyperqueue.ffi import get_version
+
+TASKS = 2_000
+WAITS = 60
+
+
+def processes(slots: int) -> dict[str, float]:
+    """/bin/true as a process a task: how many a second; and submit to start of one that says when it began."""
+    with tempfile.TemporaryDirectory() as name, LocalCluster(f"{name}/hq", WorkerConfig(cores=slots)) as cluster:
+        client = cluster.client()
+
+        def run(count: int, command: list[str]) -> None:
+            job = Job(default_workdir=name)
+            for _ in range(count):
+                job.program(command, stdout=None, stderr=None)
+            client.connection.wait_for_jobs([client.submit(job).id], lambda _: None)
+
+        run(100, ["/bin/true"])
+        began = time.monotonic()
+        run(TASKS, ["/bin/true"])
+        rate = TASKS / (time.monotonic() - began)
+        waits = []
+        for number in range(WAITS):
+            stamp = Path(name) / f"began-{number}"
+            submitted = time.time_ns()
+            run(1, ["/bin/sh", "-c", f"date +%s%N > {stamp}"])
+            waits.append((int(stamp.read_text()) - submitted) / 1e6)
+    waits.sort()
+    return {"jobs/s": rate, "p50 ms": statistics.median(waits), "p99 ms": waits[len(waits) * 99 // 100]}
+
+
+if __name__ == "__main__":
+    print(json.dumps({**processes(int(sys.argv[2])), "version": get_version()}))

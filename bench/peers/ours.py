@@ -1,0 +1,75 @@
+"""Ours, for the same questions as the peers': every job durable, fsynced before its submit is answered."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from bench.callers import Callers, quantile
+from bench.stack import stack
+from moorage.client import AsyncClient
+
+NOOP = b'{"job":"%s","events":"tenant","gpu":{"count":1},"run":{"driver":"noop"}}'
+GANG = b'{"job":"%s","replicas":8,"events":"tenant","gpu":{"count":1,"scheduling":"gang"},"run":{"driver":"noop"}}'
+TRUE = b'{"job":"%s","events":"tenant","gpu":{"count":1},"run":{"argv":["/bin/true"]}}'
+JOBS = 20_000
+JOBS_FEW_SLOTS = 5_000
+CALLERS = 1_000
+WAITS = 500
+GANGS = 3_000
+GANGS_AT_ONCE = 200
+PROCESSES = 1_500
+PROCESS_WAITS = 60
+
+
+async def noop(fleet: str, jobs: int) -> dict[str, float]:
+    """No-op jobs of one GPU each, 1,000 callers: jobs a second to the terminal state; submit to start with one."""
+    async with stack(fleet) as it:
+        callers = await Callers.open(it, NOOP)
+        rate = await _rate(callers, jobs, CALLERS)
+        await callers.waits_ms()
+        await callers.closed_loop(WAITS, 1)
+        await callers.until_ended(callers.made)
+        waits = await callers.waits_ms()
+        await callers.close()
+    return {"jobs/s": rate, "p50 ms": quantile(waits, 0.5), "p99 ms": quantile(waits, 0.99)}
+
+
+async def gangs() -> dict[str, float]:
+    """Gangs of 8 replicas, placed together, started together, over."""
+    async with stack("256x8xH100") as it:
+        callers = await Callers.open(it, GANG)
+        rate = await _rate(callers, GANGS, GANGS_AT_ONCE)
+        await callers.close()
+    return {"groups/s": rate}
+
+
+async def processes(slots: int) -> dict[str, float]:
+    """/bin/true as a process a job; and submit to start of one that says when it began."""
+    async with stack(f"1x{slots}xH100", driver="process") as it:
+        callers = await Callers.open(it, TRUE)
+        rate = await _rate(callers, PROCESSES, CALLERS)
+        await callers.close()
+        with tempfile.TemporaryDirectory() as folder:
+            async with AsyncClient(it.url, tenant="t0") as moorage:
+                waits = []
+                for number in range(PROCESS_WAITS):
+                    stamp = Path(folder) / f"began-{number}"
+                    submitted = time.time_ns()
+                    job = await moorage.submit(["/bin/sh", "-c", f"date +%s%N > {stamp}"], gpu=1)
+                    await job.result(30)
+                    waits.append((int(stamp.read_text()) - submitted) / 1e6)
+    waits.sort()
+    return {"jobs/s": rate, "p50 ms": statistics.median(waits), "p99 ms": quantile(waits, 0.99)}
+
+
+async def _rate(callers: Callers, jobs: int, in_flight: int) -> float:
+    """Jobs a second to the terminal state, after some to warm up."""
+    await callers.closed_loop(in_flight, in_flight)
+    await callers.until_ended(callers.made)
+    began, before = time.monotonic(), callers.made
+    await callers.closed_loop(jobs, in_flight)
+    await callers.until_ended(before + jobs)
+    return jobs / (time.monotonic() - began)

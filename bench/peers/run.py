@@ -1,0 +1,135 @@
+"""`make bench-peers`: ours beside other schedulers on this machine, one after the other in each round.
+
+Writes bench/RESULTS-peers.md. A peer that cannot be installed is named with what to do about it; the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from bench.peers import environments, ours
+from bench.peers.environments import NoPeer, measured, python_of
+from bench.run import _number, busy_percent
+
+ROOT = Path(__file__).resolve().parents[2]
+Figures = dict[str, float]
+
+#: GPUs that do not exist: of those a peer has a process or a thread for each
+SLOTS = 8
+#: processes of a peer cost nothing while only room is set aside
+SLOTS_OF_GROUPS = 512
+
+MEASURED: dict[str, Callable[[], Figures]] = {
+    "moorage, no-op, 2,048 slots": lambda: _run(ours.noop("256x8xH100", ours.JOBS)),
+    "moorage, no-op, 8 slots": lambda: _run(ours.noop("1x8xH100", ours.JOBS_FEW_SLOTS)),
+    "Ray, warm tasks, 8 slots": lambda: measured(python_of("ray"), "on_ray.py", "tasks", SLOTS),
+    "Dask distributed, 8 slots": lambda: measured(python_of("distributed"), "on_dask.py", "tasks", SLOTS),
+    "moorage, gangs of 8": lambda: _run(ours.gangs()),
+    "Ray, placement groups of 8": lambda: measured(python_of("ray"), "on_ray.py", "groups", SLOTS_OF_GROUPS),
+    "moorage, a process a job, 8 slots": lambda: _run(ours.processes(SLOTS)),
+    "HyperQueue, a process a job, 8 slots": lambda: measured(
+        python_of("hyperqueue"), "on_hyperqueue.py", "processes", SLOTS
+    ),
+    "Slurm, a process a job, 8 slots": lambda: measured(environments.slurm(), "on_slurm.py", "processes", SLOTS),
+}
+
+#: what is compared: ours, the peer, which figure, and how many times it must and shall be
+RATIOS: tuple[tuple[str, str, str, str], ...] = (
+    ("moorage, no-op, 2,048 slots", "Ray, warm tasks, 8 slots", "jobs/s", "≥ 6 / ≥ 12"),
+    ("moorage, no-op, 8 slots", "Ray, warm tasks, 8 slots", "jobs/s", "reported"),
+    ("moorage, no-op, 2,048 slots", "Ray, warm tasks, 8 slots", "p50 ms", "≤ 1.3 / ≤ 0.8"),
+    ("moorage, no-op, 2,048 slots", "Dask distributed, 8 slots", "jobs/s", "≥ 5 / ≥ 10"),
+    ("moorage, gangs of 8", "Ray, placement groups of 8", "groups/s", "≥ 2 / ≥ 5"),
+    ("moorage, a process a job, 8 slots", "HyperQueue, a process a job, 8 slots", "jobs/s", "≥ 1.2 / ≥ 1.5"),
+    ("moorage, a process a job, 8 slots", "HyperQueue, a process a job, 8 slots", "p50 ms", "≤ 0.5"),
+    ("moorage, a process a job, 8 slots", "Slurm, a process a job, 8 slots", "jobs/s", "≥ 10"),
+)
+
+HEAD = """# Results beside others
+
+Written by `make bench-peers`: all on one machine, one after the other in each round; min, median and max. The settings
+are each peer's best that we found, and stand in its runner in `bench/peers`.
+
+- Ours is durable (fsynced before a submit is answered) and the peers are not: Ray and Dask keep nothing, HyperQueue
+  runs without its journal, and Slurm saves its state now and then.
+- GPUs are made up everywhere. Ours are simulated workers' where no process is started, so 2,048 slots cost nothing but
+  their bookkeeping; a peer has a process or a thread for each slot, and 8 is what suits it best on this machine. With 8
+  slots ours is bound by them: a slot is busy for two records of the ledger at least.
+- submit→start is one job in flight, from the submit's call to the job's own clock.
+"""
+
+
+def _run(work: object) -> Figures:
+    result: Figures = uvloop.run(work)  # type: ignore[arg-type]
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="what begins so, as Ray or moorage")
+    parser.add_argument("--dry", action="store_true", help="print, write nothing")
+    arguments = parser.parse_args()
+    busy = busy_percent()
+    found: dict[tuple[str, str], list[float]] = {}
+    missing: dict[str, str] = {}
+    for number in range(arguments.rounds):
+        for name, measure in MEASURED.items():
+            if name in missing or not (arguments.only is None or name.startswith(tuple(arguments.only))):
+                continue
+            try:
+                figures = measure()
+            except NoPeer as why:
+                missing[name] = str(why)
+                print(f"{name}: {why}", file=sys.stderr, flush=True)
+                continue
+            for figure, value in figures.items():
+                found.setdefault((name, figure), []).append(value)
+            print(f"{number + 1}/{arguments.rounds} {name}: {figures}", file=sys.stderr, flush=True)
+    text = report(found, missing, busy, arguments.rounds)
+    print(text)
+    if not arguments.dry:
+        (ROOT / "bench" / "RESULTS-peers.md").write_text(text)
+    return 0
+
+
+def report(found: dict[tuple[str, str], list[float]], missing: dict[str, str], busy: float, rounds: int) -> str:
+    """The page."""
+    versions = ", ".join(f"{runner[3:-3]} {version}" for runner, version in environments.versions.items())
+    lines = [
+        HEAD,
+        f"- {os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
+        f"- {versions}",
+        f"- {time.strftime('%Y-%m-%d', time.gmtime())}, {rounds} rounds, machine {busy:.0f} % busy before the first",
+        "",
+        "| what | figure | min | median | max |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for (name, figure), values in found.items():
+        lines.append(f"| {name} | {figure} | {_spread(values)} |")
+    lines += ["", "| ours / theirs, round by round | figure | must / goal | min | median | max |"]
+    lines.append("| --- | --- | --- | ---: | ---: | ---: |")
+    for us, them, figure, wanted in RATIOS:
+        mine, theirs = found.get((us, figure), []), found.get((them, figure), [])
+        if mine and theirs:
+            spread = _spread([a / b for a, b in zip(mine, theirs, strict=False)])
+            lines.append(f"| {us} / {them} | {figure} | {wanted} | {spread} |")
+    lines += [f"\nNot measured: {name}: {why}" for name, why in missing.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _spread(values: list[float]) -> str:
+    return " | ".join(_number(value) for value in (min(values), statistics.median(values), max(values)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Keys and certificates of a site's users: made once, private (0600), never overwritten.
+
+NKeys are Ed25519 keys in NATS' own spelling (nkeys.py); certificates are for who has no authority of its own, or wants
+one for a test. Needs the packages `nkeys` and `cryptography` (`pip install 'moorage[nats-config]'`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.bus.site import ORGANISATION, Identity, Site
+from moorage.schemas.errors import MoorageError, problem
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.x509 import Certificate
+
+#: of the certificates made here; who needs shorter ones has an authority of its own
+VALID_DAYS: Final = 825
+#: a clock that is a little behind may see a certificate before it was made
+_EARLIER: Final = timedelta(hours=1)
+_SEED_BYTES: Final = 32
+EXTRA: Final = "pip install 'moorage[nats-config]'"
+
+
+def nkey(folder: Path, identity: Identity) -> str:
+    """The public key of a user; its seed is made in `<folder>/<key>.nk` where there is none. Raises OSError."""
+    nkeys = _package("nkeys")
+    seed = kept(
+        folder / f"{identity.key}.nk",
+        lambda: nkeys.encode_seed(secrets.token_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER) + b"\n",
+    )
+    pair = nkeys.from_seed(bytearray(seed.strip()))
+    public: bytes = pair.public_key
+    return public.decode()
+
+
+def route_password(folder: Path) -> str:
+    """What the servers of a cluster show each other. Raises OSError."""
+    return kept(folder / "route.password", lambda: secrets.token_hex(24).encode()).decode()
+
+
+def kept(path: Path, make: Callable[[], bytes]) -> bytes:
+    """What stands in a private file, which is made with what `make` gives where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    content = make()
+    write_private(path, content)
+    return content
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A new file, whole, for its owner alone. Raises FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _package(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise MoorageError(problem("failed-precondition", f"the package {name} is missing", next=EXTRA)) from None
+
+
+# ----------------------------------------------------------------------------------------------------- certificates
+
+
+def certificates(folder: Path, site: Site) -> None:
+    """An authority, a certificate for each server and each user that has none: `<key>.pem` and `<key>.key`.
+
+    The authority's own key stays in `ca.key`: take it off the servers. Raises OSError, MoorageError.
+    """
+    _package("cryptography")
+    authority = _authority(folder)
+    for at, server in enumerate(site.servers):
+        _certificate(folder, f"server.{at + 1}", ("server", f"server-{at + 1}"), authority, server.host)
+    for identity in site.identities:
+        _certificate(folder, identity.key, (identity.role, identity.name), authority)
+
+
+def _authority(folder: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    def make() -> bytes:
+        made = ec.generate_private_key(ec.SECP256R1())
+        return _private_pem(made)
+
+    key = load_pem_private_key(kept(folder / "ca.key", make), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise MoorageError(problem("failed-precondition", f"{folder / 'ca.key'} is no key of an elliptic curve"))
+    certificate = kept(folder / "ca.pem", lambda: _signed(_name(("authority", ORGANISATION)), key, None, key, "ca"))
+    return x509.load_pem_x509_certificate(certificate), key
+
+
+def _certificate(
+    folder: Path,
+    key_name: str,
+    who: tuple[str, str],
+    authority: tuple[Certificate, EllipticCurvePrivateKey],
+    host: str = "",
+) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if (folder / f"{key_name}.pem").exists():
+        return
+    key = ec.generate_private_key(ec.SECP256R1())
+    write_private(folder / f"{key_name}.key", _private_pem(key))
+    write_private(folder / f"{key_name}.pem", _signed(_name(who), key, authority[0], authority[1], host))
+
+
+def _name(who: tuple[str, str]) -> Any:
+    """O, OU, CN in this order: the server writes them in the other (RFC 2253)."""
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    role, name = who
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, ORGANISATION),
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role),
+            x509.NameAttribute(NameOID.COMMON_NAME, name),
+        ]
+    )
+
+
+def _signed(
+    name: Any, key: EllipticCurvePrivateKey, issuer: Certificate | None, by: EllipticCurvePrivateKey, host: str
+) -> bytes:
+    """A certificate as PEM: the authority's own (`host` is ca), a server's with its host, or a user's."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(issuer.subject if issuer is not None else name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(now + timedelta(days=VALID_DAYS))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=0 if issuer is None else None), True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), False)
+    )
+    if issuer is None:
+        builder = builder.add_extension(_key_usage(signs=True), True)
+    else:
+        # a server of a cluster is a client of the others
+        usage = [ExtendedKeyUsageOID.CLIENT_AUTH] + ([ExtendedKeyUsageOID.SERVER_AUTH] if host else [])
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usage), False)
+        builder = builder.add_extension(_key_usage(signs=False), True)
+    if issuer is not None and host:
+        builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host)]), False)
+    return builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def _alternative(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _key_usage(*, signs: bool) -> Any:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _private_pem(key: EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,0 +1,311 @@
+"""The configuration of nats-server for a site: its accounts, users and permissions, and a file for each server.
+
+Text alone: who has which key is `identities`' affair, and which file is written where the command's. The rights come
+from `schemas.roles`, so from the table of subjects.
+
+Three layouts come of two choices. *One server or a cluster*: with more than one, submitters have the endpoint and no
+right on the durable queue, since on a replicated stream of server 2.14 and 2.15 one publish with a false header stops
+the queue for good (ledger-rules H17). *Accounts per tenant or one for all*: in an account of its own a submitter can
+name no subject of others as its reply subject, whoever answers; in the users' account the server itself would answer
+there, and so the queue and the results of functions are not for submitters (H37).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S
+from moorage.schemas.names import is_tenant, is_worker
+from moorage.schemas.roles import Rights, Role, result_reads, rights
+from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+
+#: how users show who they are: an NKey, a certificate, or a password that the server reads from its environment
+Auth = Literal["nkey", "mtls", "env"]
+#: the schedulers' second user, in the ledger's account
+LEDGER_ROLE: Final = "ledger"
+PORT_DEFAULT: Final = 4222
+#: a cluster port for each client port
+ROUTES_BEHIND: Final = 2000
+SERVERS_ALLOWED: Final = (1, 3, 5)
+USERS_MAX: Final = 10_000
+#: a page of output is read from a disk before it is answered
+ANSWER_WITHIN: Final = "1m"
+ORGANISATION: Final = "moorage"
+
+
+class Identity(NamedTuple):
+    """A user by role and name; `key` names its files."""
+
+    role: Role | Literal["ledger"]
+    name: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.role}.{self.name}"
+
+    @property
+    def subject(self) -> str:
+        """Of its certificate, as the server writes it (RFC 2253)."""
+        return f"CN={self.name},OU={self.role},O={ORGANISATION}"
+
+    @property
+    def variable(self) -> str:
+        """Of the server's environment, with its password."""
+        return f"{self.role}_{self.name}_PASSWORD".upper().replace("-", "_")
+
+
+class Server(NamedTuple):
+    """Where clients and other servers find one nats-server."""
+
+    host: str
+    port: int = PORT_DEFAULT
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("127.0.0.1", "localhost", "::1")
+
+    def listen(self, port: int) -> str:
+        return f"{self.host if self.is_loopback else '0.0.0.0'}:{port}"
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """Who there is and how they connect. Raises ValueError, naming what cannot be."""
+
+    tenants: tuple[str, ...]
+    workers: tuple[str, ...] = ()
+    schedulers: tuple[str, ...] = ("main",)
+    operators: tuple[str, ...] = ()
+    observers: tuple[str, ...] = ()
+    servers: tuple[Server, ...] = (Server("127.0.0.1"),)
+    prefix: str = PREFIX_DEFAULT
+    auth: Auth = "nkey"
+    shared: bool = False
+    results: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.servers) not in SERVERS_ALLOWED or len(set(self.servers)) != len(self.servers):
+            raise ValueError(f"a site has 1, 3 or 5 different servers, found {len(set(self.servers))}")
+        if self.shared and self.results:
+            raise ValueError(
+                "results of functions are read safely from an account of one's own alone: no shared account"
+            )
+        for kind in ("tenants", "workers", "schedulers", "operators", "observers"):
+            found: tuple[str, ...] = getattr(self, kind)
+            if not found and kind in ("tenants", "schedulers"):
+                raise ValueError(f"a site without {kind} has nobody to serve: name one")
+            if len(set(found)) != len(found):
+                raise ValueError(f"{kind}: named twice: {next(name for name in found if found.count(name) > 1)}")
+            for name in found:
+                if not (is_tenant if kind == "tenants" else is_worker)(name):
+                    raise ValueError(f"{name[:80]!r} is no name for one of the {kind}")
+        if len(self.identities) > USERS_MAX:
+            raise ValueError(f"a site has at most {USERS_MAX} users, found {len(self.identities)}")
+        variables = [each.variable for each in self.identities]
+        if self.auth == "env" and len(set(variables)) != len(variables):
+            raise ValueError("two users would have one variable: names may not differ by case, - and _ alone")
+
+    @property
+    def subjects(self) -> Subjects:
+        return Subjects(self.prefix)
+
+    @property
+    def clustered(self) -> bool:
+        return len(self.servers) > 1
+
+    @property
+    def queue(self) -> bool:
+        """Whether submitters may use the durable queue."""
+        return not self.clustered and not self.shared
+
+    @property
+    def identities(self) -> list[Identity]:
+        """Every user, those of the ledger's account last."""
+        found = [Identity("submitter", name) for name in self.tenants]
+        found += [Identity("worker", name) for name in self.workers]
+        found += [Identity("scheduler", name) for name in self.schedulers]
+        found += [Identity("operator", name) for name in self.operators]
+        found += [Identity("observer", name) for name in self.observers]
+        return found + [Identity("ledger", name) for name in self.schedulers]
+
+    def rights_of(self, identity: Identity) -> Rights | None:
+        """What a user may do; None in the ledger's account, which is the schedulers' own."""
+        if identity.role == "ledger":
+            return None
+        results_of = self.tenants if self.results else ()
+        return rights(identity.role, identity.name, self.subjects, queue=self.queue, results_of=results_of)
+
+    def account_of(self, identity: Identity) -> str:
+        upper = self.prefix.upper().replace(".", "_") if self.prefix != PREFIX_DEFAULT else ACCOUNT
+        if identity.role == "ledger":
+            return f"{upper}_LEDGER"
+        return f"{upper}_TENANT_{identity.name}" if identity.role == "submitter" and not self.shared else upper
+
+
+# --------------------------------------------------------------------------------------------------------- accounts
+
+
+def accounts(site: Site, credentials: dict[Identity, str]) -> str:
+    """`accounts.conf`: every account with its users. `credentials` are public keys for nkey; nothing here is secret."""
+    by_account: dict[str, list[Identity]] = {}
+    for identity in site.identities:
+        by_account.setdefault(site.account_of(identity), []).append(identity)
+    users = site.account_of(Identity("scheduler", ""))
+    ledger = site.account_of(Identity("ledger", ""))
+    tenants = [name for name in by_account if name not in (users, ledger)]
+    exports, imports = _crossings(site, users)
+    lines = ["# Made by `moorage admin nats-config`: make it anew rather than edit it.", "accounts {"]
+    for account in (users, *tenants, ledger):
+        lines.append(f"  {quoted(account)} {{")
+        if account not in tenants:
+            lines.append("    jetstream: enabled")
+        lines.append("    users: [")
+        for identity in by_account[account]:
+            lines += _user(identity, site.rights_of(identity), site.auth, credentials.get(identity, ""))
+        lines.append("    ]")
+        for title, crossing in (
+            ("exports", exports if account == users else []),
+            ("imports", imports.get(account, [])),
+        ):
+            if crossing:
+                lines += [f"    {title}: [", *(f"      {line}" for line in crossing), "    ]"]
+        lines.append("  }")
+    return "\n".join([*lines, "}", ""])
+
+
+def _user(identity: Identity, may: Rights | None, auth: Auth, credential: str) -> list[str]:
+    if auth == "nkey":
+        who = f"nkey: {credential}"
+    elif auth == "mtls":
+        who = f"user: {quoted(identity.subject)}"
+    else:
+        who = f"user: {quoted(identity.key)}, password: ${identity.variable}"
+    head = f"      # {identity.role} {identity.name}"
+    if may is None:
+        return [head, f"      {{ {who} }}"]
+    lines = [head, f"      {{ {who}, permissions: {{"]
+    for verb, subjects in (("publish", may.publish), ("subscribe", may.subscribe)):
+        if not subjects:  # an empty list of what is allowed would allow everything
+            lines.append(f'          {verb}: {{ deny: [">"] }}')
+            continue
+        lines += [f"          {verb}: {{ allow: [", *_wrapped(subjects), "          ] }"]
+    if may.answers:
+        lines.append(f'          allow_responses: {{ max: {may.answers}, expires: "{ANSWER_WITHIN}" }}')
+    return [*lines, "      } }"]
+
+
+def _wrapped(subjects: Iterable[str]) -> list[str]:
+    return [f"            {quoted(subject)}" for subject in subjects]
+
+
+def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]:
+    """What the users' account exports to each tenant's, and what that imports: its rights, and nothing else."""
+    exports: list[str] = []
+    imports: dict[str, list[str]] = {}
+    if site.shared:
+        return exports, imports
+    for tenant in site.tenants:
+        identity = Identity("submitter", tenant)
+        account, may = site.account_of(identity), site.rights_of(identity)
+        assert may is not None
+        streamed = result_reads(site.subjects, tenant)[1]
+        crossing = [(subject, "service") for subject in may.publish]
+        crossing += [(subject, "stream") for subject in may.subscribe if subject.startswith(f"{site.prefix}.")]
+        for subject, kind in crossing:
+            many = ", response_type: stream" if subject == streamed else ""
+            exports.append(f"{{ {kind}: {quoted(subject)}, accounts: [{quoted(account)}]{many} }}")
+            imports.setdefault(account, []).append(
+                f"{{ {kind}: {{ account: {quoted(users)}, subject: {quoted(subject)} }} }}"
+            )
+    return exports, imports
+
+
+# ---------------------------------------------------------------------------------------------------------- servers
+
+
+def server(site: Site, at: int, *, store: str, folder: str = "", route_password: str = "") -> str:
+    """The file of server number `at` (from 0). `folder` is where the certificates of mTLS lie.
+
+    The numbers are those of the embedded server. With a password of the routes in it the file is private; servers with
+    certificates need none.
+    """
+    me = site.servers[at]
+    lines = [
+        f"# Made by `moorage admin nats-config`: server {at + 1} of {len(site.servers)}.",
+        f'server_name: "{ORGANISATION}-{at + 1}"',
+        f'listen: "{me.listen(me.port)}"',
+        f"max_payload: {MAX_PAYLOAD_BYTES}",
+        f"max_pending: {MAX_PENDING_BYTES}",
+        f'ping_interval: "{PING_INTERVAL_S}s"',
+        "ping_max: 2",
+        'write_deadline: "10s"',
+        "jetstream {",
+        f"  store_dir: {quoted(store)}",
+        "  # Each message is on disk before it is acknowledged: what moorage answers is recorded.",
+        "  sync_interval: always",
+        "}",
+    ]
+    files = [
+        f"  cert_file: {quoted(f'{folder}/server.{at + 1}.pem')}",
+        f"  key_file: {quoted(f'{folder}/server.{at + 1}.key')}",
+        f"  ca_file: {quoted(f'{folder}/ca.pem')}",
+    ]
+    if site.auth == "mtls":
+        lines += [
+            "tls {",
+            *files,
+            "  # the subject of a client's certificate is the user's name",
+            "  verify_and_map: true",
+        ]
+        lines.append("}")
+    if site.clustered:
+        user = f"route:{route_password}@" if route_password else ""
+        routes = [f"nats-route://{user}{each.host}:{each.port + ROUTES_BEHIND}" for each in site.servers]
+        lines += ["cluster {", f'  name: "{ORGANISATION}"', f'  listen: "{me.listen(me.port + ROUTES_BEHIND)}"']
+        if route_password:
+            lines.append(f"  authorization {{ user: route, password: {quoted(route_password)} }}")
+        if site.auth == "mtls":
+            lines += ["  tls {", *(f"  {line}" for line in files), "    verify: true", "  }"]
+        lines += ["  routes: [", *_wrapped(routes[:at] + routes[at + 1 :]), "  ]", "}"]
+    return "\n".join([*lines, 'include "accounts.conf"', ""])
+
+
+def server_name(site: Site, at: int) -> str:
+    """Of the file of server number `at`."""
+    return f"server-{at + 1}.conf" if site.clustered else "server.conf"
+
+
+def shipped() -> dict[str, dict[str, str]]:
+    """What stands in `deploy/nats`: folders of files for names made up, with no key in any of them."""
+    plain = Site(
+        tenants=("vision", "speech"),
+        workers=("n01", "n02"),
+        operators=("ana",),
+        observers=("grafana",),
+        servers=(Server("0.0.0.0"),),
+        auth="env",
+    )
+    three = tuple(Server(f"nats-{at}") for at in (1, 2, 3))
+    of = {
+        "one-server": plain,
+        "shared-account": msgspec.structs.replace(plain, shared=True),
+        "cluster": msgspec.structs.replace(plain, auth="mtls", servers=three),
+    }
+    made: dict[str, dict[str, str]] = {}
+    for folder, site in of.items():
+        made[folder] = {"accounts.conf": accounts(site, {})}
+        for at in range(len(site.servers)):
+            text = server(site, at, store="/data/jetstream", folder="/etc/nats/tls")
+            made[folder][server_name(site, at)] = text
+    return made
+
+
+def quoted(text: str) -> str:
+    """A string of the server's configuration language, whose quoting is that of JSON for what we write."""
+    return msgspec.json.encode(text).decode()
+
+
+def url_of(servers: Sequence[Server], scheme: str = "nats") -> str:
+    return ",".join(f"{scheme}://{each.host}:{each.port}" for each in servers)

@@ -1,0 +1,179 @@
+"""`moorage admin nats-config`: accounts, users, permissions, keys and contexts for nats-server, in one folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import emit, say, tell
+from moorage.cli.options import Options, guarded
+from moorage.cli.render import many
+from moorage.schemas.subjects import PREFIX_DEFAULT
+
+if TYPE_CHECKING:
+    from moorage.bus.site import Identity, Server, Site
+
+KEYS: Final = "keys"
+TLS: Final = "tls"
+#: as the `nats` tool lays its contexts out below XDG_CONFIG_HOME
+CONTEXTS: Final = "nats/context"
+
+
+def nats_config(
+    *,
+    out: Annotated[Path, Parameter(help="Folder to write to; made where it is not there.")],
+    tenant: Annotated[list[str], Parameter(help="A tenant; again for each.", value="NAME")],
+    worker: Annotated[list[str] | None, Parameter(help="A worker's id; again for each.", value="ID")] = None,
+    operator: Annotated[list[str] | None, Parameter(help="Who runs the fleet; again for each.", value="NAME")] = None,
+    observer: Annotated[list[str] | None, Parameter(help="A dashboard; again for each.", value="NAME")] = None,
+    scheduler: Annotated[
+        list[str] | None, Parameter(help="A scheduler; again for each. Else one, main.", value="NAME")
+    ] = None,
+    server: Annotated[
+        list[str] | None,
+        Parameter(help="Where a nats-server is; 3 or 5 of them are a cluster. Else 127.0.0.1:4222.", value="HOST:PORT"),
+    ] = None,
+    auth: Annotated[
+        Literal["nkey", "mtls", "env"],
+        Parameter(help="How users prove who they are: NKeys, certificates, or passwords in the server's environment."),
+    ] = "nkey",
+    shared: Annotated[
+        bool, Parameter(help="Tenants in the users' account, not in one each: no durable queue for them.")
+    ] = False,
+    results: Annotated[bool, Parameter(help="Workers keep results of functions, and tenants read theirs.")] = False,
+    store: Annotated[Path | None, Parameter(help="JetStream's folder on the server. Else data, below --out.")] = None,
+    prefix: Annotated[str, Parameter(help="First word of every subject.", value="WORD")] = PREFIX_DEFAULT,
+    json: Annotated[bool, Parameter(help="What was written, as one JSON object.")] = False,
+) -> int:
+    """Write nats-server's configuration for these tenants, workers and people, with a key and a nats context for each.
+
+    Run it again with more names: configuration and contexts are made anew, keys and certificates never. Accounts are
+    per tenant, the ledger's is the schedulers' own. The permissions come from the same table as
+    docs/reference/permissions.md.
+    """
+
+    def act() -> int:
+        from moorage.bus.site import Site
+        from moorage.client.errors import rejected
+        from moorage.schemas.subjects import is_prefix
+
+        if not is_prefix(prefix):
+            raise rejected("invalid-argument", f"{prefix!r} is no prefix", found=prefix, next="for example moorage")
+        try:
+            site = Site(
+                tenants=tuple(tenant),
+                workers=tuple(worker or ()),
+                schedulers=tuple(scheduler or ("main",)),
+                operators=tuple(operator or ()),
+                observers=tuple(observer or ()),
+                servers=tuple(map(_server, server or ["127.0.0.1:4222"])),
+                prefix=prefix,
+                auth=auth,
+                shared=shared,
+                results=results,
+            )
+        except ValueError as error:
+            raise rejected("invalid-argument", str(error), next="moorage admin nats-config --help") from None
+        try:
+            written = write(site, out.absolute(), store)
+        except OSError as error:
+            why = f"{error.filename or out} cannot be written: {error.strerror}"
+            raise rejected("failed-precondition", why, next="name a folder of yours with --out") from None
+        if json:
+            emit({"kind": "nats-config", "folder": str(out.absolute()), **written})
+        else:
+            _told(site, out, written)
+        return 0
+
+    return guarded(Options(json=json), act)
+
+
+def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list[str]]:
+    """Everything of a site below `folder` (0700): what was written, by kind. Raises OSError, MoorageError."""
+    from moorage.bus import identities
+    from moorage.bus.site import accounts, server, server_name
+
+    for each in (folder, folder / KEYS, folder / CONTEXTS, folder / TLS):
+        if each.name != TLS or site.auth == "mtls":
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before = {path.name for path in (folder / KEYS).iterdir()}
+    public: dict[Identity, str] = {}
+    if site.auth == "nkey":
+        public = {identity: identities.nkey(folder / KEYS, identity) for identity in site.identities}
+    elif site.auth == "mtls":
+        identities.certificates(folder / TLS, site)
+    password = identities.route_password(folder / KEYS) if site.clustered and site.auth != "mtls" else ""
+    configuration = {"accounts.conf": accounts(site, public)}
+    for at in range(len(site.servers)):
+        where = store or folder / ("data" if not site.clustered else f"data-{at + 1}")
+        text = server(site, at, store=str(where), folder=str(folder / TLS), route_password=password)
+        configuration[server_name(site, at)] = text
+    for name, text in configuration.items():
+        _replace(folder / name, text)
+    contexts = {} if site.auth == "env" else {each.key: _context(site, each, folder) for each in site.identities}
+    for name, fields in contexts.items():
+        _replace(folder / CONTEXTS / f"{name}.json", msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n")
+    return {
+        "configuration": [str(folder / name) for name in configuration],
+        "contexts": sorted(contexts),
+        "keys": sorted({path.name for path in (folder / KEYS).iterdir()} - before),
+        "variables": [each.variable for each in site.identities] if site.auth == "env" else [],
+    }
+
+
+def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
+    from moorage.bus.site import url_of
+    from moorage.schemas.roles import inbox
+
+    fields = {"description": f"{identity.role} {identity.name}", "url": url_of(site.servers)}
+    if identity.role != "ledger":
+        fields["inbox_prefix"] = inbox(identity.role, identity.name)
+    if site.auth == "nkey":
+        fields["nkey"] = str(folder / KEYS / f"{identity.key}.nk")
+    else:
+        fields |= {"url": url_of(site.servers, "tls"), "ca": str(folder / TLS / "ca.pem")}
+        fields |= {"cert": str(folder / TLS / f"{identity.key}.pem"), "key": str(folder / TLS / f"{identity.key}.key")}
+    return fields
+
+
+def _server(text: str) -> Server:
+    """`host` or `host:port`. Raises ValueError."""
+    from moorage.bus.site import PORT_DEFAULT, ROUTES_BEHIND, Server
+
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        host, port = text, str(PORT_DEFAULT)
+    if not host or not port.isdigit() or not 0 < int(port) <= 65535 - ROUTES_BEHIND or any(c in host for c in '/@ "'):
+        raise ValueError(f"{text!r} is no server: write HOST or HOST:PORT, the port at most {65535 - ROUTES_BEHIND}")
+    return Server(host, int(port))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all, for its owner alone."""
+    partial = path.with_name(f".{path.name}.new")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    partial.replace(path)
+
+
+def _told(site: Site, out: Path, written: dict[str, list[str]]) -> None:
+    for path in written["configuration"]:
+        tell(path)
+    for name in written["contexts"]:
+        tell(f"{out.absolute() / CONTEXTS}/{name}.json")
+    for name in written["variables"]:
+        tell(f"${name}")
+    say(f"{many(len(site.identities), 'user')}, {many(len(written['keys']), 'new key')}")
+    if site.clustered:
+        say("note: submitters have the endpoint alone: on a replicated stream one false header stops the durable queue")
+    elif site.shared:
+        say("note: submitters have the endpoint alone: the durable queue needs an account for each tenant")
+    first = written["configuration"][1]
+    say(f"next: nats-server -c {first}")
+    if site.auth != "env":
+        say(f"      XDG_CONFIG_HOME={out} moorage ls --nats submitter.{site.tenants[0]} --tenant {site.tenants[0]}")

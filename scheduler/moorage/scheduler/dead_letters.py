@@ -1,0 +1,224 @@
+"""The dead letters: queued requests that could not be read or were refused, kept for a person to look at and resend.
+
+Nobody waits for the answer to what was published to the durable queue. So its refusal is laid aside with the message as
+it came: the reason, its sequence in the queue, the subject that its sender published to. An operator lists them, shows
+one, resends it (as it was, or mended; under the same job id, so that twice is once) or drops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError, Disconnected, RequestTimeout
+from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError, StoredMessage
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Submit
+from moorage.scheduler.intake import cancel_of
+from moorage.scheduler.ledger import microseconds
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
+from moorage.schemas.frames import Accepted, Answer
+from moorage.schemas.names import is_job
+from moorage.schemas.operate import DeadLetter, DlqAct
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.dlq")
+
+LETTERS_MAX: Final = 100_000
+#: JetStream reserves it
+BYTES_MAX: Final = 64 * 1024**2
+#: settings of the stream that may change under one that is there: nothing but what is kept depends on them
+MAY_CHANGE: Final = frozenset({"max_age", "max_bytes"})
+AT_ONCE_MAX: Final = 8
+LIST_BYTES_MAX: Final = 256 * 1024
+AGAIN_S: Final = 1.0
+#: marks the answers to what was resent; a subject has no blank
+_REPLY_MARK: Final = "letter "
+
+_decode_letter: Final = Decoder[DeadLetter](DeadLetter, 1024 * 1024)
+_decode_verdict: Final = Decoder[Any](Accepted | Answer | Problem)
+_decode_cancel: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
+
+Say = Callable[[str, bytes], None]
+
+
+class DeadLetters:
+    """The store behind one reign. `wake` is called when something was offered to the engine."""
+
+    def __init__(self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None]) -> None:
+        self._js = jetstream
+        self._subjects = subjects
+        self._engine = engine
+        self._wake = wake
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._number = 0
+
+    @staticmethod
+    def stream(subjects: Subjects, replicas: int, keep_s: float) -> dict[str, Any]:
+        """Bounded in number, bytes and age; the oldest go."""
+        return {
+            "name": subjects.dead_letter_stream,
+            "subjects": [subjects.dead_letters_all],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "old",
+            "num_replicas": replicas,
+            "max_msgs": LETTERS_MAX,
+            "max_bytes": BYTES_MAX,
+            "max_age": int(keep_s * 1e9),
+            "allow_direct": True,
+        }
+
+    async def bury(self, tenant: str, message: StoredMessage, problem: Problem) -> None:
+        """Keep a queued message that is refused, with the reason; returns once it is stored."""
+        headers = {MESSAGE_ID: f"{self._subjects.request_stream}.{message.seq}", "Moorage-Code": problem.code}
+        trace = (message.headers or {}).get("traceparent", "")
+        letter = encode(DeadLetter(message.subject, message.seq, problem, message.data, trace[:256]))
+        while True:
+            try:
+                answer: Ack | JsError | BusError = await self._js.append(
+                    self._subjects.dead_letter(tenant), letter, headers
+                )
+            except (RequestTimeout, Disconnected) as error:
+                answer = error
+            if isinstance(answer, Ack):
+                log.warning("request %d of %s is refused: %s", message.seq, tenant, problem.message)
+                return
+            log.warning("the dead letters do not take request %d: %s", message.seq, answer)
+            await asyncio.sleep(AGAIN_S)
+
+    def decided(self, reply: str, answer: bytes) -> bool:
+        """Whether this answer is about a letter that was resent."""
+        if not reply.startswith(_REPLY_MARK):
+            return False
+        waiting = self._waiting.pop(reply, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(_decode_verdict(answer))
+        return True
+
+    def ask(self, arguments: dict[str, Any], answer: Say, reply: str, json: bool) -> None:
+        """An operator's act, done in a task of its own. Raises `Refused` for what cannot be."""
+        act = DlqAct.of(arguments)
+        if len(self._tasks) >= AT_ONCE_MAX:
+            raise refuse("overloaded", f"{AT_ONCE_MAX} acts on dead letters are under way", retry_after_s=0.5)
+        task = asyncio.get_running_loop().create_task(self._do(act, answer, reply, json))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --------------------------------------------------------------------------------------------------- acts
+
+    async def _do(self, act: DlqAct, answer: Say, reply: str, json: bool) -> None:
+        frame: Answer | Problem
+        try:
+            if act.act == "list":
+                data = await self._list(act)
+            else:
+                message = await self._get(act.sequence)
+                if act.act == "show":
+                    data = _row(message, _decode_letter(message.data)) | _whole(message)
+                elif act.act == "drop":
+                    await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
+                    log.warning("dead letter %d is dropped by %s: %s", message.seq, act.by, act.why or "no reason")
+                    data = {"sequence": message.seq, "dropped": True}
+                else:
+                    data = await self._resend(act, message)
+            frame = Answer("dlq", self._engine.state.seq, data)
+        except MoorageError as error:  # of the request, or of the bus
+            frame = error.problem
+        if reply:
+            answer(reply, encode(frame, json=json))
+
+    async def _list(self, act: DlqAct) -> dict[str, Any]:
+        """Letters, oldest first, from behind `after` on; behind `next` the next page begins, 0 at the end."""
+        subject = self._subjects.dead_letter(act.tenant) if act.tenant else self._subjects.dead_letters_all
+        stream = self._subjects.dead_letter_stream
+        info = await self._js.stream_info(stream, subject)
+        counts = {self._subjects.token(name, 1): number for name, number in sorted(info.subjects.items())}
+        messages = await self._js.direct_get_batch(
+            stream, seq=act.after + 1, next_by_subject=subject, batch=act.limit, max_bytes=LIST_BYTES_MAX
+        )
+        rows = [_row(message, _decode_letter(message.data)) for message in messages]
+        more = bool(messages) and messages[-1].seq < info.last_seq
+        return {"letters": rows, "counts": counts, "next": messages[-1].seq if more else 0}
+
+    async def _get(self, sequence: int) -> StoredMessage:
+        message = await self._js.get_message(self._subjects.dead_letter_stream, sequence)
+        if message is None:
+            raise refuse("not-found", f"there is no dead letter {sequence}", found=sequence, next="moorage dlq list")
+        return message
+
+    async def _resend(self, act: DlqAct, message: StoredMessage) -> dict[str, Any]:
+        """Hand it in once more, for its tenant and under its id; it leaves the store once a record holds it."""
+        letter = _decode_letter(message.data)
+        tenant, verb = self._subjects.token(message.subject, 1), letter.subject.rpartition(".")[2]
+        body = letter.body if act.body is None else msgspec.json.encode(act.body)
+        self._number += 1
+        mark = f"{_REPLY_MARK}{self._number}"
+        if verb == "cancel":
+            self._engine.offer(cancel_of(tenant, _decode_cancel(body), reply=mark))
+        else:
+            name, asked = self._engine.requests.read(body)
+            shape = asked.shape or self._engine.shape_of_asked(asked)
+            name = name or _job_of(letter) or f"q{letter.sequence}"
+            self._engine.offer(Submit(tenant, name, body, asked.request, shape, mark, True, 0, letter.trace))
+        waiting: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[mark] = waiting
+        self._wake()
+        try:
+            verdict = await waiting
+        finally:
+            self._waiting.pop(mark, None)
+        if isinstance(verdict, Problem):
+            raise Refused(verdict)
+        await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
+        log.warning("dead letter %d is handed in again by %s: %s", message.seq, act.by, act.why or "no reason")
+        return {"sequence": message.seq, "resent": True, "tenant": tenant, "verb": verb, "answer": verdict}
+
+
+def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
+    """A letter in a list: what it was and why it is here."""
+    stored = datetime.fromisoformat(microseconds(message.stored_at))
+    return {
+        "sequence": message.seq,
+        "tenant": letter.subject.split(".")[-2],
+        "verb": letter.subject.rpartition(".")[2],
+        "subject": letter.subject,
+        "queued": letter.sequence,
+        "time_ms": int(stored.timestamp() * 1000),
+        "job": _job_of(letter),
+        "code": letter.problem.code,
+        "message": letter.problem.message,
+        "bytes": len(letter.body),
+    }
+
+
+def _whole(message: StoredMessage) -> dict[str, Any]:
+    """The message too: as text, and as it is (base64 in JSON) where it is none."""
+    letter = _decode_letter(message.data)
+    try:
+        return {"problem": letter.problem, "body": letter.body.decode()}
+    except UnicodeDecodeError:
+        return {"problem": letter.problem, "body": letter.body.decode("utf-8", "replace"), "data": letter.body}
+
+
+def _job_of(letter: DeadLetter) -> str:
+    """The job that the message names, where that much of it can be read."""
+    if letter.problem.job:
+        return letter.problem.job
+    try:
+        job = _decode_cancel(letter.body).get("job")
+    except Refused:
+        return ""
+    return job if isinstance(job, str) and is_job(job) else ""

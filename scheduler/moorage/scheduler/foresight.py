@@ -1,0 +1,198 @@
+"""Questions about what will be: why a job waits and when it starts, told when asked, at submit, and when it changes.
+
+The reason is found in this process. When it starts is found by a copy of it (`whatif.child`), one forecast for all
+that wait; whoever asks within `FORECAST_KEPT_MS` shares it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.explain import NEVER_REASONS
+from moorage.scheduler.core.outputs import Message
+from moorage.scheduler.core.state import QUEUED, Job
+from moorage.scheduler.core.waiting import explain_job
+from moorage.scheduler.whatif.child import Children
+from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Event
+
+FORECAST_KEPT_MS: Final = 2_000
+#: how often a followed job that waits is looked at, and how many of them each time
+FOLLOW_S: Final = 2.0
+FOLLOWED_AT_ONCE: Final = 16
+FOLLOWED_MAX: Final = 256
+#: a job that nobody has asked for so long is followed no more
+FOLLOWED_MS: Final = 60_000
+#: of the leader's time, what answers to submits may take: one part in so many
+SUBMIT_SHARE: Final = 100
+#: an estimate has changed when it is off by a fifth, and by more than this
+CHANGED_MS: Final = 5_000
+#: reasons under which no estimate stands: nothing that runs is waited for
+_NO_ESTIMATE: Final = NEVER_REASONS | {"held", "not-heard", "closed", "sick"}
+
+
+class _Followed(NamedTuple):
+    until_ms: int
+    told: tuple[Any, ...]
+    starts_at_ms: int  # ledger time of the start that was told; 0 for none
+
+
+class Foresight:
+    """`now_ms` is ledger time. `answer` sends an answer of the verb explain; `send` sends messages."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        now_ms: Callable[[], int],
+        answer: Callable[[Callable[[], Any], str, bool], None],
+        send: Callable[[list[Message]], None],
+        *,
+        forks: bool,
+    ) -> None:
+        self._engine = engine
+        self._now_ms = now_ms
+        self._answer = answer
+        self._send = send
+        self.children = Children() if forks else None
+        self._forecast: Forecast | None = None
+        self._asked: list[tuple[str, str, str, bool]] | None = None  # those that wait for the forecast under way
+        self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
+        self._submits_from_s = 0.0
+        engine.tell_waiting = self.at_submit
+
+    # ------------------------------------------------------------------------------------------- asked
+
+    def explain(self, tenant: str, job: str, reply: str, json: bool) -> None:
+        """Answer at once, or with the next forecast where it waits for what runs."""
+        found = self._engine.state.job(tenant, job)
+        if found is not None and self._waits(found):
+            self._follow(tenant, job)
+            if self._wants_forecast(tenant, job) and self._look_ahead(tenant, job, reply, json):
+                return
+        self._tell(tenant, job, reply, json)
+
+    def _tell(self, tenant: str, job: str, reply: str, json: bool) -> None:
+        self._answer(lambda: self.explained(tenant, job), reply, json)
+
+    def explained(self, tenant: str, job: str, *, fixes: bool = True) -> Any:
+        """What `explain` answers: with the start that the last forecast knows."""
+        data = explain_job(self._engine, tenant, job, fixes=fixes)
+        if isinstance(data, dict) and "reason" in data and data["reason"] not in _NO_ESTIMATE:
+            data |= self._start(tenant, job)
+        return data
+
+    def _start(self, tenant: str, job: str) -> dict[str, Any]:
+        known = self._forecast
+        if known is None:
+            return {}
+        start = known.starts.get(tenant, {}).get(job)
+        if start is None:
+            unknown = f"how long {known.unknown_runs} of what runs will take is not known"
+            return {"starts_unknown": unknown} if known.unknown_runs else {}
+        passed = max(0, self._now_ms() - known.time_ms)
+        band = {"p50_ms": max(0, start.p50_ms - passed)}
+        if start.p90_ms >= 0:
+            band["p90_ms"] = max(band["p50_ms"], start.p90_ms - passed)
+        return {"starts": band}
+
+    def _waits(self, job: Job) -> bool:
+        return any(replica.state == QUEUED for replica in job.replicas)
+
+    def _wants_forecast(self, tenant: str, job: str) -> bool:
+        if self.children is None:
+            return False
+        known = self._forecast
+        return known is None or self._now_ms() - known.time_ms > FORECAST_KEPT_MS
+
+    def _look_ahead(self, tenant: str, job: str, reply: str, json: bool) -> bool:
+        """Ask for a forecast, or wait for the one under way; False where neither can be."""
+        assert self.children is not None
+        if self._asked is None:
+            engine, now_ms = self._engine, self._now_ms()
+            if not self.children.ask(lambda: forecast(engine, now_ms), self._foresaw):
+                return False
+            self._asked = []
+        if reply:
+            self._asked.append((tenant, job, reply, json))
+        return True
+
+    def _foresaw(self, answer: bytes | None) -> None:
+        asked, self._asked = self._asked or [], None
+        if answer is not None:
+            self._forecast = decode_forecast(answer)
+        for tenant, job, reply, json in asked:
+            self._tell(tenant, job, reply, json)
+
+    # --------------------------------------------------------------------------------------- at submit
+
+    def at_submit(self, job: Job) -> dict[str, Any] | None:
+        """What the answer to a submit says of a job that waits; None where that would take too much of the leader."""
+        if len(self._followed) < FOLLOWED_MAX:
+            self._follow(job.tenant, job.name)
+        began_s = time.perf_counter()
+        if began_s < self._submits_from_s:
+            return None
+        data = self.explained(job.tenant, job.name)
+        ended_s = time.perf_counter()
+        self._submits_from_s = ended_s + SUBMIT_SHARE * (ended_s - began_s)
+        return data if isinstance(data, dict) else None
+
+    # ----------------------------------------------------------------------------------- when it changes
+
+    def _follow(self, tenant: str, job: str) -> None:
+        key = (tenant, job)
+        known = self._followed.pop(key, _Followed(0, (), 0))
+        if len(self._followed) >= FOLLOWED_MAX:
+            self._followed.popitem(last=False)
+        self._followed[key] = known._replace(until_ms=self._now_ms() + FOLLOWED_MS)
+
+    async def run(self) -> None:
+        """Tell the followers of jobs that wait when the reason, the place or the estimate has changed."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            messages = self._news()
+            if messages:
+                self._send(messages)
+
+    def _news(self) -> list[Message]:
+        state, now_ms, messages = self._engine.state, self._now_ms(), []
+        for key in list(self._followed)[:FOLLOWED_AT_ONCE]:
+            followed = self._followed.pop(key)
+            job = state.job(*key)
+            if job is None or now_ms > followed.until_ms or not self._waits(job):
+                continue
+            if self._wants_forecast(*key):
+                self._look_ahead(*key, "", True)
+            data = self.explained(*key, fixes=False)
+            told, starts = _gist(data), data.get("starts", {}).get("p50_ms")
+            starts_at_ms = 0 if starts is None else now_ms + starts
+            if followed.told and (told != followed.told or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
+                event = Event(job.tenant, job.name, job.rev, job.state, state.seq, waiting=self.explained(*key))
+                messages.append((self._engine.subjects.event(*key), encode(event), ""))
+            elif followed.told:
+                starts_at_ms = followed.starts_at_ms
+            self._followed[key] = _Followed(followed.until_ms, told, starts_at_ms)
+        return messages
+
+    def close(self) -> None:
+        if self.children is not None:
+            self.children.close()
+
+
+def _gist(data: dict[str, Any]) -> tuple[Any, ...]:
+    """What of an explanation is news when it is another one."""
+    return (data["reason"], data.get("position"), data.get("needs"), data.get("waiting_replicas"))
+
+
+def _moved(before_ms: int, now_is_ms: int, now_ms: int) -> bool:
+    """Whether a start that was told for one time is now expected at quite another one."""
+    if not before_ms or not now_is_ms:
+        return before_ms != now_is_ms
+    off = abs(now_is_ms - before_ms)
+    return off > CHANGED_MS and off * 5 > max(0, before_ms - now_ms)

@@ -1,0 +1,142 @@
+"""A question answered by a copy of this process: what it does to the engine, nobody else sees.
+
+`fork` gives the child the leader's whole memory as it is at that moment, at the price of copying page tables, as Redis
+does for its snapshots; the leader goes on meanwhile. The child uses no event loop and no connection, closes what it
+inherited, is bounded in processor time, and ends by `_exit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import select
+import signal
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+log = logging.getLogger("moorage.whatif")
+
+#: a child that took longer is killed, and its question answered with `overloaded`
+CHILD_S_MAX: Final = 10.0
+#: questions answered at once, and questions that wait for one of those to end
+CHILDREN_MAX: Final = 2
+WAITING_MAX: Final = 64
+ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+_NICE: Final = 10
+_CHUNK: Final = 65_536
+
+Work = Callable[[], bytes]
+
+
+def fork(work: Work) -> tuple[int, int]:
+    """Start a child that answers; returns its process id and the pipe to read the answer from."""
+    receive, send = os.pipe()
+    with warnings.catch_warnings():
+        # 3.12 warns of other threads: the child takes no lock but those that Python itself makes anew
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        _be_child(work, send)
+    os.close(send)
+    return pid, receive
+
+
+def _be_child(work: Work, send: int) -> NoReturn:
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        gc.disable()  # it lives too short, and would copy every page it marks
+        os.closerange(3, send)
+        os.closerange(send + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+        os.nice(_NICE)
+        seconds = int(time.process_time() + CHILD_S_MAX) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        answer = memoryview(work())
+        while answer:
+            answer = answer[os.write(send, answer) :]
+        code = 0
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            log.exception("a question to a copy of the leader failed")
+    finally:
+        os._exit(code)
+
+
+def ask(work: Work, limit_s: float = CHILD_S_MAX) -> bytes | None:
+    """The answer of a child, waited for; None where it failed or took too long."""
+    pid, receive = fork(work)
+    ends_s = time.monotonic() + limit_s
+    chunks: list[bytes] = []
+    try:
+        while True:
+            left = ends_s - time.monotonic()
+            if left <= 0 or not select.select([receive], [], [], left)[0]:
+                os.kill(pid, signal.SIGKILL)
+                return None
+            chunk = os.read(receive, _CHUNK)
+            if not chunk:
+                break
+            chunks.append(chunk)
+    finally:
+        os.close(receive)
+        _, status = os.waitpid(pid, 0)
+    return b"".join(chunks) if status == 0 else None
+
+
+class Children:
+    """Asks children without stopping the loop: at most `CHILDREN_MAX` at once, the others in order of coming."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Work, Callable[[bytes | None], None]]] = deque()
+        self._running: dict[int, tuple[int, asyncio.TimerHandle]] = {}  # pipe by process id
+        self._loop = asyncio.get_running_loop()
+
+    def ask(self, work: Work, told: Callable[[bytes | None], None]) -> bool:
+        """`told` hears the answer, None where there is none. False where too many wait: it hears nothing then."""
+        if len(self._running) >= CHILDREN_MAX:
+            if len(self._waiting) >= WAITING_MAX:
+                return False
+            self._waiting.append((work, told))
+            return True
+        self._start(work, told)
+        return True
+
+    def _start(self, work: Work, told: Callable[[bytes | None], None]) -> None:
+        pid, receive = fork(work)
+        chunks: list[bytes] = []
+        self._running[pid] = (receive, self._loop.call_later(CHILD_S_MAX, os.kill, pid, signal.SIGKILL))
+
+        def more() -> None:
+            chunk = os.read(receive, _CHUNK)
+            if chunk and sum(map(len, chunks)) < ANSWER_BYTES_MAX:
+                chunks.append(chunk)
+            elif not chunk:
+                status = self._end(pid)
+                told(b"".join(chunks) if status == 0 else None)
+                while self._waiting and len(self._running) < CHILDREN_MAX:
+                    self._start(*self._waiting.popleft())
+
+        self._loop.add_reader(receive, more)
+
+    def _end(self, pid: int) -> int:
+        receive, timer = self._running.pop(pid)
+        timer.cancel()
+        self._loop.remove_reader(receive)
+        os.close(receive)
+        return os.waitpid(pid, 0)[1]
+
+    def close(self) -> None:
+        """End what runs; nobody is told any more."""
+        self._waiting.clear()
+        for pid in list(self._running):
+            os.kill(pid, signal.SIGKILL)
+            self._end(pid)

@@ -1,0 +1,184 @@
+"""An engine under a virtual clock: its records are acknowledged at once, its wanted frames obeyed by honest workers.
+
+Every step goes through the engine's own door (`offer`, `build`, `commit`), as on a real fleet. What is not modelled:
+time on the wire, claims that a pool refuses, lost workers. Liveness is not at stake, so the monotonic clock stands
+still; all decisions go by ledger time, which jumps from event to event.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from heapq import heappop, heappush
+from typing import Final
+
+import msgspec
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import FromWorker
+from moorage.scheduler.core.outputs import Outputs
+from moorage.schemas.codec import Decoder
+from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
+
+#: somebody may lose patience (reservations, decayed usage) though nothing happens: so often the core is asked again
+LOOK_MS: Final = 60_000
+#: records that one moment may take before it counts as a defect: a decision that never settles
+RECORDS_MAX: Final = 100_000
+
+_decode_wanted: Final[Decoder[Wanted]] = Decoder(Wanted)
+
+MemberName = tuple[str, str, int, int]  # tenant, job, replica, fence
+
+
+class Held(msgspec.Struct, gc=False):
+    """A member on its worker. `slots` are positions in the worker's pool."""
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    worker: str
+    slots: list[int]
+    running: bool = False
+
+    @property
+    def name(self) -> MemberName:
+        return (self.tenant, self.job, self.replica, self.fence)
+
+
+class Play:
+    """Drives `engine` on from ledger time `time_ms`. Whoever plays says how long members run (`runs_ms`)."""
+
+    def __init__(self, engine: Engine, time_ms: int, mono_ms: int = 0) -> None:
+        self.engine = engine
+        self.time_ms = time_ms
+        self.records = 0
+        self.held: dict[MemberName, Held] = {}
+        self._mono_ms = mono_ms
+        self._ends: list[tuple[int, int, MemberName]] = []
+        self._order = itertools.count()
+        self._facts: dict[str, list[Fact]] = {}  # by worker, in the order in which they spoke
+
+    # ------------------------------------------------------------------------------- what a player decides
+
+    def runs_ms(self, held: Held) -> int | None:
+        """How long a member runs from now, in ms; None: it does not end by itself."""
+        raise NotImplementedError
+
+    def ends(self, held: Held) -> tuple[int, str]:
+        """Exit code and reason of a member that ends by itself."""
+        return 0, "exit"
+
+    def on_placed(self, held: Held) -> None:
+        """It holds devices from now on."""
+
+    def on_started(self, held: Held) -> None:
+        """It runs from now on."""
+
+    def on_left(self, held: Held) -> None:
+        """It holds nothing any more."""
+
+    def on_outputs(self, out: Outputs) -> None:
+        """A record was folded."""
+
+    # ------------------------------------------------------------------------------------------- the clock
+
+    def next_ms(self) -> int | None:
+        """Ledger time of the next moment at which something happens; None when nothing will."""
+        times = []
+        if self._ends:
+            times.append(self._ends[0][0])
+        timer = self.engine.next_timer_ms
+        if timer != math.inf:
+            times.append(max(self.time_ms, int(timer)))
+        return min(times, default=None)
+
+    def go_to(self, time_ms: int) -> None:
+        """Let time pass to a moment, and end what ends then; `settle` is to follow."""
+        self.time_ms = time_ms
+        while self._ends and self._ends[0][0] <= time_ms:
+            held = self.held.get(heappop(self._ends)[2])
+            if held is not None:
+                self._finish(held, *self.ends(held))
+
+    def settle(self) -> None:
+        """Records until nothing is left to say at this moment."""
+        for _ in range(RECORDS_MAX):
+            talked = self._offer_facts()
+            if not self.record() and not talked and not self.engine.urgent:
+                return
+        raise RuntimeError(f"the core did not settle within {RECORDS_MAX} records at {self.time_ms} ms")
+
+    def record(self) -> bool:
+        """One record, acknowledged at once; whether it moved anything on a worker."""
+        self.engine.build(self.time_ms, self._mono_ms)
+        return self.commit()
+
+    def commit(self) -> bool:
+        """Acknowledge the record in flight; whether it moved anything on a worker."""
+        out = self.engine.commit(self.engine.state.seq + 1, self._mono_ms)
+        self.records += 1
+        for job in out.ended:
+            job.kept = 1  # as written to the history
+        self.on_outputs(out)
+        for _, payload, _ in out.messages:
+            self._obey(_decode_wanted(payload))
+        return bool(out.messages)
+
+    # ------------------------------------------------------------------------------------------ the workers
+
+    def _obey(self, frame: Wanted) -> None:
+        for place in frame.place:
+            self._place(frame.worker, place)
+        for start in frame.start:
+            held = self.held.get((start.tenant, start.job, start.replica, start.fence))
+            if held is not None and not held.running:
+                self.start(held)
+        for end in frame.end:
+            held = self.held.get((end.tenant, end.job, end.replica, end.fence))
+            if held is not None:
+                self._finish(held, -15, "end")
+
+    def _place(self, worker: str, place: Place) -> None:
+        held = Held(place.tenant, place.job, place.replica, place.attempt, place.fence, worker, place.slots)
+        if held.name in self.held:
+            return
+        self.held[held.name] = held
+        self.on_placed(held)
+        self.say("claimed", held, f"{worker}:29500" if place.hold and not place.replica else "")
+        if not place.hold:
+            self.start(held)
+
+    def start(self, held: Held) -> None:
+        held.running = True
+        self.say("started", held)
+        self.on_started(held)
+        self.end_in(held, self.runs_ms(held))
+
+    def end_in(self, held: Held, runs_ms: int | None) -> None:
+        """It ends by itself after so many ms; never for None."""
+        if runs_ms is not None:
+            heappush(self._ends, (self.time_ms + runs_ms, next(self._order), held.name))
+
+    def _finish(self, held: Held, code: int, why: str) -> None:
+        del self.held[held.name]
+        self.on_left(held)
+        if not held.running:
+            self.say("withdrawn", held)
+            return
+        self.say("exited", held, why, code)
+        self.say("freed", held)
+
+    def say(self, kind: FactKind, held: Held, detail: str = "", code: int = 0) -> None:
+        """A fact of a worker, told with the next record."""
+        name = (held.tenant, held.job, held.replica, held.attempt, held.fence)
+        self._facts.setdefault(held.worker, []).append(Fact(kind, *name, code, detail))
+
+    def _offer_facts(self) -> bool:
+        told, self._facts = self._facts, {}
+        for worker_id, facts in told.items():
+            worker = self.engine.state.workers[worker_id]
+            frame = FactFrame(worker.session, worker.no + 1, facts)
+            self.engine.offer(FromWorker(worker_id, frame, "", True))
+        return bool(told)

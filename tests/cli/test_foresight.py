@@ -1,0 +1,70 @@
+"""A job that waits is told when it starts: in the answer to its submit, by `explain`, by progress and event."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from moorage.client import AsyncClient
+from tests.cli.node import Node
+
+RUNS_S = 3
+GPUS = 8  # of the node, which nobody else uses while these run
+
+
+async def learn(client: AsyncClient) -> None:
+    """Three runs of a workload, so that the leader knows how long such runs take."""
+    jobs = [await client.submit(["sleep", str(RUNS_S)], gpu="1xH100") for _ in range(3)]
+    results = await client.wait(jobs, "60s")
+    assert [result.state for result in results] == ["SUCCEEDED"] * 3
+
+
+async def fill(client: AsyncClient, runs_s: int) -> list[Any]:
+    """The whole fleet taken."""
+    jobs = [await client.submit(["sleep", str(runs_s)], gpu="1xH100") for _ in range(GPUS)]
+    for job in jobs:
+        async for event in job.events():
+            if event.state == "RUNNING":
+                break
+    return jobs
+
+
+async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        await learn(client)
+        await fill(client, RUNS_S)
+        waits = await client.submit(["sleep", "0"], gpu="1xH100")
+        assert waits.accepted is not None
+        told = waits.accepted.waiting
+        assert told is not None
+        assert (told["reason"], told["position"]) == ("busy", 1)
+        explained = await waits.explain()
+        assert 0 <= explained["starts"]["p50_ms"] <= explained["starts"]["p90_ms"] <= (RUNS_S + 2) * 1000
+        shown = await node.run("explain", waits.id, tenant=unique)
+        assert "nine times in ten" in shown.out
+        ran = await node.run("run", "--gpu", "1xH100", "--", "sleep", "0", tenant=unique)
+        assert ran.code == 0
+        assert "2nd of 2" in ran.err or "1st of 1" in ran.err, ran.err
+        await client.wait([waits], "30s")
+
+
+async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        running = await fill(client, 60)
+        first = await client.submit(["sleep", "0"], gpu="1xH100")
+        second = await client.submit(["sleep", "0"], gpu="1xH100")
+        heard = asyncio.create_task(_first_waiting(second))
+        await asyncio.sleep(2.5)  # once looked at: what comes now is news
+        await first.cancel()
+        told = await asyncio.wait_for(heard, 20)
+        assert told["position"] == 1
+        for job in (second, *running):
+            await job.cancel()
+
+
+async def _first_waiting(job: Any) -> dict[str, Any]:
+    async for event in job.events():
+        if event.waiting is not None:
+            found: dict[str, Any] = event.waiting
+            return found
+    raise AssertionError("it never heard why it waits")

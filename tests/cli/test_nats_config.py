@@ -1,0 +1,119 @@
+"""`moorage admin nats-config`: what it writes, what it never touches again, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from moorage.bus.contexts import load_context
+from moorage.bus.embedded import find_binary
+from moorage.bus.site import shipped
+from moorage.cli.main import run
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+NAMES: Final = ("--tenant", "acme", "--tenant", "beta", "--worker", "w1", "--operator", "ana", "--observer", "graf")
+
+
+def make(out: Path, *more: str) -> int:
+    return run(["admin", "nats-config", "--out", str(out), *NAMES, *more])
+
+
+def is_valid(configuration: Path) -> bool:
+    done = subprocess.run([find_binary(), "-t", "-c", str(configuration)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return True
+
+
+@pytest.mark.parametrize("more", [(), ("--shared",), ("--auth", "mtls"), ("--results",), ("--prefix", "gpu.eu")])
+def test_a_server_takes_what_is_written_and_every_user_has_a_context(
+    more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "site", *more) == 0
+    assert is_valid(tmp_path / "site" / "server.conf")
+    said = capsys.readouterr()
+    assert "7 users" in said.err
+    for key in ("submitter.acme", "submitter.beta", "worker.w1", "scheduler.main", "operator.ana", "ledger.main"):
+        context = load_context(key, {"XDG_CONFIG_HOME": str(tmp_path / "site")})
+        role, _, name = key.partition(".")
+        assert context.inbox_prefix == ("_INBOX" if role == "ledger" else f"_INBOX.{role}.{name}")
+        assert bool(context.nkey) != bool(context.cert)
+        assert f"{key}.json" in said.out
+
+
+def test_a_cluster_has_a_file_for_each_server_and_no_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    servers = [word for at in (1, 2, 3) for word in ("--server", f"127.0.0.1:{14_000 + at}")]
+    assert make(tmp_path / "site", *servers) == 0
+    for at in (1, 2, 3):
+        assert is_valid(tmp_path / "site" / f"server-{at}.conf")
+    accounts = (tmp_path / "site" / "accounts.conf").read_text()
+    assert "moorage.request.acme" not in accounts
+    assert "one false header" in capsys.readouterr().err
+
+
+def test_keys_are_private_and_never_made_again(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for first in ([], ["--auth", "mtls"], ["--server", "h1", "--server", "h2", "--server", "h3"]):
+        assert make(site, *first) == 0
+    private = [path for path in site.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    assert stat.S_IMODE(site.stat().st_mode) == 0o700
+    before = {path: path.read_bytes() for folder in ("keys", "tls") for path in (site / folder).iterdir()}
+    assert len(before) > 20
+    for again in ([], ["--auth", "mtls", "--worker", "w9"]):
+        assert make(site, *again) == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert (site / "tls" / "worker.w9.pem").exists()
+
+
+def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "site") == 0
+    said = capsys.readouterr()
+    seeds = [path.read_text().strip() for path in (tmp_path / "site" / "keys").glob("*.nk")]
+    assert len(seeds) == 7
+    shown = said.out + said.err + "".join(path.read_text() for path in (tmp_path / "site").glob("*.conf"))
+    assert not [seed for seed in seeds if seed in shown]
+    assert not [seed for seed in seeds if seed[:2] != "SU"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--tenant", "Acme"), "'Acme' is no name for one of the tenants"),
+        (("--tenant", "acme"), "named twice: acme"),
+        (("--worker", "a.b"), "'a.b' is no name for one of the workers"),
+        (("--worker", "*"), "'*' is no name for one of the workers"),
+        (("--server", "h1", "--server", "h2"), "1, 3 or 5 different servers, found 2"),
+        (("--server", "h1:0"), "'h1:0' is no server"),
+        (("--server", "nats://h1"), "'nats://h1' is no server"),
+        (("--shared", "--results"), "account of one's own"),
+        (("--prefix", "a b"), "'a b' is no prefix"),
+        (("--auth", "env", "--worker", "w-1", "--worker", "w_1"), "one variable"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_writes_nothing(
+    words: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "site", *words) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
+def test_json_names_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make(tmp_path / "site", "--json", "--auth", "env") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kind"] == "nats-config"
+    assert told["variables"][0] == "SUBMITTER_ACME_PASSWORD"
+    assert told["contexts"] == []
+
+
+@pytest.mark.parametrize("folder", ["one-server", "shared-account", "cluster"])
+def test_what_ships_is_what_is_made(folder: str) -> None:
+    for name, text in shipped()[folder].items():
+        assert (ROOT / "deploy" / "nats" / folder / name).read_text() == text, "make docs"

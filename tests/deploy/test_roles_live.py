@@ -1,0 +1,309 @@
+"""Everybody with their own key: a whole stack under the permissions of a site, and answers that somebody bends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from moorage.bus.connection import Connection
+from moorage.bus.contexts import Context
+from moorage.bus.jetstream import JetStream
+from moorage.bus.transport import Delivery
+from moorage.cli.checks import all_checks
+from moorage.cli.options import Options
+from moorage.client import AsyncClient, NotPermitted, Rejected
+from moorage.schemas.roles import OPERATOR_READS
+from moorage.schemas.subjects import API_VERBS, Subjects
+from moorage.worker.supervisor.client import Supervised, SupervisorError
+from tests.live.stack import ANSWER_S, RealProcess, request
+from tests.sites import RunningSite, running, settled
+from tests.waiting import until
+
+SUBJECTS: Final = Subjects()
+#: what a site may look like, by name
+SITES: Final[dict[str, dict[str, Any]]] = {
+    "nkey-account-per-tenant": {},
+    "nkey-shared-account": {"shared": True},
+    "env-account-per-tenant": {"auth": "env"},
+    "mtls-one-server": {"auth": "mtls"},
+    "mtls-cluster": {"auth": "mtls", "servers": 3},
+    "nkey-cluster-shared": {"servers": 3, "shared": True},
+}
+
+
+class Everybody:
+    """A scheduler and a worker of two simulated GPUs as processes of the command, each with its own key."""
+
+    def __init__(self, site: RunningSite, folder: Path, secrets: dict[str, str]) -> None:
+        self.site = site
+        self.folder = folder
+        self.processes: list[RealProcess] = []
+        for name, value in secrets.items():
+            (folder / "secrets").mkdir(mode=0o700, exist_ok=True)
+            (folder / "secrets" / name).write_text(value)
+            (folder / "secrets" / name).chmod(0o600)
+
+    async def start(self) -> None:
+        await self._scheduler()
+        await self._worker()
+
+    async def restart(self, which: str) -> None:
+        """Kill the scheduler or the worker's agent, and start another."""
+        [process] = [each for each in self.processes if each.log.name == f"{which}.log"]
+        await process.kill()
+        self.processes.remove(process)
+        await (self._scheduler() if which == "scheduler" else self._worker())
+
+    async def _scheduler(self) -> None:
+        replicas = str(len(self.site.site.servers))
+        await self._spawn(
+            "scheduler", "--nats", "scheduler.main", "--replicas", replicas, MOORAGE_LEDGER_URL="ledger.main"
+        )
+
+    async def _worker(self) -> None:
+        state = str(self.folder / "w1")
+        more = ("--secrets", str(self.folder / "secrets")) if (self.folder / "secrets").exists() else ()
+        await self._spawn(
+            "worker", "--nats", "worker.w1", "--id", "w1", "--simulate", "1x2xT4", "--state", state, *more
+        )
+
+    async def _spawn(self, *words: str, **variables: str) -> None:
+        log = self.folder / f"{words[0]}.log"
+        environment = {**os.environ, **self.site.environment, **variables}
+        with log.open("ab") as out:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "moorage.cli", *words, cwd=self.folder, env=environment,
+                stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out,
+            )  # fmt: skip
+        self.processes.append(RealProcess(process, log))
+
+    def client(self, key: str, tenant: str = "acme") -> AsyncClient:
+        return AsyncClient(self.site.context(key), tenant=tenant, timeout=ANSWER_S)
+
+    def words(self) -> str:
+        return "\n".join(f"--- {each.log.name}\n{each.words()[-4000:]}" for each in self.processes)
+
+    async def end(self) -> None:
+        for each in self.processes:
+            await each.kill()
+        with contextlib.suppress(SupervisorError, OSError):
+            supervised = await Supervised.connect(self.folder / "w1" / "supervisor", spawn_if_absent=False)
+            await supervised.shutdown(0.0)
+
+
+@contextlib.asynccontextmanager
+async def everybody(*, secrets: dict[str, str] | None = None, **settings: Any) -> AsyncIterator[Everybody]:
+    with tempfile.TemporaryDirectory(prefix="moorage-roles-") as folder:
+        async with running(**settings) as site:
+            made = Everybody(site, Path(folder), secrets or {})
+            try:
+                await made.start()
+                yield made
+            except BaseException:
+                print(made.words())
+                raise
+            finally:
+                await made.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", SITES)
+async def test_a_job_runs_and_everybody_does_what_they_may(site: str) -> None:
+    settings = SITES[site]
+    queue = settings.get("servers", 1) == 1 and not settings.get("shared")
+    async with (
+        everybody(**settings) as made,
+        made.client("submitter.acme") as acme,
+        made.client("operator.ana") as ana,
+        contextlib.AsyncExitStack() as open_ones,
+    ):
+        fleet: list[Delivery] = []
+        observer = await open_ones.enter_async_context(await made.site.connect("observer.graf"))
+        connection = await open_ones.enter_async_context(await made.site.connect("submitter.acme"))
+        await observer.subscribe(SUBJECTS.fleet_frame, fleet.append)
+        job = await acme.submit(["sh", "-c", "echo said by $MOORAGE_TENANT"], key="train-1", gpu="1xT4")
+        lines: list[object] = []
+        async for chunk in job.logs():
+            lines.append(chunk)
+        assert (await job.result()).state == "SUCCEEDED"
+        assert "said by acme" in str(lines)
+        # an operator reads, holds and releases what a tenant has
+        waiting = await acme.submit(["true"], key="big", gpu="2xT4", replicas=1, priority=1)
+        await waiting.result()
+        held = await acme.submit(["true"], key="held", gpu="1xMI250")
+        assert (await ana.admin.hold(held.id, why="test")).changed
+        assert (await ana.job(held.id).show())["state"] == "QUEUED"
+        assert [row.tenant for row in await ana.admin.tenants()] == ["acme"]
+        assert (await ana.fleet())["workers"][0]["worker"] == "w1"
+        # and may not hand in, nor may a tenant be operator or another tenant
+        with pytest.raises(NotPermitted):
+            await ana.submit(["true"], key="not-mine")
+        with pytest.raises(NotPermitted):
+            await acme.fleet()
+        async with made.client("submitter.acme", "beta") as spy:
+            with pytest.raises(NotPermitted):
+                await spy.ls()
+        await until(lambda: fleet, ANSWER_S, "a frame of the fleet at the observer")
+        if queue:
+            answer = await connection.request(SUBJECTS.request("acme", "submit"), encoded("from-the-queue"), ANSWER_S)
+            assert b'"seq"' in answer.data
+            assert (await acme.job("from-the-queue").result()).state == "SUCCEEDED"
+        else:
+            with pytest.raises(Exception, match="may not"):
+                await connection.request(SUBJECTS.request("acme", "submit"), encoded("from-the-queue"), ANSWER_S)
+        logged = made.words().lower()
+        assert "may not" not in logged, made.words()
+        assert "permission" not in logged, made.words()
+
+
+def encoded(job: str, **fields: Any) -> bytes:
+    return msgspec.json.encode(request(job, **fields))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "who", "verdict", "says"),
+    [
+        ({}, "submitter.acme", "ok", "takes requests while no scheduler lives"),
+        ({"shared": True}, "submitter.acme", "ok", "who has an account of their own"),
+        ({"servers": 3, "shared": True}, "submitter.acme", "ok", "as it should be in a cluster"),
+        (
+            {"servers": 3, "shared": True},
+            "",
+            "warn",
+            "one publish with a false header stops",
+        ),
+    ],
+)
+async def test_doctor_says_who_could_stop_the_queue(
+    settings: dict[str, Any], who: str, verdict: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with everybody(**settings) as made:
+        context = made.site.context(who) if who else made.site.witness_context("MOORAGE")
+        async with AsyncClient(context, tenant="acme", timeout=ANSWER_S) as acme:
+            await acme.ls()  # somebody leads, and has made the queue
+
+        def found(*_: object) -> Context:
+            return context
+
+        monkeypatch.setattr("moorage.client.target.find_context", found)
+        monkeypatch.setattr("moorage.client.client.find_context", found)
+        checks = {check.name: check async for check in all_checks(Options(tenant="acme", timeout="30s"))}
+        assert (checks["queue"].verdict, says in checks["queue"].found) == (verdict, True), checks["queue"]
+        async with await made.site.connect("scheduler.main") as connection:
+            assert (await JetStream(connection).stream_info(SUBJECTS.request_stream)).last_seq == 0
+
+
+# ------------------------------------------------------------------------------------------------------- reflection
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", ["nkey-account-per-tenant", "nkey-shared-account"])
+async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: str) -> None:
+    """Legal questions whose reply subject names what only others may write: nothing arrives there (H37, H38)."""
+    settings = SITES[site]
+    queue = not settings.get("shared")
+    async with (
+        everybody(**settings) as made,
+        made.client("submitter.acme") as acme,
+        made.client("submitter.beta", "beta") as beta,
+        made.client("operator.ana") as ana,
+        contextlib.AsyncExitStack() as open_ones,
+    ):
+        await acme.submit(["true"], key="known", gpu="1xMI250")
+        await beta.submit(["true"], key="known", gpu="1xMI250")
+        heard: list[tuple[str, Delivery]] = []
+        for account in ("MOORAGE", "MOORAGE_LEDGER"):
+            witness = await open_ones.enter_async_context(await made.site.witness(account))
+
+            def hear(delivery: Delivery, account: str = account) -> None:
+                heard.append((account, delivery))
+
+            await witness.subscribe(">", hear)
+        await settled(witness)
+        targets = [
+            SUBJECTS.ledger_record, SUBJECTS.ledger_epoch, SUBJECTS.snapshot("1"),
+            SUBJECTS.worker("w1", "wanted"), SUBJECTS.worker("w1", "renew"), SUBJECTS.worker("w1", "logs"),
+            SUBJECTS.api("beta", "submit"), SUBJECTS.request("beta", "submit"), SUBJECTS.events("beta"),
+            SUBJECTS.history("beta"), SUBJECTS.log("beta", "known", 0), SUBJECTS.dead_letter("acme"),
+            SUBJECTS.admin("drain"), SUBJECTS.fleet_frame, SUBJECTS.roll_call,
+            "_INBOX.submitter.beta.x.1", "_INBOX.worker.w1.x.1", "_INBOX.scheduler.main.x.1",
+            "_INBOX.observer.graf.x.1", "$JS.API.STREAM.PURGE.MOORAGE_REQUEST",
+            "$JS.API.STREAM.DELETE.MOORAGE_HISTORY", "$O.MOORAGE_RESULT_beta.C.x",
+        ]  # fmt: skip
+        async with await made.site.connect("submitter.acme") as bender:
+            for target in targets:
+                for verb in API_VERBS:
+                    await bender.send([(SUBJECTS.api("acme", verb), b'{"job": "bent"}', target)])
+                await bender.send([(SUBJECTS.api("acme", "submit"), b"not even JSON", target)])
+                if queue:
+                    await bender.send([(SUBJECTS.request("acme", "submit"), b"{}", target)])
+            await bender.send([(SUBJECTS.api("acme", "show"), b'{"job": "known"}', "_INBOX.operator.ana.x.1")])
+            await settled(bender)
+            # answered behind all of it, in the same tick or a later one
+            assert (await acme.job("known").show())["state"] == "QUEUED"
+        await settled(witness)
+        marks = (b'"answer"', b'"error"', b'"accepted"', b'"stream"', b"answer", b"accepted")
+        bent = [
+            (account, delivery.subject, delivery.data[:200])
+            for account, delivery in heard
+            if delivery.subject in targets and any(mark in delivery.data for mark in marks)
+            and not (account == "MOORAGE" and b'"kind":"history"' in delivery.data)
+        ]  # fmt: skip
+        assert not bent, bent
+        assert (await beta.job("known").show())["state"] == "QUEUED"
+
+        async def worker_is_up() -> bool:
+            return [row["state"] for row in (await ana.fleet())["workers"]] == ["up"]
+
+        await until(worker_is_up, ANSWER_S, "the worker, which heard nothing that it would mind")
+        async with await made.site.connect("scheduler.main") as own:
+            js = JetStream(own)
+            for stream in (SUBJECTS.request_stream, SUBJECTS.history_stream, SUBJECTS.dead_letter_stream):
+                await js.stream_info(stream)  # none is gone
+
+
+async def test_a_job_is_of_the_tenant_of_its_subject_whatever_its_body_says() -> None:
+    """A body that names a tenant is refused (strict requests), and its headers and driver_config name none either."""
+    async with (
+        everybody() as made,
+        made.client("submitter.acme") as acme,
+        made.client("submitter.beta", "beta") as beta,
+    ):
+        await acme.ls()  # somebody leads
+        async with await made.site.connect("submitter.acme") as connection:
+            body = request("spoofed") | {"tenant": "beta"}
+            answer = await ask(connection, SUBJECTS.api("acme", "submit"), body)
+            assert (answer["kind"], answer["code"], answer["field"]) == ("error", "invalid-argument", "$.tenant")
+            for verb in ("show", "ls", "history", "explain"):
+                await beta.submit(["true"], key="betas", gpu="1xMI250")
+                answer = await ask(connection, SUBJECTS.api("acme", verb), {"job": "betas", "tenant": "beta"})
+                assert "betas" not in str(answer.get("data", "")), (verb, answer)
+            answer = await ask(connection, SUBJECTS.api("acme", "cancel"), {"job": "betas", "tenant": "beta"})
+            assert (await beta.job("betas").show())["state"] == "QUEUED"
+            labelled = request("mine", labels={"tenant": "beta"}, run={"env": {"MOORAGE_TENANT": "beta"}})
+            labelled["run"]["argv"] = ["sh", "-c", "test $MOORAGE_TENANT = acme"]
+            answer = await ask(connection, SUBJECTS.api("acme", "submit"), labelled)
+            assert answer["kind"] == "accepted", answer
+        assert (await acme.job("mine").result()).state == "SUCCEEDED"
+        assert {row["job"] for row in (await beta.ls())["jobs"]} == {"betas"}
+        with pytest.raises(Rejected):
+            await acme.submit({"run": {"argv": ["true"]}, "tenant": "beta"})
+
+
+async def ask(connection: Connection, subject: str, body: dict[str, Any]) -> Any:
+    return msgspec.json.decode((await connection.request(subject, msgspec.json.encode(body), ANSWER_S)).data)
+
+
+def test_operators_read_what_they_hear_anyway() -> None:
+    assert set(OPERATOR_READS) < set(API_VERBS)
+    assert not {"submit", "cancel", "logs"} & set(OPERATOR_READS)

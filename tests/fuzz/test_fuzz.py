@@ -1,0 +1,46 @@
+"""A bounded round of `make fuzz`: whatever comes to a decoder, nothing escapes but the errors that it declares."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.many import GROWTH_KIB_MAX, fuzz
+from tests.fuzz.targets import Target, targets
+
+FRAMES: int = 150
+TARGETS: list[Target] = targets()
+
+#: target, seed and number of what escaped once
+REGRESSIONS = (
+    ("the supervisor's socket", 0, 30),  # text in msgpack that is no UTF-8 ended the supervisor's reading
+    ("a lease's answer", 0, 71),  # nesting without end
+    ("the agent's end of it", 0, 0),  # bytes that are no frame left the agent waiting for an answer
+    ("an agent's journal", 0, 9),
+    ("a supervisor's journal", 0, 38),
+    ("an acknowledgement", 0, 132),
+    ("moorage.worker.agent._decode_read_log", 0, 142),  # a refusal that repeated 64 KiB of what came
+)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_nothing_escapes(target: Target) -> None:
+    found = fuzz(target, 1, range(FRAMES))
+    assert found.escapes == []
+    assert found.grown_kib <= GROWTH_KIB_MAX
+    assert found.frames == FRAMES
+
+
+@pytest.mark.parametrize(("name", "seed", "number"), REGRESSIONS)
+def test_what_escaped_once(name: str, seed: int, number: int) -> None:
+    target = next(target for target in TARGETS if target.name == name)
+    assert fuzz(target, seed, range(number, number + 1)).escapes == []
+
+
+def test_every_frame_that_there_is_is_fuzzed() -> None:
+    """Each message type of the protocol is read by some target, as itself or as one of a union."""
+    from moorage.schemas import frames
+
+    read = {str(target.kind) for target in TARGETS}
+    for name, kind in vars(frames).items():
+        if getattr(kind, "__module__", "") == frames.__name__ and hasattr(kind, "__struct_fields__"):
+            assert any(f"frames.{name}'" in each or f"frames.{name}" in each for each in read), name

@@ -1,0 +1,180 @@
+"""Tenants on one host: jobs run as users of their own, and see nothing of each other's or of the agent's.
+
+Needs root, which the machines that test this have; two users without names are enough.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from moorage.client import AsyncClient
+from moorage.worker.run import SUPERVISOR_FOLDER
+from tests.live.stack import ANSWER_S, Stack, caller, stack
+from tests.servers import Server
+from tests.waiting import until
+
+ACME: Final = 41_001
+BETA: Final = 41_002
+USERS: Final = {"run_as_for": {"acme": str(ACME), "beta": str(BETA)}}
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run jobs as others")
+
+
+async def said(made: Stack, job: str, tenant: str = "acme") -> str:
+    """Everything that a job has written, as a client reads it from the worker that keeps it."""
+    async with AsyncClient(made.url, tenant=tenant, prefix=made.subjects.prefix, timeout=ANSWER_S) as client:
+        return "".join([piece.text async for piece in client.job(job).logs()])
+
+
+def shell(script: str, **fields: Any) -> dict[str, Any]:
+    return {"run": {"argv": ["sh", "-c", script]}, **fields}
+
+
+@needs_root
+async def test_a_job_is_its_tenants_user_with_nothing_of_the_agents(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED_IN_THE_AGENT", "planted-7d1f")
+    monkeypatch.setenv("NATS_URL", "nats://user:planted-7d1f@127.0.0.1:1")
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await made.scheduler()
+        await made.agent("w", "1x2xT4", worker="w", **USERS)
+        await acme.leader()
+        script = (
+            "id -u; id -g; id -G; umask; echo home=$HOME; grep -E 'NoNewPrivs|CapEff|Groups' /proc/self/status; "
+            "env; ls -l /proc/self/fd; echo again > /dev/stdout; cat /proc/$PPID/environ 2>&1 || true"
+        )
+        await acme.submit("who", **shell(script))
+        await acme.reaches("who", "SUCCEEDED")
+        text = await said(made, "who")
+        lines = text.splitlines()
+        assert lines[:4] == [str(ACME), str(ACME), str(ACME), "0077"], text
+        assert "home=/" in lines
+        assert "NoNewPrivs:\t1" in lines
+        assert "CapEff:\t0000000000000000" in lines
+        assert "again" in lines, "a job may open its own output"
+        assert "planted-7d1f" not in text
+        assert "Permission denied" in text, "the supervisor's environment was readable"
+        names = {line.partition("=")[0] for line in lines if "=" in line and line[0].isupper()}
+        assert not names & {"NATS_URL", "MOORAGE_LEDGER_URL", "PLANTED_IN_THE_AGENT", "PYTHONPATH"}, names
+
+
+@needs_root
+async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_output(
+    nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    secrets = tmp_path / "secrets"
+    secrets.mkdir(mode=0o700)
+    (secrets / "token").write_text("planted-91ab")
+    (secrets / "token").chmod(0o600)
+    async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
+        made.folder.chmod(0o755)  # what protects is the worker's own folder
+        for above in tmp_path.parents:
+            if above.stat().st_uid == 0 and str(above).startswith("/tmp/"):
+                above.chmod(0o755)
+        await made.scheduler()
+        agent = await made.agent("w", "1x2xT4", worker="w", secrets_dir=str(secrets), **USERS)
+        await acme.leader()
+        await beta.submit("victim", **shell("echo planted-output-3c; exec sleep 600"))
+        await beta.reaches("victim", "RUNNING")
+        state = made.folder / "w"
+        supervisor = await made.supervisor("w")
+        children = await until(lambda: _of_user(BETA), ANSWER_S, "beta's process")
+        victim = children[0]
+        outputs = sorted((state / SUPERVISOR_FOLDER).rglob("*.stdout"))
+        assert [path for path in outputs if b"planted-output-3c" in path.read_bytes()]
+        script = f"""
+            kill -0 $PPID && echo REACHED supervisor
+            for pid in $(ls /proc | grep -E '^[0-9]+$'); do
+                test -r /proc/$pid/environ && test $(stat -c %u /proc/$pid) != {ACME} && echo REACHED environ $pid
+            done
+            kill -0 {agent.pid} && echo REACHED agent
+            kill -9 {victim} && echo REACHED victim
+            cat /proc/{victim}/environ && echo REACHED environ
+            cat {outputs[0]} && echo REACHED output
+            ls {state} {outputs[0].parent} && echo REACHED folder
+            cat {secrets}/token && echo REACHED secret
+            ls {secrets} && echo REACHED secrets
+            for door in {state}/*.sock {state}/{SUPERVISOR_FOLDER}/*.sock; do test -w $door && echo REACHED $door; done
+            echo done
+        """
+        await acme.submit("spy", **shell(script))
+        await acme.reaches("spy", "SUCCEEDED", "FAILED")
+        text = await said(made, "spy")
+        assert "done" in text
+        assert "REACHED" not in text, text
+        assert "planted" not in text, text
+        # the agent pages the victim's output all the same, and ends it
+        page = await beta.api("logs", {"job": "victim"})
+        assert "planted-output-3c" in page["data"]["text"], page
+        await beta.api("cancel", {"job": "victim"})
+        await beta.reaches("victim", "CANCELLED")
+        await until(lambda: not _of_user(BETA), ANSWER_S, "nothing of beta left")
+        supervisor.close()
+
+
+def _of_user(uid: int) -> list[int]:
+    """Processes of a user, by /proc."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@needs_root
+async def test_a_restarted_agent_takes_up_and_ends_jobs_of_other_users(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await made.scheduler()
+        agent = await made.agent("w", "1x2xT4", worker="w", **USERS)
+        await acme.leader()
+        # a grandchild in a session of its own, as a daemon would be
+        await acme.submit("long", **shell("setsid sleep 600 & exec sleep 600"))
+        await acme.reaches("long", "RUNNING")
+        before = await until(lambda: len(found := _of_user(ACME)) >= 2 and sorted(found), ANSWER_S, "both processes")
+        await agent.kill()
+        await made.agent("w", "1x2xT4", worker="w", **USERS)
+        await acme.workers_up("w")
+        assert sorted(_of_user(ACME)) == before
+        assert (await acme.show("long"))["state"] == "RUNNING"
+        await acme.api("cancel", {"job": "long"})
+        await acme.reaches("long", "CANCELLED")
+        await until(lambda: not _of_user(ACME), ANSWER_S, "no process of the tenant left")
+        await acme.all_free()
+
+
+async def test_what_a_worker_does_not_permit_is_told_with_code_and_reason(nats_server: Server, unique: str) -> None:
+    """A program fails the attempt; a driver sends the job elsewhere, and its story says why."""
+    rules = {"programs_for": {"acme": "sh /bin/echo"}, "drivers_for": {"acme": "process", "beta": "noop"}}
+    async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
+        await made.scheduler()
+        await made.agent("w", "1x2xT4", worker="w", drivers=["process", "noop"], **rules)
+        await acme.leader()
+        await acme.submit("allowed", "sh", "-c", "true")
+        await acme.reaches("allowed", "SUCCEEDED")
+        await acme.submit("forbidden", "/bin/cat", "/etc/passwd")
+        shown = await acme.reaches("forbidden", "FAILED")
+        last = shown["changes"][-1]
+        why = "start-failed: not-permitted: tenant acme may not start /bin/cat on this worker (allowed: sh, /bin/echo)"
+        assert (last["code"], last["why"]) == (126, why), last
+        await acme.submit("bent", "sh", "-c", "true", run={"env": {"PATH": "/tmp"}})
+        assert "may not set PATH" in (await acme.reaches("bent", "FAILED"))["changes"][-1]["why"]
+        await beta.submit("elsewhere", "sh", "-c", "true")
+
+        async def refused() -> dict[str, Any] | None:
+            explained = (await beta.api("explain", {"job": "elsewhere"}))["data"]
+            return explained if "not-permitted" in str(explained.get("because", "")) else None
+
+        explained = await until(refused, ANSWER_S, "the reason in explain")
+        assert explained["because"].startswith("not-permitted: tenant beta may not have the driver process"), explained
+        assert explained["reason"] in ("backoff", "contended")
+        # a second worker without the rule takes it
+        await made.agent("free", "1x2xT4", worker="free")
+        await beta.reaches("elsewhere", "SUCCEEDED")

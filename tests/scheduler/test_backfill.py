@@ -1,0 +1,121 @@
+"""Reservations know when they start, and who surely ends before that may use their hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorage.scheduler.core.backfill import FREED_MS
+from moorage.scheduler.core.reserve import PATIENCE_MS
+from tests.scheduler.driving import Driving
+
+
+def limited(timeout_s: float | None) -> dict[str, object]:
+    return {"driver": "noop", "timeout_s": timeout_s, "grace_s": 1}
+
+
+def reserved(timeout_s: float | None = 600) -> Driving:
+    """One host of eight, four of them leased for `timeout_s`, and a job for eight that is out of patience."""
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run=limited(timeout_s))
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.reservation is not None
+    return drive
+
+
+def test_who_surely_ends_before_the_reservation_runs_there() -> None:
+    drive = reserved()
+    drive.submit("short", gpu={"count": 4}, run=limited(300))
+    assert drive.states("short") == ["PLACED"]
+
+
+def test_whoever_might_not_end_in_time_waits() -> None:
+    drive = reserved()
+    left_s = 600 - (PATIENCE_MS + 2_000) / 1000
+    drive.submit("long", gpu={}, run=limited(left_s - FREED_MS / 1000))
+    drive.submit("unbound", gpu={})
+    assert (drive.states("long"), drive.states("unbound")) == (["QUEUED"], ["QUEUED"])
+
+
+def test_behind_a_long_head_of_the_same_line_a_short_one_is_filled_in() -> None:
+    drive = reserved()
+    for name, timeout_s in (("a", None), ("b", 5_000), ("c", 60), ("d", None), ("e", 120)):
+        drive.submit(name, gpu={"count": 2}, run=limited(timeout_s))
+    assert [drive.states(name)[0] for name in "abcde"] == ["QUEUED", "QUEUED", "PLACED", "QUEUED", "PLACED"]
+    drive.settle()
+    drive.run_out("w0")
+    drive.settle()
+    assert drive.states("big") == ["RUNNING"]
+
+
+def test_nothing_is_filled_in_where_nobody_knows_when_it_starts() -> None:
+    drive = reserved(None)
+    drive.submit("short", gpu={"count": 4}, run=limited(1))
+    assert drive.states("short") == ["QUEUED"]
+
+
+def test_several_that_come_in_one_tick_are_filled_in_with_the_next() -> None:
+    drive = reserved()
+    for number in range(4):
+        drive.offer_submit(f"s{number}", gpu={}, run=limited(60))
+    drive.tick()
+    drive.offer_submit("wake", gpu={}, run=limited(60))
+    drive.tick()
+    assert [drive.states(f"s{number}")[0] for number in range(4)] == ["PLACED"] * 4
+
+
+def test_the_hosts_reserved_are_those_that_are_free_first() -> None:
+    drive = Driving()
+    for index, timeout_s in enumerate((9_000, 200, 5_000, 100)):
+        drive.worker(f"w{index}", 8)
+        drive.submit(f"r{index}", gpu={"count": 8}, run=limited(timeout_s))
+        drive.settle()
+    drive.submit("big", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.reservation
+    assert held is not None
+    assert {drive.engine.fleet.hosts[num].worker.id for num in held.hosts} == {"w1", "w3"}
+
+
+@pytest.mark.parametrize("limits", [True, False])
+def test_the_biggest_gang_starts_when_what_ran_has_ended(limits: bool) -> None:
+    """Jobs of 40 to 160 s keep four hosts full; a gang of all of them comes."""
+    drive = Driving()
+    drive.checks = False
+    for index in range(4):
+        drive.worker(f"w{index}", 4)
+    ends: dict[str, int] = {}
+    submitted = 0
+
+    def step() -> None:
+        nonlocal submitted
+        row = drive.state.tenants.get("t")
+        for _ in range(24 - (row.live if row is not None else 0)):
+            submitted += 1
+            seconds = 40 + 37 * submitted % 121
+            run = limited(seconds if limits else None)
+            drive.offer_submit(f"s{submitted}", gpu={}, run=run, labels={"s": str(seconds)})
+        for worker in drive.workers.values():
+            drive.send(worker.id, worker.renew_frame())
+        drive.tick(1_000)
+        drive.settle()
+        for worker in drive.workers.values():
+            for key, held in list(worker.held.items()):
+                if held.phase != "running" or key[1] == "big":
+                    continue
+                seconds = 40 + 37 * int(key[1][1:]) % 121
+                if drive.now >= ends.setdefault(f"{key[1]}.{key[3]}", drive.now + seconds * 1000):
+                    worker.finish(key)
+
+    for _ in range(200):
+        step()
+    remaining = max(at - drive.now for at in ends.values())
+    drive.submit("big", gpu={"count": 4, "scheduling": "gang"}, replicas=4)
+    began = drive.now
+    while drive.states("big")[0] == "QUEUED":
+        step()
+        assert drive.now - began < 400_000, "the gang starves"
+    longest = max(remaining, 160_000)  # of those that start before the reservation stands
+    assert drive.now - began <= 1.2 * longest + PATIENCE_MS

@@ -1,0 +1,273 @@
+"""Devices that workers call unwell: closed alone, left with notice, kept from the job they failed under, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.scheduler.core import views
+from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.records import Act, decode_record
+from moorage.scheduler.core.state import State
+from moorage.scheduler.core.waiting import explain_job
+from moorage.schemas.frames import End, Unwell
+from tests.scheduler.driving import Driving
+
+FAILED = Unwell(0, "xid", "Xid 79: the GPU has fallen off the bus", True)
+PROBATION = Unwell(0, "probation", "after Xid 79: the GPU has fallen off the bus")
+SAVES = {"driver": "noop", "checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 30}
+
+
+def say(drive: Driving, worker: str, *unwell: Unwell) -> None:
+    """A renewal that tells this of the devices, and what comes of it."""
+    drive.workers[worker].unwell = list(unwell)
+    drive.renew(worker)
+
+
+def slots_of(drive: Driving, job: str, index: int = 0) -> tuple[str, int]:
+    member = drive.member(job, index)
+    return member.worker.id, member.mask
+
+
+def ends(drive: Driving) -> list[End]:
+    """By member: who renews and ends with one record is told twice."""
+    return list({(end.job, end.replica): end for frame in drive.wanted for end in frame.end}.values())
+
+
+def why_it_waits(drive: Driving, job: str) -> dict[str, Any]:
+    found = explain_job(drive.engine, "t", job)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_failed_device_is_closed_alone_and_the_others_of_its_host_go_on() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=3)
+    drive.submit("kept", gpu={})
+    drive.settle()
+    assert slots_of(drive, "kept") == ("w0", 1)
+    say(drive, "w0", Unwell(1, "xid", "Xid 48: an uncorrectable (double-bit) memory error", False))
+    drive.submit("next", gpu={})
+    drive.settle()
+    assert slots_of(drive, "next") == ("w0", 4)
+    assert drive.replica("kept").state == drive.replica("next").state
+    [row] = views.fleet(drive.engine, drive.now)["workers"]
+    assert row["cells"] == "#!#"
+    assert [(t["slot"], t["kind"], t["recorded"]) for t in row["troubles"]] == [(1, "xid", True)]
+
+
+def test_what_runs_on_it_is_told_to_save_itself_then_ends_and_starts_elsewhere() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.submit("j", gpu={}, run=SAVES)
+    drive.settle()
+    drive.worker("w1", gpus=1)
+    drive.workers["w0"].auto = False
+    say(drive, "w0", FAILED)
+    [end] = ends(drive)
+    assert (end.job, end.notice_s) == ("j", 30.0)
+    assert drive.job("j").state == "ENDING"
+    drive.tick()
+    assert not ends(drive), "it was told"
+    drive.renew("w0")
+    assert [end.notice_s for end in ends(drive)] == [30.0], "until its renewal shows it, also after a takeover"
+    drive.fact("exited", "j", code=-15, detail="end")
+    drive.tick()
+    drive.settle()
+    assert drive.job("j").state == "RUNNING"
+    assert slots_of(drive, "j") == ("w1", 1)
+    story = [row[8] for row in drive.job("j").story if row[8]]
+    assert "GPU 0 of w0: Xid 79: the GPU has fallen off the bus" in story
+    assert drive.replica("j").losses == 1
+
+
+def test_a_device_is_not_given_again_to_the_job_it_failed_under_and_is_to_others() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    say(drive, "w0", FAILED)
+    drive.settle()
+    assert drive.job("j").state == "QUEUED"
+    say(drive, "w0")  # its probation is over
+    drive.settle()
+    assert drive.job("j").state == "QUEUED"
+    assert why_it_waits(drive, "j")["avoids"] == ["w0: GPU 0"]
+    drive.submit("other", gpu={})
+    drive.settle()
+    assert slots_of(drive, "other") == ("w0", 1), "who waits for another device is in nobody's way"
+    drive.worker("w1", gpus=1)
+    drive.tick()
+    drive.settle()
+    assert slots_of(drive, "j") == ("w1", 1)
+
+
+def test_probation_keeps_it_closed_and_ends_nobody() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    say(drive, "w0", PROBATION)
+    drive.submit("j", gpu={})
+    drive.settle()
+    assert drive.job("j").state == "QUEUED"
+    found = why_it_waits(drive, "j")
+    assert found["reason"] == "sick"
+    assert found["held_by"] == ["w0 GPU 0: probation: after Xid 79: the GPU has fallen off the bus"]
+    say(drive, "w0")
+    drive.settle()
+    assert drive.job("j").state == "RUNNING"
+
+
+def test_a_takeover_knows_it_before_any_worker_has_spoken() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    drive.submit("j", gpu={}, run=SAVES)
+    drive.settle()
+    drive.workers["w0"].auto = False
+    say(drive, "w0", FAILED)
+    for again in range(2):
+        if again:
+            drive.take_snapshot()
+        drive.lead()
+        worker = drive.state.workers["w0"]
+        assert (worker.unwell_mask, worker.unwell[0][0]) == (1, "xid")
+        assert drive.job("j").avoid == ((0, 1),)
+        assert drive.member("j").notice_s == 30
+
+
+def test_one_record_tells_it_once_and_what_is_the_same_writes_nothing() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    say(drive, "w0", PROBATION)
+    acts = len([1 for payload in drive.records for act in decode_record(payload).acts if act[0] == Act.HEALTH])
+    for _ in range(3):
+        drive.renew("w0")
+    again = len([1 for payload in drive.records for act in decode_record(payload).acts if act[0] == Act.HEALTH])
+    assert (acts, again) == (1, 1)
+
+
+def test_an_operators_word_opens_it_until_the_worker_judges_anew() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    say(drive, "w0", FAILED)
+    drive.settle()
+    assert drive.job("j").state == "QUEUED"
+    drive.workers["w0"].auto = False  # it has not heard the word yet
+    answer = drive.operate("release", "w0")
+    assert (answer["changed"], answer["slots"]) == (True, [0])
+    drive.renew("w0")
+    assert drive.state.workers["w0"].unwell_mask == 0, "what it said before it took the word counts for nothing"
+    assert [frame.well for frame in drive.wanted if frame.well] == [[0]]
+    drive.renew("w0")
+    assert [frame.well for frame in drive.wanted if frame.well] == [[0]], "said until it is taken"
+    worker = drive.workers["w0"]
+    worker.unwell, worker.well_n, worker.auto = [], drive.state.workers["w0"].well_n, True
+    drive.renew("w0")
+    drive.tick()
+    assert drive.state.workers["w0"].well == 0
+    drive.settle()
+    assert drive.job("j").state == "RUNNING", "the job may have it again, too"
+    say(drive, "w0", FAILED)
+    assert drive.state.workers["w0"].unwell_mask == 1, "from now on its word counts again"
+
+
+def test_a_word_on_one_device_leaves_the_others_as_they_are() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=3)
+    say(drive, "w0", FAILED, Unwell(2, "remap", "a row of memory could not be remapped", True))
+    assert drive.operate("release", "w0", slots=[2])["slots"] == [2]
+    assert drive.state.workers["w0"].unwell_mask == 1
+    assert drive.operate("release", "w0", slots=[1])["changed"] is False
+
+
+def test_a_gang_leaves_as_a_whole_and_counts_one_loss() -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, gpus=1)
+    drive.submit("g", replicas=2, gpu={"scheduling": "gang"}, run=SAVES)
+    drive.settle()
+    assert drive.job("g").state == "RUNNING"
+    at = slots_of(drive, "g", 0)[0]
+    for worker in drive.workers.values():
+        worker.auto = False
+    say(drive, at, FAILED)
+    assert sorted((end.replica, end.notice_s) for end in ends(drive)) == [(0, 30.0), (1, 30.0)]
+    drive.facts([("exited", "g", 0, -15, "end"), ("exited", "g", 1, -15, "end")])
+    assert drive.job("g").state == "QUEUED"
+    assert drive.replica("g", 0).losses == 1
+
+
+def test_a_job_that_meets_one_failing_device_after_another_ends_within_its_bound() -> None:
+    drive = Driving()
+    drive.submit("poison", gpu={}, retries_on_lost=2)
+    for number in range(3):
+        name = f"w{number}"
+        drive.worker(name, gpus=1)
+        drive.tick(2_000)
+        drive.settle()
+        assert drive.job("poison").state == "RUNNING"
+        say(drive, name, FAILED)
+        drive.settle()
+    assert drive.job("poison").state == "FAILED"
+
+
+def test_another_device_in_the_slot_is_no_longer_unwell() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", gpus=1)
+    say(drive, "w0", FAILED)
+    drive.join(worker)
+    assert drive.state.workers["w0"].unwell_mask == 1, "the same device in a new session"
+    pool = worker.hello.gpu_pool
+    replaced = [type(device)(device.index, device.vendor, device.name, "GPU-new", device.memory_mib) for device in pool]
+    worker.hello.gpu_pool[:] = replaced
+    drive.join(worker)
+    assert drive.state.workers["w0"].unwell_mask == 0
+
+
+@pytest.mark.parametrize("slot", [-1, 1, 63, 2**40])
+def test_slots_that_are_not_there_and_long_words_reach_no_record(slot: int) -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    say(drive, "w0", Unwell(slot, "xid", "x"), Unwell(0, "k" * 500 + "\n", "d\x1b[31m" * 200))
+    [(at, (kind, detail, _, _))] = drive.state.workers["w0"].unwell.items()
+    assert (at, len(kind)) == (0, 16)
+    assert len(detail) <= 120
+    assert detail.isprintable()
+
+
+def test_who_is_there_from_outside_is_named_and_the_device_comes_back_by_itself() -> None:
+    drive = Driving()
+    drive.worker("w3", gpus=2)
+    drive.load("w3", f0="pid 1234 python (user bob)", s1="thermal")
+    drive.submit("j", gpu={})
+    drive.settle()
+    found = why_it_waits(drive, "j")
+    assert found["reason"] == "foreign"
+    assert "w3 GPU 0: used by pid 1234 python (user bob)" in found["held_by"]
+    [row] = views.fleet(drive.engine, drive.now)["workers"]
+    assert row["cells"] == "x!"
+    drive.load("w3")
+    drive.tick()
+    drive.settle()
+    assert drive.job("j").state == "RUNNING"
+
+
+def test_a_ledger_without_any_of_this_keeps_its_digest() -> None:
+    """What is new is in a digest only where it is there: ledgers of before fold as they did."""
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    state = State()
+    for seq, payload in enumerate(drive.records, 1):
+        fold(state, decode_record(payload), seq)
+    worker = state.workers["w0"]
+    member = next(iter(worker.members.values()))
+    before = (worker.digest_row(), member.digest_row(), state.jobs[1].digest_row())
+    worker.unwell[0] = ("xid", "", 1, 1)
+    member.notice_s = 1
+    state.jobs[1].avoid = ((0, 1),)
+    after = (worker.digest_row(), member.digest_row(), state.jobs[1].digest_row())
+    assert all(one != other for one, other in zip(before, after, strict=True))

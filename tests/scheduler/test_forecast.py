@@ -1,0 +1,113 @@
+"""When those that wait start: by what the leader has learned, found in a copy that changes nothing here."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from moorage.scheduler.core.state import validate
+from moorage.scheduler.whatif import child
+from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
+from tests.scheduler.driving import Driving
+
+MINUTE = 60_000
+
+
+def learned(drive: Driving, minutes: list[int], workload: str = "train") -> None:
+    """Runs of a workload that lasted so many minutes, one after the other on a fleet that is free."""
+    for number, lasted in enumerate(minutes):
+        drive.submit(f"{workload}-learned-{number}", gpu={}, run={"driver": "noop", "argv": [workload]})
+        drive.settle()
+        drive.now += lasted * MINUTE
+        drive.run_out("w0")
+    drive.renew()
+
+
+def submit(drive: Driving, name: str, workload: str = "train", tenant: str = "t", **fields: object) -> None:
+    drive.submit(name, tenant=tenant, run={"driver": "noop", "argv": [workload]}, **{"gpu": {}, **fields})
+    drive.settle()
+
+
+def look_ahead(drive: Driving) -> Forecast:
+    answer = child.ask(lambda: forecast(drive.engine, drive.now))
+    assert answer is not None
+    return decode_forecast(answer)
+
+
+def test_a_start_is_when_such_runs_end_less_what_has_passed() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    learned(drive, [10] * 8 + [20])
+    submit(drive, "runs")
+    drive.now += 4 * MINUTE
+    drive.renew()
+    for name in ("first", "second"):
+        submit(drive, name)
+    starts = look_ahead(drive).starts["t"]
+    assert abs(starts["first"].p50_ms - 6 * MINUTE) < 1_000
+    assert abs(starts["first"].p90_ms - 16 * MINUTE) < 1_000
+    assert abs(starts["second"].p50_ms - 16 * MINUTE) < 1_000
+    assert starts["second"].worker == "w0"
+
+
+def test_what_waits_for_an_end_that_nobody_knows_is_unknown() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    submit(drive, "runs", "new")
+    submit(drive, "waits", "new")
+    found = look_ahead(drive)
+    assert (found.starts, found.unknown_runs) == ({}, 1)
+
+
+def test_a_time_limit_is_an_estimate_too() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("runs", gpu={}, run={"driver": "noop", "timeout_s": 60})
+    drive.settle()
+    submit(drive, "waits", "new")
+    start = look_ahead(drive).starts["t"]["waits"]
+    assert start.p50_ms == start.p90_ms
+    assert abs(start.p50_ms - MINUTE) < 1_000
+
+
+def test_a_gang_and_what_is_ahead_of_it_in_the_queue() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    learned(drive, [10] * 5)
+    submit(drive, "a")
+    submit(drive, "b")
+    drive.submit("gang", replicas=2, gpu={"scheduling": "gang"}, run={"driver": "noop", "argv": ["train"]}, priority=90)
+    submit(drive, "behind")
+    starts = look_ahead(drive).starts["t"]
+    assert abs(starts["gang"].p50_ms - 10 * MINUTE) < 2_000
+    assert abs(starts["behind"].p50_ms - 20 * MINUTE) < 2_000
+
+
+def test_looking_ahead_changes_nothing_here_even_with_a_record_in_flight() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    learned(drive, [1] * 4)
+    submit(drive, "runs")
+    submit(drive, "waits")
+    drive.offer_submit("more", gpu={})
+    drive.engine.build(drive.now, drive.now)
+    before = (drive.state.digest, drive.state.seq, drive.engine.queue.size, drive.engine.waiting)
+    assert "waits" in look_ahead(drive).starts["t"]
+    assert (drive.state.digest, drive.state.seq, drive.engine.queue.size, drive.engine.waiting) == before
+    assert drive.engine.in_flight
+    validate(drive.state)
+
+
+def test_a_child_that_fails_or_takes_too_long_is_no_answer_and_leaves_nothing() -> None:
+    def fails() -> bytes:
+        raise RuntimeError("on purpose")
+
+    def sleeps() -> bytes:
+        time.sleep(60)
+        return b""
+
+    before = set(os.listdir("/proc/self/fd"))
+    assert child.ask(fails) is None
+    assert child.ask(sleeps, limit_s=0.2) is None
+    assert child.ask(lambda: b"x" * 1_000_000) == b"x" * 1_000_000
+    assert set(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,187 @@
+"""Fixes: each one that is told really starts the job on the same state, and what is smallest comes first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moorage.scheduler.core.relax import FIXES_MAX, Relaxer, short_name
+from moorage.scheduler.core.waiting import explain_job
+from tests.scheduler.driving import H100, Driving
+
+L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"
+MEMORY = {H100: 81_559, L40S: 46_068, A100: 40_960}
+
+
+def fixes(drive: Driving, job: str, tenant: str = "t") -> list[dict[str, Any]]:
+    data = explain_job(drive.engine, tenant, job)
+    assert isinstance(data, dict)
+    found: list[dict[str, Any]] = data.get("fixes", [])
+    return found
+
+
+def fleet() -> Driving:
+    drive = Driving()
+    drive.checks = False
+    drive.worker("h", 2, H100)
+    drive.worker("l", 2, L40S, gpu_memory_mib=MEMORY[L40S])
+    drive.submit("runs", gpu={"model": "H100"})
+    drive.settle()
+    return drive
+
+
+def said(drive: Driving, **asks: Any) -> list[str]:
+    drive.submit("j", **asks)
+    assert drive.states("j")[0] == "QUEUED"
+    return [fix["say"] for fix in fixes(drive, "j")]
+
+
+def test_another_model_is_the_first_thing_to_try() -> None:
+    assert said(fleet(), gpu={"count": 2, "model": "H100"}) == ["accept L40S too", "1 GPU instead of 2"]
+
+
+def test_less_memory() -> None:
+    assert said(fleet(), gpu={"count": 2, "min_memory_mib": 50_000})[0] == "45 GiB instead of 48.8 GiB"
+
+
+def test_fewer_cores() -> None:
+    drive = Driving()
+    drive.worker("w", 2, cpu_milli=8_500)
+    assert said(drive, gpu={}, resources={"cpu_milli": 9_000}) == ["8 cores instead of 9"]
+
+
+def test_of_a_gang_best_effort_or_fewer() -> None:
+    drive = Driving()
+    for name in "abc":
+        drive.worker(name, 2)
+    found = said(drive, replicas=5, gpu={"count": 2, "scheduling": "gang"})
+    assert found[:2] == ["best effort: what fits starts now, the rest later", "3 replicas instead of 5"]
+
+
+def test_a_label_less() -> None:
+    drive = Driving()
+    drive.worker("w", 1, labels={"zone": "a"})
+    assert said(drive, gpu={}, requires={"zone": ["b"]}) == ["without the label zone"]
+
+
+def test_a_mode_that_is_not_offered() -> None:
+    drive = Driving()
+    drive.worker("w", 1, modes=["exclusive"])
+    assert said(drive, gpu={"sharing": "mps"}) == ["a whole GPU"]
+
+
+def test_two_changes_at_once_where_none_helps_alone() -> None:
+    drive = fleet()
+    found = said(drive, gpu={"count": 3, "model": "A100"})
+    assert all(", " in say for say in found), found
+    assert found[0].startswith("accept H100 too, ")
+
+
+def test_nothing_is_told_that_somebody_else_has_to_cure() -> None:
+    drive = fleet()
+    drive.order("hold")
+    drive.submit("j", gpu={"count": 2})
+    assert fixes(drive, "j") == []
+
+
+def test_under_a_limit_only_what_is_within_it() -> None:
+    drive = fleet()
+    drive.order("limit", gpus=2)
+    assert said(drive, gpu={"count": 2}) == ["1 GPU instead of 2"]
+
+
+def test_asking_changes_nothing() -> None:
+    drive = fleet()
+    drive.submit("j", gpu={"count": 2, "model": "H100"}, replicas=2)
+    before = (drive.state.digest, drive.engine.fleet.changes, drive.engine.queue.size)
+    order = [list(bucket) for cls in drive.engine.fleet.classes.values() for bucket in cls.buckets]
+    fixes(drive, "j")
+    assert (drive.state.digest, drive.engine.fleet.changes, drive.engine.queue.size) == before
+    assert order == [list(bucket) for cls in drive.engine.fleet.classes.values() for bucket in cls.buckets]
+
+
+def test_a_short_name_is_what_one_would_write() -> None:
+    names = {
+        "NVIDIA H100 80GB HBM3": "H100",
+        "Tesla V100-SXM2-16GB": "V100",
+        "NVIDIA A100-SXM4-80GB": "A100",
+        "AMD Instinct MI300X": "MI300X",
+        "NVIDIA L40S": "L40S",
+        "Tesla T4": "T4",
+        "card": "card",
+    }
+    assert {name: short_name(name) for name in names} == names
+
+
+# ------------------------------------------------------------------------------------- the proof of each fix
+
+HOSTS = st.lists(
+    st.tuples(st.sampled_from([H100, L40S, A100]), st.integers(1, 4), st.sampled_from(["a", "b"]), st.integers(2, 8)),
+    min_size=1,
+    max_size=4,
+)
+GPU = st.fixed_dictionaries(
+    {"count": st.integers(1, 4)},
+    optional={
+        "model": st.sampled_from(["H100", "L40S", "A100", "=H200", ["H100", "A100"]]),
+        "min_memory_mib": st.sampled_from([20_000, 45_000, 70_000, 100_000]),
+        "scheduling": st.sampled_from(["gang", "spread", "best-effort"]),
+        "sharing": st.sampled_from(["mps", "time-slice"]),
+    },
+)
+ASKS = st.fixed_dictionaries(
+    {"gpu": GPU},
+    optional={
+        "replicas": st.integers(1, 4),
+        "resources": st.fixed_dictionaries({"cpu_milli": st.sampled_from([1_000, 4_000, 9_000])}),
+        "requires": st.just({"zone": ["a"]}),
+        "priority": st.sampled_from([20, 50, 80]),
+    },
+)
+
+
+def world(hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], asks: dict[str, Any]) -> Driving:
+    drive = Driving()
+    drive.checks = False
+    for number, (model, gpus, zone, cores) in enumerate(hosts):
+        labels, cpu = {"zone": zone}, cores * 1000
+        drive.worker(f"w{number}", gpus, model, gpu_memory_mib=MEMORY[model], labels=labels, cpu_milli=cpu)
+    for number, job in enumerate(jobs):
+        drive.submit(f"o{number}", tenant="t" if number % 2 else "u", **job)
+    drive.submit("j", **asks)
+    drive.settle()
+    return drive
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(HOSTS, st.lists(ASKS, max_size=6), ASKS)
+def test_every_fix_starts_the_job_on_the_same_state(
+    hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], asks: dict[str, Any]
+) -> None:
+    told = fixes(world(hosts, jobs, asks), "j") if world(hosts, jobs, asks).states("j")[0] == "QUEUED" else []
+    assert len(told) <= FIXES_MAX
+    for fix in told:
+        drive = world(hosts, jobs, asks)
+        drive.cancel("j")
+        body = {"run": {"driver": "noop"}, **asks}
+        changed = {name: value for name, value in {**body, **fix["request"]}.items() if value is not None}
+        drive.submit("fixed", **json.loads(msgspec.json.encode(changed)))
+        states = drive.states("fixed")
+        gang = changed["gpu"].get("scheduling") == "gang"
+        assert "PLACED" in states if not gang else set(states) == {"PLACED"}, (fix, states)
+
+
+@settings(max_examples=50, deadline=None)
+@given(HOSTS, st.lists(ASKS, max_size=4), ASKS)
+def test_whatever_is_asked_the_trials_are_bounded(
+    hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], asks: dict[str, Any]
+) -> None:
+    drive = world(hosts, jobs, asks)
+    engine = drive.engine
+    relaxer = Relaxer(engine.fleet, engine.shapes, engine.request_of(drive.job("j")), frozenset(), lambda _: False)
+    assert relaxer.fixes() == []
+    assert relaxer.trials <= 200

@@ -1,0 +1,90 @@
+"""Rights by role, and whom an answer may go to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.schemas.roles import INBOX, OPERATOR_READS, ROLE_NAMES, ROLES, inbox, may_answer, names, rights
+from moorage.schemas.subjects import API_VERBS, Subjects
+
+SUBJECTS = Subjects()
+TENANT = st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True)
+
+
+def test_every_role_of_the_table_is_one_of_the_five() -> None:
+    known = {word for _, words in ROLES.values() for word in words}
+    assert set(ROLES) == set(ROLE_NAMES)
+    for row in SUBJECTS.table():
+        assert names(row.writes) | names(row.reads) <= known, row
+
+
+@pytest.mark.parametrize("role", ROLE_NAMES)
+def test_nobody_has_a_right_on_the_ledger_or_a_wildcard_over_all(role: str) -> None:
+    may = rights(role, "x", SUBJECTS, queue=True, results_of=["x"])  # type: ignore[arg-type]
+    for subject in (*may.publish, *may.subscribe):
+        assert not subject.startswith(("moorage.ledger", "moorage.snapshot", "$SYS", ">", "*")), subject
+        assert subject not in ("moorage.>", "$JS.>", "$JS.API.>"), subject
+
+
+@given(TENANT, TENANT)
+def test_a_submitters_rights_name_its_tenant_alone(mine: str, other: str) -> None:
+    may = rights("submitter", mine, SUBJECTS, queue=True, results_of=[mine, other])
+    for subject in (*may.publish, *may.subscribe):
+        assert mine in subject, subject
+        assert subject.split(".")[2] == mine or subject.endswith(f"RESULT_{mine}"), subject
+
+
+def test_the_queue_and_results_are_given_on_purpose() -> None:
+    plain = rights("submitter", "acme", SUBJECTS)
+    assert plain.publish == ("moorage.api.acme.*",)
+    assert "moorage.request.acme.submit" in rights("submitter", "acme", SUBJECTS, queue=True).publish
+    assert not [subject for subject in rights("worker", "w1", SUBJECTS).publish if subject.startswith("$")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reply", "may"),
+    [
+        ("moorage.api.acme.show", "_INBOX.abcDEF.7", True),
+        ("moorage.api.acme.show", "_INBOX_custom.7", True),
+        ("moorage.api.acme.show", "replies.of.mine", True),
+        ("moorage.api.acme.show", "_R_.uR3.k1", True),
+        ("moorage.api.acme.show", "_INBOX.submitter.acme.x.7", True),
+        ("moorage.api.acme.show", "_INBOX.submitter.beta.x.7", False),
+        ("moorage.api.acme.show", "_INBOX.worker.w1.x.7", False),
+        ("moorage.api.acme.show", "_INBOX.scheduler.main.x.7", False),
+        ("moorage.api.acme.show", "_INBOX.operator.ana.x.7", True),
+        ("moorage.api.acme.submit", "_INBOX.operator.ana.x.7", False),
+        ("moorage.api.acme.logs", "_INBOX.operator.ana.x.7", False),
+        ("moorage.admin.drain", "_INBOX.operator.ana.x.7", True),
+        ("moorage.admin.drain", "_INBOX.submitter.acme.x.7", False),
+        ("moorage.worker.w1.join", "_INBOX.worker.w1.x.7", True),
+        ("moorage.worker.w1.join", "_INBOX.worker.w2.x.7", False),
+        ("$SRV.PING", "_INBOX.operator.ana.x.7", True),
+        ("$SRV.PING", "_INBOX.submitter.acme.x.7", False),
+        ("moorage.api.acme.show", "moorage.ledger.record", False),
+        ("moorage.api.acme.show", "moorage.worker.w1.wanted", False),
+        ("moorage.api.acme.show", "moorage", False),
+        ("moorage.api.acme.show", "moorage2.mine", True),
+        ("moorage.api.acme.show", "$JS.API.STREAM.PURGE.MOORAGE_REQUEST", False),
+        ("moorage.api.acme.show", "$O.bucket.C.x", False),
+        ("moorage.api.acme.show", "$SYS.REQ.SERVER.PING", False),
+    ],
+)
+def test_whom_an_answer_may_go_to(asked: str, reply: str, may: bool) -> None:
+    assert may_answer("moorage", asked, reply) is may
+
+
+@given(TENANT, TENANT, st.sampled_from(API_VERBS), st.sampled_from(ROLE_NAMES))
+def test_a_named_inbox_gets_the_answers_to_its_own_questions_alone(mine: str, other: str, verb: str, role: str) -> None:
+    asked = SUBJECTS.api(mine, verb)
+    reply = f"{inbox(role, other)}.random.1"  # type: ignore[arg-type]
+    own = (role == "submitter" and mine == other) or (role == "operator" and verb in OPERATOR_READS)
+    assert may_answer("moorage", asked, reply) == own
+
+
+@given(st.text(max_size=40))
+def test_any_reply_subject_is_judged(reply: str) -> None:
+    for asked in ("moorage.api.acme.show", "moorage.admin", "moorage", "", f"{INBOX}."):
+        assert may_answer("moorage", asked, reply) in (True, False)

@@ -1,0 +1,162 @@
+"""A site as `moorage admin nats-config` writes it, on real nats-servers: connections by identity, and witnesses.
+
+A witness is a user that the site does not have: one in each account, with every right in it, who hears what arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.connection import Connection, connect
+from moorage.bus.contexts import Context, load_context
+from moorage.bus.embedded import find_binary
+from moorage.bus.errors import BusError, CannotConnect, NotAuthorized
+from moorage.bus.site import ROUTES_BEHIND, Identity, Server, Site, server_name
+from moorage.cli.nats_config import CONTEXTS, write
+from moorage.schemas.roles import inbox
+from tests.waiting import until
+
+READY_S: Final = 30.0
+HOST: Final = "127.0.0.1"
+
+
+class RunningSite:
+    """Servers of a site, and who may connect to them."""
+
+    def __init__(self, site: Site, folder: Path, passwords: dict[str, str], witness: str) -> None:
+        self.site = site
+        self.folder = folder
+        self._passwords = passwords
+        self._witness = witness
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For processes: with it the contexts of the site are found by name."""
+        return {"XDG_CONFIG_HOME": str(self.folder)}
+
+    def context(self, key: str) -> Context:
+        return load_context(key, self.environment)
+
+    async def connect(self, key: str, **more: Any) -> Connection:
+        return await connect(self.context(key), f"test {key}", **more)
+
+    def witness_context(self, account: str) -> Context:
+        """One with every right in an account. Not where users show certificates."""
+        url = ",".join(f"nats://{account}:{self._witness}@{each.host}:{each.port}" for each in self.site.servers)
+        return Context(url=url, source="test")
+
+    async def witness(self, account: str) -> Connection:
+        return await connect(self.witness_context(account), f"witness of {account}")
+
+    @property
+    def accounts(self) -> list[str]:
+        return list(dict.fromkeys(map(self.site.account_of, self.site.identities)))
+
+    async def _ready(self) -> None:
+        """Until every server takes clients, and JetStream of the ledger's account answers."""
+        key = Identity("ledger", self.site.schedulers[0]).key
+
+        async def answers() -> bool:
+            try:
+                async with await self.connect(key, give_up_after_s=1) as connection:
+                    info = msgspec.json.decode((await connection.request("$JS.API.INFO", b"", 2.0)).data)
+                    return "error" not in info
+            except NotAuthorized:
+                raise
+            except (CannotConnect, BusError):
+                return False
+
+        await until(answers, READY_S, "JetStream of the site")
+
+
+def free_servers(count: int) -> tuple[Server, ...]:
+    """Ports that nobody has now, with those of their routes."""
+    found: list[Server] = []
+    while len(found) < count:
+        port = 20_000 + secrets.randbelow(9_000)
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind((HOST, port))
+            other.bind((HOST, port + ROUTES_BEHIND))
+            if all(abs(port - each.port) not in (0, ROUTES_BEHIND) for each in found):
+                found.append(Server(HOST, port))
+    return tuple(found)
+
+
+@contextlib.asynccontextmanager
+async def running(*, servers: int = 1, **of: Any) -> AsyncIterator[RunningSite]:
+    """The servers of a site with these settings, and nothing left of them at the end."""
+    site = Site(**{"tenants": ("acme", "beta"), "workers": ("w1", "w2"), "operators": ("ana",), "observers": ("graf",),
+                   "servers": free_servers(servers), **of})  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="moorage-site-") as name, contextlib.ExitStack() as ending:
+        folder, witness = Path(name), f"w{secrets.token_hex(8)}"
+        write(site, folder)
+        passwords = {each.variable: f"p{secrets.token_hex(12)}" for each in site.identities}
+        if site.auth == "env":
+            _contexts(site, folder, passwords)
+        accounts = folder / "accounts.conf"
+        if site.auth != "mtls":
+            accounts.write_text(_with_witnesses(accounts.read_text(), witness))
+        for at in range(servers):
+            ending.enter_context(_server(folder / server_name(site, at), folder / f"server-{at}.log", passwords))
+        made = RunningSite(site, folder, passwords, witness)
+        try:
+            await made._ready()
+        except BaseException:
+            print(*(log.read_text()[-3000:] for log in sorted(folder.glob("*.log"))), sep="\n---\n")
+            raise
+        yield made
+
+
+@contextlib.contextmanager
+def _server(configuration: Path, log: Path, variables: dict[str, str]) -> Iterator[None]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [find_binary(), "-c", str(configuration)], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            env={**os.environ, **variables},
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _with_witnesses(accounts: str, password: str) -> str:
+    """A witness in every account, called as it is."""
+    return re.sub(
+        r'^  "(\w[\w-]*)" \{\n((?:    jetstream: enabled\n)?)    users: \[',
+        lambda found: f'{found[0]}\n      {{ user: "{found[1]}", password: {password} }}',
+        accounts,
+        flags=re.MULTILINE,
+    )
+
+
+def _contexts(site: Site, folder: Path, passwords: dict[str, str]) -> None:
+    """What a person writes where passwords are given by the environment: a context a user."""
+    urls = ",".join(f"nats://{each.host}:{each.port}" for each in site.servers)
+    for each in site.identities:
+        fields = {"url": urls, "user": each.key, "password": passwords[each.variable]}
+        if each.role != "ledger":
+            fields["inbox_prefix"] = inbox(each.role, each.name)
+        (folder / CONTEXTS / f"{each.key}.json").write_bytes(msgspec.json.encode(fields))
+
+
+async def settled(*connections: Connection) -> None:
+    """What each has sent has reached the server, and what that had for them has reached them."""
+    for connection in connections:
+        await connection.flush()
+    for connection in connections:
+        await connection.flush()
+    await asyncio.sleep(0)

@@ -1,0 +1,119 @@
+"""What a worker lets tenants do: drivers, programs, users; and the settings that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.schemas.errors import Refused
+from moorage.schemas.job import Request, Run
+from moorage.worker.policy import TENANTS_MAX, Policy
+from moorage.worker.settings import settings_from
+
+
+def policy(**settings: Any) -> Policy:
+    return Policy.of(settings_from({"state_dir": "/nowhere", **settings}))
+
+
+def run(*argv: str, **fields: Any) -> Run:
+    return Run(argv=list(argv), **fields)
+
+
+def test_without_rules_everything_is_permitted() -> None:
+    free = policy()
+    free.check_host()
+    free.check_placement("acme", Request(run=run("true")))
+    free.check_program("acme", run("./anything", env={"LD_PRELOAD": "/x"}, user="1"))
+    assert free.user_of("acme") is None
+
+
+def test_drivers_by_tenant_and_for_all_others() -> None:
+    some = policy(drivers_for={"acme": "process", "*": "noop other"})
+    some.check_placement("acme", Request(run=run("true")))
+    some.check_placement("beta", Request(run=run("true", driver="noop")))
+    for tenant, driver in (("acme", "noop"), ("beta", "process")):
+        with pytest.raises(Refused, match=f"tenant {tenant} may not have the driver {driver}") as caught:
+            some.check_placement(tenant, Request(run=run("true", driver=driver)))
+        assert caught.value.code == "not-permitted"
+        assert caught.value.problem.allowed
+    with pytest.raises(Refused):  # who is not named, where only others are
+        policy(drivers_for={"acme": "process"}).check_placement("beta", Request(run=run("true")))
+
+
+@pytest.mark.parametrize(
+    ("program", "may"),
+    [
+        ("/opt/jobs/train", True),
+        ("/opt/jobs/deep/train", True),
+        ("python3", True),
+        ("/usr/bin/python3", False),
+        ("/opt/jobs/../../bin/sh", False),
+        ("/opt/jobs//train", False),
+        ("opt/jobs/train", False),
+        ("./python3", False),
+        ("python", False),
+        ("sh", False),
+        ("/bin/sh", False),
+    ],
+)
+def test_programs_are_whole_paths_or_bare_names(program: str, may: bool) -> None:
+    some = policy(programs_for={"acme": "/opt/jobs/* python3"})
+    if may:
+        some.check_program("acme", run(program))
+    else:
+        with pytest.raises(Refused, match=r"not-permitted: tenant acme may not start .* \(allowed: /opt/jobs/\*"):
+            some.check_program("acme", run(program))
+    with pytest.raises(Refused, match="tenant beta"):
+        some.check_program("beta", run(program))
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "TF_LD_PRELOAD", "TF_PREPEND_LD_PRELOAD"]
+)
+def test_an_allowed_program_is_not_made_another_by_the_loader(name: str) -> None:
+    some = policy(programs_for={"*": "/opt/jobs/*"})
+    with pytest.raises(Refused, match=f"may not set {name}"):
+        some.check_program("acme", run("/opt/jobs/train", env={name: "/tmp/mine.so"}))
+
+
+@pytest.mark.parametrize("name", ["PATH", "TF_PATH", "TF_PREPEND_PATH"])
+def test_a_bare_name_is_not_looked_for_where_the_request_says(name: str) -> None:
+    some = policy(programs_for={"*": "python3 /opt/jobs/*"})
+    with pytest.raises(Refused, match=f"may not set {name}"):
+        some.check_program("acme", run("python3", env={name: "/tmp"}))
+    some.check_program("acme", run("/opt/jobs/train", env={name: "/tmp"}))
+
+
+def test_a_tenants_user_is_the_workers_to_say() -> None:
+    some = policy(run_as="65534", run_as_for={"acme": "41001"})
+    assert (some.user_of("acme"), some.user_of("beta")) == ("41001", "65534")
+    some.check_program("acme", run("true", user="41001"))
+    for user in ("0", "root", "41002"):
+        with pytest.raises(Refused, match="jobs of tenant acme run as 41001"):
+            some.check_program("acme", run("true", user=user))
+
+
+def test_users_need_root_and_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    policy(run_as="41001").check_host()
+    with pytest.raises(Refused, match="no such user: nobody-of-that-name"):
+        policy(run_as_for={"acme": "nobody-of-that-name"}).check_host()
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(Refused, match="need an agent that is root"):
+        policy(run_as="41001").check_host()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"drivers_for": {"A.b": "process"}},
+        {"programs_for": {"": "true"}},
+        {"run_as_for": {"acme": " "}},
+        {"run_as_for": {f"t{number}": "1" for number in range(TENANTS_MAX + 1)}},
+    ],
+)
+def test_rules_that_cannot_be(settings: dict[str, Any]) -> None:
+    with pytest.raises(Refused):
+        settings_from({"state_dir": str(Path("/nowhere")), **settings})

@@ -1,0 +1,105 @@
+"""What can be wrong with a device, how grave it is, and which of NVIDIA's Xid events are whose fault.
+
+Sources: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog") with
+its resolution buckets, the NVML reference for remapped rows and the GPU recovery action, NVIDIA's Kubernetes device
+plugin for the list of application errors. Where a driver tells a recovery action that one stands above the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Literal
+
+Health = Literal["ok", "thermal", "ecc", "xid", "remap", "reset-needed", "missing", "unresponsive", "probation"]
+
+DETAIL_CHARS_MAX: Final = 120
+
+
+class Gravity(IntEnum):
+    """What follows from a fault; the graver one decides."""
+
+    #: nothing: it is the job's own, or has been dealt with by the driver
+    NOTE = 0
+    #: nothing new is placed there as long as it is so; what runs goes on
+    CLOSED = 1
+    #: what runs there leaves it; once it is clean it is on probation, then open again
+    FAILED = 2
+    #: as FAILED, but only a reset makes it well: a boot of the machine, or an operator's word
+    RESET = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`detail` is one line for people, at most `DETAIL_CHARS_MAX`, that does not change while the fault is the same."""
+
+    kind: Health
+    gravity: Gravity
+    detail: str
+
+
+#: The job's own doing: the driver has ended its context, the device is well (bucket RESTART_APP or IGNORE).
+XIDS_OF_APPLICATIONS: Final = frozenset({8, 11, 13, 31, 32, 37, 43, 45, 68, 69, 94, 109, 126})
+#: Recorded and dealt with by the driver; a pending remapping is told by the remapped rows.
+XIDS_DEALT_WITH: Final = frozenset({63, 92, 154})
+#: Only a reset (bucket RESET_GPU) or a boot (RESTART_BM) makes the device well.
+XIDS_RESET: Final = frozenset({46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
+
+_MEANINGS: Final = {
+    46: "the GPU stopped processing",
+    48: "an uncorrectable (double-bit) memory error",
+    62: "the GPU's own microcontroller halted",
+    64: "a row of memory could not be remapped",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    95: "an uncontained memory error",
+    110: "a security fault",
+    119: "the GPU's system processor (GSP) does not answer",
+    120: "an error of the GPU's system processor (GSP)",
+    140: "an unrecovered memory error",
+    143: "the GPU could not be initialised",
+}
+
+#: nvml.h: what the driver recommends, by the field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; others leave the table to hold.
+RECOVERY_ACTIONS: Final = {
+    1: "the driver asks for a reset of the GPU",
+    2: "the driver asks for a reboot of the machine",
+    4: "the driver asks to drain the GPU, then to reset it",
+    6: "the driver asks for a reset of the bus",
+    7: "the driver asks for a reboot of the system",
+}
+
+
+def of_xid(xid: int) -> Fault:
+    """The fault of an Xid event. One that no list names fails the device: it comes back after its probation."""
+    if xid in XIDS_OF_APPLICATIONS or xid in XIDS_DEALT_WITH:
+        gravity = Gravity.NOTE
+    else:
+        gravity = Gravity.RESET if xid in XIDS_RESET else Gravity.FAILED
+    meaning = _MEANINGS.get(xid, "")
+    return Fault("xid", gravity, f"Xid {xid}: {meaning}" if meaning else f"Xid {xid}")
+
+
+def of_rows(pending: bool, failed: bool) -> Fault | None:
+    """Row remapping (Ampere and newer): a failure is for good; a pending one waits for a reset and does no harm."""
+    if failed:
+        return Fault("remap", Gravity.RESET, "a row of memory could not be remapped: the GPU is to be replaced")
+    if pending:
+        return Fault("reset-needed", Gravity.CLOSED, "a row of memory waits for a reset of the GPU to be remapped")
+    return None
+
+
+def of_recovery_action(action: int) -> Fault | None:
+    text = RECOVERY_ACTIONS.get(action)
+    return Fault("reset-needed", Gravity.RESET, text) if text is not None else None
+
+
+GPU_LOST: Final = Fault("missing", Gravity.RESET, "the GPU is lost: it has fallen off the bus")
+RESET_REQUIRED: Final = Fault("reset-needed", Gravity.RESET, "the driver says that the GPU needs a reset")
+UNRESPONSIVE: Final = Fault("unresponsive", Gravity.CLOSED, "the GPU does not answer")
+SLOWED_DOWN: Final = Fault("thermal", Gravity.CLOSED, "the GPU slows itself down against heat")
+
+
+def gravest(faults: tuple[Fault, ...]) -> Fault | None:
+    """The one that decides; of several alike the first."""
+    return max(faults, key=lambda fault: fault.gravity, default=None)

@@ -1,0 +1,131 @@
+"""NVML's event API: what devices say by themselves, Xid events above all, heard in a thread of its own.
+
+`nvmlEventSetWait` blocks, so one daemon thread waits, a second at a time, and hands what it hears to the event loop.
+A driver without the event API (an old one, or a board that supports no event) is no error: then the readings alone
+tell. Source: the NVML reference, "Event Handling Methods".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+from moorage.worker.inventory.base import ReportFault
+from moorage.worker.inventory.faults import Fault, of_xid
+
+WAIT_MS: Final = 1000
+#: between two tries after an error that is no time-out (a GPU that is lost makes every wait fail)
+AGAIN_S: Final = 5.0
+#: nvml.h: nvmlEventTypeXidCriticalError and nvmlEventTypeDoubleBitEccError
+_XID: Final = 0x8
+_DOUBLE_BIT: Final = 0x2
+
+log = logging.getLogger("moorage.worker.inventory")
+
+
+class NvmlEvents:
+    """Listens for the devices of these handles, whose uuids are in slot order, until `stop`."""
+
+    def __init__(self, api: Any, handles: Sequence[Any], uuids: Sequence[str]) -> None:
+        self._api = api
+        self._handles = list(handles)
+        self._slots = {uuid: slot for slot, uuid in enumerate(uuids)}
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, report: ReportFault) -> None:
+        """Once, in the loop in which `report` is to be called."""
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, args=(loop, report), name="nvml-events", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have the thread end, within `WAIT_MS`; does not wait for it."""
+        self._stopped.set()
+
+    def join(self) -> None:
+        """Wait until the library is no longer in use here; for a thread that may block."""
+        if self._thread is not None:
+            self._thread.join()
+
+    # ------------------------------------------------------------------------------------------- in the thread
+
+    def _run(self, loop: asyncio.AbstractEventLoop, report: ReportFault) -> None:
+        try:
+            events = self._register()
+        except (self._api.NVMLError, AttributeError) as error:
+            log.info("no events of NVIDIA devices: %s", error)
+            return
+        if events is None:
+            return
+        try:
+            while not self._stopped.is_set():
+                self._hear(events, loop, report)
+        finally:
+            try:
+                self._api.nvmlEventSetFree(events)
+            except self._api.NVMLError:
+                pass  # the driver is gone, and the set with it
+
+    def _register(self) -> Any:
+        """An event set with every device that supports an event we want; None where none does."""
+        api, events, heard = self._api, self._api.nvmlEventSetCreate(), 0
+        for handle in self._handles:
+            try:
+                wanted = api.nvmlDeviceGetSupportedEventTypes(handle) & (_XID | _DOUBLE_BIT)
+                if wanted:
+                    api.nvmlDeviceRegisterEvents(handle, wanted, events)
+                    heard += 1
+            except api.NVMLError as error:
+                log.info("no events of %s: %s", self._name_of(handle), error)
+        if heard:
+            return events
+        api.nvmlEventSetFree(events)
+        return None
+
+    def _hear(self, events: Any, loop: asyncio.AbstractEventLoop, report: ReportFault) -> None:
+        try:
+            event = self._api.nvmlEventSetWait_v2(events, WAIT_MS)
+        except self._api.NVMLError_Timeout:
+            return
+        except self._api.NVMLError as error:
+            log.warning("the events of NVIDIA devices fail: %s", error)
+            self._stopped.wait(AGAIN_S)  # the readings tell which device it is
+            return
+        fault = _fault_of(int(event.eventType), int(event.eventData))
+        slot = self._slots.get(self._name_of(event.device))
+        if fault is None or slot is None:
+            return
+        try:
+            loop.call_soon_threadsafe(report, slot, fault)
+        except RuntimeError:
+            self._stopped.set()  # the loop is closed: nobody listens any more
+
+    def _name_of(self, handle: Any) -> str:
+        try:
+            uuid = self._api.nvmlDeviceGetUUID(handle)
+        except self._api.NVMLError:
+            # one that is lost has no name any more: handles are pointers, which stay the same
+            pointers = [_pointer(known) for known in self._handles]
+            at = pointers.index(_pointer(handle)) if _pointer(handle) in pointers else -1
+            return next((name for name, slot in self._slots.items() if slot == at), "")
+        return uuid.decode(errors="replace") if isinstance(uuid, bytes) else str(uuid)
+
+
+def _fault_of(kind: int, data: int) -> Fault | None:
+    if kind == _XID:
+        return of_xid(data)
+    return of_xid(48) if kind == _DOUBLE_BIT else None
+
+
+def _pointer(handle: Any) -> Any:
+    """What a handle points at: two objects may hold one pointer."""
+    contents = getattr(handle, "contents", None)
+    if contents is None:
+        return id(handle)
+    import ctypes
+
+    return ctypes.addressof(contents)

@@ -1,0 +1,140 @@
+"""What this worker lets tenants do: which drivers, which programs, and as which user of the host.
+
+The worker's own word, whatever a scheduler sends. A driver that a tenant may not have is refused as a placement, so
+that the job goes to another worker; a program or user that it may not have fails the attempt at once, since no other
+try would do better here. Both name what was found and what is allowed, in the job's own story.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import pwd
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.job import Request, Run
+from moorage.schemas.names import is_tenant
+
+if TYPE_CHECKING:
+    from moorage.worker.settings import WorkerSettings
+
+#: stands for every tenant that is not named
+OTHERS: Final = "*"
+#: at most so many tenants and words in one setting
+TENANTS_MAX: Final = 1_000
+_SHOWN_MAX: Final = 5
+#: variables by which a request could have an allowed program load or find another one (ld.so(8), exec(3))
+_LOADING: Final = ("LD_", "TF_LD_", "TF_PREPEND_LD_")
+_FINDING: Final = ("PATH", "TF_PATH", "TF_PREPEND_PATH")
+
+
+class Policy:
+    """The rules of one worker. Made by `of`."""
+
+    def __init__(
+        self,
+        drivers: Mapping[str, tuple[str, ...]],
+        programs: Mapping[str, tuple[str, ...]],
+        users: Mapping[str, str],
+        user: str | None,
+    ) -> None:
+        self._drivers = drivers
+        self._programs = programs
+        self._users = users
+        self._user = user
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> Policy:
+        return cls(
+            {tenant: tuple(words.split()) for tenant, words in settings.drivers_for.items()},
+            {tenant: tuple(words.split()) for tenant, words in settings.programs_for.items()},
+            settings.run_as_for,
+            settings.run_as,
+        )
+
+    @property
+    def changes_users(self) -> bool:
+        return bool(self._users or self._user)
+
+    def check_host(self) -> None:
+        """Raise `Refused` where this host cannot do what the rules say: agents start with it."""
+        if not self.changes_users:
+            return
+        if os.geteuid() != 0:
+            raise refuse(
+                "failed-precondition",
+                "run_as and run_as_for need an agent that is root",
+                field="$.run_as",
+                found=f"uid {os.geteuid()}",
+                next="run the agent as root, or take them out: jobs are then of its own user",
+            )
+        for user in (*self._users.values(), *([self._user] if self._user else [])):
+            if not user.isdecimal():
+                try:
+                    pwd.getpwnam(user)
+                except KeyError:
+                    raise refuse(
+                        "failed-precondition",
+                        f"no such user: {user}",
+                        field="$.run_as",
+                        found=user,
+                        next="or write a uid",
+                    ) from None
+
+    def check_placement(self, tenant: str, request: Request) -> None:
+        """Raise `Refused` where the tenant may not have the request's driver on this worker."""
+        if not self._drivers:
+            return
+        allowed = self._drivers.get(tenant, self._drivers.get(OTHERS, ()))
+        driver = request.workload.driver
+        if driver not in allowed:
+            raise _not_permitted(f"tenant {tenant} may not have the driver {driver} on this worker", driver, allowed)
+
+    def check_program(self, tenant: str, run: Run) -> None:
+        """Raise `Refused` where the tenant may not start this program, or names a user that is not its own here."""
+        user = self.user_of(tenant)
+        if user is not None and run.user not in (None, user):
+            raise _not_permitted(f"jobs of tenant {tenant} run as {user} on this worker", str(run.user), (user,))
+        if not self._programs:
+            return
+        allowed = self._programs.get(tenant, self._programs.get(OTHERS, ()))
+        program = run.argv[0]
+        if not any(_is(program, pattern) for pattern in allowed):
+            raise _not_permitted(f"tenant {tenant} may not start {program} on this worker", program, allowed)
+        for name in run.env:
+            if name.startswith(_LOADING) or (name in _FINDING and "/" not in program):
+                raise _not_permitted(
+                    f"tenant {tenant} may not set {name} on this worker: it could make {program} another program",
+                    name,
+                    (),
+                )
+
+    def user_of(self, tenant: str) -> str | None:
+        """Whom the tenant's jobs run as; None where the request may say, or else it is the agent's own user."""
+        return self._users.get(tenant, self._users.get(OTHERS, self._user))
+
+
+def check_rules(name: str, rules: Mapping[str, str]) -> None:
+    """Raise ValueError for tenants that cannot be, or too many of them."""
+    if len(rules) > TENANTS_MAX:
+        raise ValueError(f"{name} may have at most {TENANTS_MAX} tenants, found {len(rules)}")
+    for tenant, words in rules.items():
+        if tenant != OTHERS and not is_tenant(tenant):
+            raise ValueError(f"{name} goes by tenant ([a-z0-9-]{{1,32}}, or * for all others), found {tenant[:80]!r}")
+        if not words.strip() and name.startswith("run_as"):
+            raise ValueError(f"{name} must name a user for {tenant}")
+
+
+def _is(program: str, pattern: str) -> bool:
+    """A pattern with a slash is of whole paths, without `..` in them; one without is a bare name of the job's PATH."""
+    if "/" in program and not (program.startswith("/") and os.path.normpath(program) == program):
+        return False
+    return ("/" in pattern) == ("/" in program) and fnmatch.fnmatchcase(program, pattern)
+
+
+def _not_permitted(message: str, found: str, allowed: tuple[str, ...]) -> Refused:
+    shown = ", ".join(allowed[:_SHOWN_MAX]) + (", …" if len(allowed) > _SHOWN_MAX else "")
+    text = f"not-permitted: {message}" + (f" (allowed: {shown})" if allowed else "")
+    return refuse("not-permitted", text, found=found, allowed=shown, next="ask who runs the worker")
