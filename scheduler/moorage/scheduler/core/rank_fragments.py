@@ -83,7 +83,7 @@ class Fragments(Pack):
         self.mix.add(shape, replicas)
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
-        if self._is_plain(fleet) and shape.mode == EXCLUSIVE and shape.count == 1:
+        if self._is_plain(fleet, shape):
             return super().choose(fleet, shape, avoid, barred)
         table = self._look(fleet)
         found = self._scores_of(table, shape)
@@ -115,11 +115,15 @@ class Fragments(Pack):
 
     # --------------------------------------------------------------------------------- keeping up
 
-    def _is_plain(self, fleet: Fleet) -> bool:
-        """Whether nothing can fragment: all ask for one whole device of any kind, and processors outlast devices.
+    def _is_plain(self, fleet: Fleet, shape: Shape) -> bool:
+        """Whether best fit decides: nothing is known of the mix yet, or nothing of it can fragment.
 
-        Then best fit does as well and needs no table. It is also what stands before anything is known of the mix.
+        That is so while all ask for one whole device of any kind, and processors outlast devices.
         """
+        if self.mix.version == 0:
+            return True
+        if shape.mode != EXCLUSIVE or shape.count != 1:
+            return False
         stands = (self.mix.version, fleet.inventory)
         if stands != self._plain_of:
             self._plain_of = stands
@@ -233,7 +237,7 @@ class Fragments(Pack):
     # ---------------------------------------------------------------------------------- many at once
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
-        if self._plain and shape.mode == EXCLUSIVE and shape.count == 1:
+        if self.mix.version == 0 or (self._plain and shape.mode == EXCLUSIVE and shape.count == 1):
             return super().again(choice, shape, most)
         table, host, count = self._table, choice.host, shape.count
         if table is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:

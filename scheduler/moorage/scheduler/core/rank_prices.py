@@ -39,6 +39,8 @@ HOST_DEMAND_PERCENT: Final = 110
 #: classes of requests that take part, those with the most demand first; and markets, beyond which nothing is priced
 CLASSES_MAX: Final = 192
 MARKETS_MAX: Final = 256
+#: classes times markets: some 10 ms for a new mix
+CELLS_MAX: Final = 8_192
 #: how much a price, and how much a pressure, counts against fragmentation, in halves
 PRICE_HALVES: Final = 4
 PRESSURE_HALVES: Final = 1
@@ -108,7 +110,7 @@ class Prices:
         ]
         mean = int(self.stock[0].sum()) * 100 // int(self.gpus.sum())  # processors a hundredth of a GPU, times 10,000
         rows.sort(key=lambda row: -row[4] * max(row[0], row[1] * 10_000 // max(1, mean)))
-        return rows[:CLASSES_MAX]
+        return rows[: min(CLASSES_MAX, max(16, CELLS_MAX // len(self.keys)))]
 
     def allowed(self, table: HostTable, shape: Shape) -> Ints:
         """1 for the markets that have what a shape asks for when empty, else 0."""
