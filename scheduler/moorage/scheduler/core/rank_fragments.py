@@ -53,7 +53,7 @@ KEPT_BYTES_MAX: Final = 48 << 20
 class Scores:
     """The scores of every host for one shape, as of the table's change number `seen`; the slot a sharer would get."""
 
-    __slots__ = ("ask", "charges", "keys", "seen", "slots", "stamp")
+    __slots__ = ("ask", "charges", "keys", "made", "seen", "slots")
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -61,7 +61,7 @@ class Scores:
         self.slots: Ints = np.zeros(0, np.int64)
         self.charges: Ints = np.zeros(0, np.int64)
         self.seen = -1
-        self.stamp: tuple[int, ...] = ()
+        self.made = -1  # which tables of waste and prices it was scored by
 
 
 class Fragments(Pack):
@@ -75,6 +75,7 @@ class Fragments(Pack):
         self._stamp: tuple[int, ...] = ()
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
+        self._made = 0  # grows with every new waste and prices: a stamp may come again, they are others then
         self._hosts = 0
         self._plain = True
         self._plain_of = (-1, -1)
@@ -153,6 +154,7 @@ class Fragments(Pack):
         stamp = (id(table), table.generation, len(table.kinds), len(table.types), self.mix.version, self._hosts)
         if stamp != self._stamp:
             self._stamp = stamp
+            self._made += 1
             self._waste = Waste(table, self.mix.top())
             self._prices = Prices(table, self.mix.all(), self._prices)
         return table
@@ -175,9 +177,9 @@ class Fragments(Pack):
         if len(ask.fits) != len(table.classes) or ask.generation != table.generation or ask.kinds != len(table.kinds):
             ask.renew(table)
             every = True
-        if found.stamp != self._stamp:
+        if found.made != self._made:
             found.charges = self._charges(table, ask)
-            found.stamp = self._stamp
+            found.made = self._made
             every = True
         if every or len(found.keys) != len(table):
             found.keys = np.full(len(table), NOWHERE, np.int64)
@@ -276,7 +278,7 @@ class Scan(Fragments):
     name = "fragments-scan"
 
     def _catch_up(self, table: HostTable, found: Scores) -> None:
-        found.stamp = ()
+        found.made = -1
         super()._catch_up(table, found)
 
 
