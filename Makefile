@@ -8,8 +8,9 @@ FROM   ?= 0
 MINUTES ?= 30
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-peers transcripts \
-        nats-image record-frames sim sim-long chaos chaos-long soak hostile fsyncs fuzz clean
+.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-placement \
+        bench-decisions bench-peers transcripts nats-image record-frames sim sim-long chaos chaos-long soak hostile \
+        fsyncs fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -86,6 +87,12 @@ bench-quick: $(STAMP)  ## one round of everything, written nowhere
 
 bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled, so that a busy machine may run it
 	$(BIN)/python bench/steps.py
+
+bench-placement: $(STAMP)  ## allocation on real traces, ours against FGD and the classics; TRACES= another folder
+	$(BIN)/python -m bench.placement.run $(if $(TRACES),--traces $(TRACES))
+
+bench-decisions: $(STAMP)  ## what a decision costs: µs mean, p50, p99, and the memory of the ranking
+	$(BIN)/python -m bench.placement.decisions
 
 bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
 	$(BIN)/python -m bench.peers.run

@@ -236,13 +236,13 @@ def test_fact_33_headroom_prefers_more_free_and_idler_workers() -> None:
     assert drive.placed_on("c") == ["big"]
 
 
-def test_fact_33_default_is_pack() -> None:
+def test_fact_33_the_default_packs() -> None:
     drive = Driving()
     drive.worker("big", 4)
     drive.worker("small", 2)
     drive.submit("a", gpu={})
     assert drive.placed_on("a") == ["small"]
-    assert drive.engine.planner.ranker.name == "pack"
+    assert drive.engine.planner.ranker.name == "fragments"
 
 
 def test_fact_33_score_weighs_utilisation_seven_to_three() -> None:

@@ -75,7 +75,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters_keep: Annotated[
         float, setting("How long queued requests that were refused are kept.", unit="s", ge=120, le=10 * 366 * 86400)
     ] = 30 * 86400.0
-    ranker: Annotated[str, setting("How the hosts that fit are ranked: pack, fragments or headroom.")] = "pack"
+    ranker: Annotated[
+        str,
+        setting("How the hosts that fit are ranked: fragments, pack, headroom, or a classic policy for comparison."),
+    ] = "fragments"
 
     order: Annotated[
         Literal["fair", "arrival", "fifo"],

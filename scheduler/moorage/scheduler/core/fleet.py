@@ -311,6 +311,8 @@ class Fleet:
         self.inventory = 0  # grows when the set of classes or hosts changes
         #: worker numbers of hosts that came, went or changed; a ranker that keeps a table empties it
         self.touched: set[int] = set()
+        #: for a ranker that asked for it: members of each host by `rank_classic.tag_of`
+        self.tags: dict[int, dict[int, int]] | None = None
 
     # ----------------------------------------------------------------------------------- membership
 
@@ -342,6 +344,8 @@ class Fleet:
         if host is None:
             return
         self._unfile(host)
+        if self.tags is not None:
+            self.tags.pop(worker_num, None)
         del host.cls.hosts[worker_num]
         if not host.cls.hosts:
             del self.classes[host.cls.key]
@@ -387,6 +391,8 @@ class Fleet:
     def take_all(self, host: Host, shape: Shape, masks: list[int]) -> None:
         """Count members of one shape on one host in; it is filed once."""
         count = len(masks)
+        if self.tags is not None:
+            self._tag(host, shape, count)
         host.held += count
         host.cpu_free -= shape.cpu_milli * count
         host.memory_free -= shape.memory_mib * count
@@ -397,6 +403,14 @@ class Fleet:
             for mask in masks:
                 self._take_shared(host, shape, mask)
         self.refresh(host)
+
+    def _tag(self, host: Host, shape: Shape, count: int) -> None:
+        if self.tags is not None and shape.mode != NO_GPU:
+            tags = self.tags.setdefault(host.worker.num, {})
+            tag = shape.count if shape.mode == EXCLUSIVE else -1
+            tags[tag] = tags.get(tag, 0) + count
+            if tags[tag] <= 0:
+                del tags[tag]
 
     def _take_shared(self, host: Host, shape: Shape, mask: int) -> None:
         num, cls = host.worker.num, host.cls
@@ -423,6 +437,8 @@ class Fleet:
     def give_all(self, host: Host, taken: list[tuple[Shape, int]]) -> None:
         """Count members of one host out again; it is filed once."""
         for shape, mask in taken:
+            if self.tags is not None:
+                self._tag(host, shape, -1)
             host.held -= 1
             host.cpu_free += shape.cpu_milli
             host.memory_free += shape.memory_mib

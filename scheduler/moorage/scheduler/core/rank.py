@@ -244,4 +244,23 @@ def _fragments() -> Ranker:
     return Fragments()
 
 
-RANKERS: Final[dict[str, Callable[[], Ranker]]] = {"pack": Pack, "headroom": _headroom, "fragments": _fragments}
+def _classic(name: str) -> Callable[[], Ranker]:
+    def make() -> Ranker:
+        from moorage.scheduler.core.rank_classic import CLASSIC  # loads numpy
+
+        return CLASSIC[name]()
+
+    return make
+
+
+RANKERS: Final[dict[str, Callable[[], Ranker]]] = {
+    "pack": Pack,
+    "fragments": _fragments,
+    "headroom": _headroom,
+    "random": _classic("random"),
+    "best-fit": _classic("best-fit"),
+    "dot-product": _classic("dot-product"),
+    "gpu-packing": _classic("gpu-packing"),
+    "gpu-clustering": _classic("gpu-clustering"),
+    "fgd": _classic("fgd"),
+}

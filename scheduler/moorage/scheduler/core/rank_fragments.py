@@ -12,7 +12,7 @@ compares the two.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -20,7 +20,20 @@ from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet
 from moorage.scheduler.core.rank import Choice, Pack, whole_slots
 from moorage.scheduler.core.rank_mix import Mix
 from moorage.scheduler.core.rank_prices import Prices
-from moorage.scheduler.core.rank_table import NO_ROOM, ROOMS, Ask, HostTable, Ints
+from moorage.scheduler.core.rank_table import (
+    CLASS,
+    CPU,
+    FREE,
+    KIND,
+    NO_ROOM,
+    ROOM,
+    ROOMS,
+    TYPE,
+    Ask,
+    Bools,
+    HostTable,
+    Ints,
+)
 from moorage.scheduler.core.rank_waste import HUGE, Waste
 from moorage.scheduler.core.shape import Shape
 
@@ -31,6 +44,8 @@ STEP_MILLI: Final = 40
 #: replicas of the same job on a host weigh more than any score, a model named in whole words more than one inside one
 AVOID_BITS: Final = 44
 WORDS_BITS: Final = 40
+#: prices are found anew when the fleet has become larger or smaller by this part of it
+GREW_PART: Final = 16
 #: shapes whose scores are kept: 16 bytes a host and shape
 KEPT_BYTES_MAX: Final = 48 << 20
 
@@ -38,7 +53,7 @@ KEPT_BYTES_MAX: Final = 48 << 20
 class Scores:
     """The scores of every host for one shape, as of the table's change number `seen`; the slot a sharer would get."""
 
-    __slots__ = ("ask", "charges", "keys", "seen", "slots", "stamp")
+    __slots__ = ("ask", "charges", "keys", "made", "seen", "slots")
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -46,7 +61,7 @@ class Scores:
         self.slots: Ints = np.zeros(0, np.int64)
         self.charges: Ints = np.zeros(0, np.int64)
         self.seen = -1
-        self.stamp: tuple[int, ...] = ()
+        self.made = -1  # which tables of waste and prices it was scored by
 
 
 class Fragments(Pack):
@@ -60,11 +75,17 @@ class Fragments(Pack):
         self._stamp: tuple[int, ...] = ()
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
+        self._made = 0  # grows with every new waste and prices: a stamp may come again, they are others then
+        self._hosts = 0
+        self._plain = True
+        self._plain_of = (-1, -1)
 
     def arrived(self, shape: Shape, replicas: int) -> None:
         self.mix.add(shape, replicas)
 
     def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        if self._is_plain(fleet, shape):
+            return super().choose(fleet, shape, avoid, barred)
         table = self._look(fleet)
         found = self._scores_of(table, shape)
         keys = found.keys
@@ -95,6 +116,29 @@ class Fragments(Pack):
 
     # --------------------------------------------------------------------------------- keeping up
 
+    def _is_plain(self, fleet: Fleet, shape: Shape) -> bool:
+        """Whether best fit decides: nothing is known of the mix yet, or nothing of it can fragment.
+
+        That is so while all ask for one whole device of any kind, and processors outlast devices.
+        """
+        if self.mix.version == 0:
+            return True
+        if shape.mode != EXCLUSIVE or shape.count != 1:
+            return False
+        stands = (self.mix.version, fleet.inventory)
+        if stands != self._plain_of:
+            self._plain_of = stands
+            shapes = [shape for shape, _ in self.mix.all()]
+            most = max((shape.cpu_milli for shape in shapes), default=0)
+            kinds = {device[1:] for cls in fleet.classes.values() for device in cls.devices}
+            self._plain = all(
+                shape.mode == EXCLUSIVE
+                and shape.count == 1
+                and all(shape.device_rank(*kind, shape.slot_index or 0) for kind in kinds)
+                for shape in shapes
+            ) and not any(0 < host.cpu_milli < most * len(host.cls.devices) for host in fleet.hosts.values())
+        return self._plain
+
     def _look(self, fleet: Fleet) -> HostTable:
         """The table, up to date, with tables of waste and prices for it and the mix in use."""
         table = self._table
@@ -104,9 +148,13 @@ class Fragments(Pack):
             self._prices = None
         else:
             table.look()
-        stamp = (id(table), table.generation, len(table.kinds), len(table.types), self.mix.version)
+        hosts = len(table) - table.dead
+        if abs(hosts - self._hosts) * GREW_PART > self._hosts:
+            self._hosts = hosts  # prices are of a fleet as large as this
+        stamp = (id(table), table.generation, len(table.kinds), len(table.types), self.mix.version, self._hosts)
         if stamp != self._stamp:
             self._stamp = stamp
+            self._made += 1
             self._waste = Waste(table, self.mix.top())
             self._prices = Prices(table, self.mix.all(), self._prices)
         return table
@@ -125,25 +173,27 @@ class Fragments(Pack):
 
     def _catch_up(self, table: HostTable, found: Scores) -> None:
         """Score the hosts that changed since this shape was last asked for."""
-        ask = found.ask
-        rows = table.changed_since(found.seen) if found.stamp == self._stamp else None
-        if len(ask.fits) != len(table.classes) or ask.generation != table.generation:
+        ask, every = found.ask, False
+        if len(ask.fits) != len(table.classes) or ask.generation != table.generation or ask.kinds != len(table.kinds):
             ask.renew(table)
-            rows = None
-        if rows is None or len(found.keys) != len(table):
-            if found.stamp != self._stamp:
-                if ask.kinds != len(table.kinds):
-                    ask.renew(table)
-                found.charges = self._charges(table, ask)
-                found.stamp = self._stamp
+            every = True
+        if found.made != self._made:
+            found.charges = self._charges(table, ask)
+            found.made = self._made
+            every = True
+        if every or len(found.keys) != len(table):
             found.keys = np.full(len(table), NOWHERE, np.int64)
             found.slots = np.zeros(len(table), np.int64)
             rows = np.arange(len(table))
-        elif len(rows):
+        elif found.seen == table.changes:
+            return
+        else:
+            rows = table.changed_since(found.seen)
             found.keys[rows] = NOWHERE
         found.seen = table.changes
+        rows, cells = ask.able(table, rows)
         if len(rows):
-            self._score(table, found, ask.able(table, rows))
+            self._score(table, found, rows, cells)
 
     # ------------------------------------------------------------------------------------ scoring
 
@@ -151,20 +201,18 @@ class Fragments(Pack):
         assert self._prices is not None
         return self._prices.charges(table, ask)
 
-    def _score(self, table: HostTable, found: Scores, rows: Ints) -> None:
+    def _score(self, table: HostTable, found: Scores, rows: Ints, cells: Ints) -> None:
         """Write the scores of some rows that have the processors, memory and devices."""
-        if not len(rows):
-            return
-        ask = found.ask
-        left = Left(rows, table.cpu[rows], table.room[rows], table.free[rows])
-        rows, gain, slots = gains(table, self._waste, ask, left)
-        found.keys[rows] = self._keys(table, found, rows, gain)
+        fits, gain, slots = gains(table, self._waste, found.ask, rows, cells)
+        if fits is not None:
+            rows, cells = rows[fits], cells[fits]
+        found.keys[rows] = self._keys(found, cells, gain)
         if slots is not None:
             found.slots[rows] = slots
 
-    def _keys(self, table: HostTable, found: Scores, rows: Ints, gain: Ints) -> Ints:
-        milli = gain * 10 // self._waste.weight - found.charges[table.type[rows]]
-        return (found.ask.ranks[table.cls[rows]] << WORDS_BITS) - milli // STEP_MILLI
+    def _keys(self, found: Scores, cells: Ints, gain: Ints) -> Ints:
+        milli = gain * 10 // self._waste.weight - found.charges[cells[:, TYPE]]
+        return (found.ask.ranks[cells[:, CLASS]] << WORDS_BITS) - milli // STEP_MILLI
 
     def _shared(
         self, table: HostTable, found: Scores, row: int, avoid: dict[int, int], barred: frozenset[int]
@@ -179,9 +227,20 @@ class Fragments(Pack):
                 return Choice(host, 1 << slot, host.open.bit_count())
         return super().choose(table.fleet, shape, avoid, barred)
 
+    def held_bytes(self) -> int:
+        """What tables and scores take, in bytes, for measurements."""
+        table = self._table
+        if table is None:
+            return 0
+        arrays = [table.cells, table.mode, table.changed, self._waste.waste, self._waste.short, self._waste.flat]
+        arrays += [array for found in self._scores.values() for array in (found.keys, found.slots, found.charges)]
+        return sum(int(array.nbytes) for array in arrays) + self._waste.shares_bytes() + 200 * len(table)
+
     # ---------------------------------------------------------------------------------- many at once
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        if self.mix.version == 0 or (self._plain and shape.mode == EXCLUSIVE and shape.count == 1):
+            return super().again(choice, shape, most)
         table, host, count = self._table, choice.host, shape.count
         if table is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
             return []
@@ -199,16 +258,15 @@ class Fragments(Pack):
         for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
             masks.append(whole_slots(host, free, fit, count))
             free ^= masks[-1]
-        rows = np.full(len(masks), row, np.int64)
-        room = np.repeat(table.room[row : row + 1], len(masks), axis=0)
+        cells = np.repeat(table.cells[row : row + 1], len(masks), axis=0)
         for number, mask in enumerate(masks[:-1]):
-            taken = [slot for slot in range(table.width) if mask >> slot & 1]
-            room[number + 1 :, taken] = NO_ROOM
+            taken = [ROOM + slot for slot in range(table.width) if mask >> slot & 1]
+            cells[number + 1 :, taken] = NO_ROOM
         before = np.arange(len(masks))
-        cpu = table.cpu[row] - before * (shape.cpu_milli if host.cpu_milli else 0)
-        left = Left(rows, cpu, room, table.free[row] - before * count)
-        _, gain, _ = gains(table, self._waste, found.ask, left)
-        for number, key in enumerate(self._keys(table, found, rows, gain).tolist()):
+        cells[:, CPU] -= before * (shape.cpu_milli if host.cpu_milli else 0)
+        cells[:, FREE] -= before * count
+        _, gain, _ = gains(table, self._waste, found.ask, np.full(len(masks), row, np.int64), cells)
+        for number, key in enumerate(self._keys(found, cells, gain).tolist()):
             if (key, row) > rival:
                 return masks[:number]
         return masks
@@ -220,44 +278,46 @@ class Scan(Fragments):
     name = "fragments-scan"
 
     def _catch_up(self, table: HostTable, found: Scores) -> None:
-        found.stamp = ()
+        found.made = -1
         super()._catch_up(table, found)
 
 
-class Left(NamedTuple):
-    """What some hosts have left, as they stand or as they would: a row of the table each."""
-
-    rows: Ints
-    cpu: Ints
-    room: Ints
-    free: Ints
-
-
-def gains(table: HostTable, waste: Waste, ask: Ask, left: Left) -> tuple[Ints, Ints, Ints | None]:
+def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Bools | None, Ints, Ints | None]:
     """What one replica takes off the waste of some hosts, in percent of a device times the mix's weight.
 
-    Returns the rows where it fits, the gain, and for sharers the slot that gains most (the lowest of those alike).
+    `cells` is what the rows have left, or would have. Returns which of them it fits (None: all), the gain of those,
+    and for sharers the slot that gains most (the lowest of those alike).
     """
-    rows, cpu, room, free = left
-    kind = table.kind_of_type[table.type[rows]]
+    kind, cpu, room = cells[:, KIND], cells[:, CPU], cells[:, ROOM:]
     now, then = waste.level(cpu), waste.level(cpu - ask.cpu)
     if table.mixed:
-        each = table.kinds_of_type[table.type[rows]] * waste.stride
+        each = table.kinds_of_type[cells[:, TYPE]] * waste.stride
         at_now, at_then = each + (now * ROOMS)[:, None], each + (then * ROOMS)[:, None]
     else:
-        at_now, at_then = ((kind * waste.stride + level * ROOMS)[:, None] for level in (now, then))
-    before = waste.flat[at_now + room].sum(1) + waste.short[kind, now, free]
-    after = waste.flat[at_then + room].sum(1)
+        base = kind * waste.stride
+        at_now, at_then = (base + now * ROOMS)[:, None], (base + then * ROOMS)[:, None]
+    at_then = at_then + room
+    gain: Ints = (waste.flat.take(at_now + room) - waste.flat.take(at_then)).sum(1)
+    if waste.shortens:
+        free, base = cells[:, FREE], kind * (waste.levels * waste.short_stride)
+        gain += waste.short_flat.take(base + now * waste.short_stride + free)
+        then_short = base + then * waste.short_stride + free
     if ask.mode == NO_GPU:
-        return rows, before - after - waste.short[kind, then, free], None
+        if waste.shortens:
+            gain -= waste.short_flat.take(then_short)
+        return None, gain, None
     if ask.mode == EXCLUSIVE:
-        whole = waste.waste[ask.kinds_asked[table.cls[rows]], then, 100]
-        after += waste.short[kind, then, free - ask.count] - ask.count * whole
-        return rows, before - after, None
-    short = waste.short[kind, then, free]
-    rooms = ask.rooms(table, rows)
-    change = waste.after_share(ask.needs)[at_then + rooms]
-    change += (rooms == 100) * (waste.short[kind, then, np.maximum(free - 1, 0)] - short)[:, None]
+        asked = ask.kinds_asked[cells[:, CLASS]] if table.mixed else kind
+        gain += ask.count * waste.flat.take(asked * waste.stride + then * ROOMS + 100)
+        if waste.shortens:
+            gain -= waste.short_flat.take(then_short - ask.count)
+        return None, gain, None
+    rooms = ask.rooms(table, rows, cells, room)
+    change = waste.after_share(ask.needs).take(at_then if rooms is room else at_then - room + rooms)
+    if waste.shortens:
+        short = waste.short_flat.take(then_short)
+        gain -= short
+        change += (rooms == 100) * (waste.short_flat.take(then_short - (free > 0)) - short)[:, None]
     if ask.count == 1:
         slots = change.argmin(1)
         best = change[np.arange(len(rows)), slots]
@@ -265,6 +325,5 @@ def gains(table: HostTable, waste: Waste, ask: Ask, left: Left) -> tuple[Ints, I
         change.partition(min(ask.count, change.shape[1]) - 1, axis=1)
         best = change[:, : ask.count].sum(1) if ask.count <= change.shape[1] else np.full(len(rows), HUGE)
         slots = None
-    fits = best < HUGE >> 1
-    gain = before - after - short - best
-    return rows[fits], gain[fits], slots[fits] if slots is not None else None
+    fits: Bools = best < HUGE >> 1
+    return fits, (gain - best)[fits], slots[fits] if slots is not None else None

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU
-from moorage.scheduler.core.rank_table import UNCOUNTED, Ask, HostTable, HostType, Ints
+from moorage.scheduler.core.rank_table import TYPE, Ask, HostTable, HostType, Ints
 from moorage.scheduler.core.shape import Shape
 
 #: the value of one idle GPU
@@ -39,6 +39,8 @@ HOST_DEMAND_PERCENT: Final = 110
 #: classes of requests that take part, those with the most demand first; and markets, beyond which nothing is priced
 CLASSES_MAX: Final = 192
 MARKETS_MAX: Final = 256
+#: classes times markets: some 10 ms for a new mix
+CELLS_MAX: Final = 8_192
 #: how much a price, and how much a pressure, counts against fragmentation, in halves
 PRICE_HALVES: Final = 4
 PRESSURE_HALVES: Final = 1
@@ -65,7 +67,7 @@ class Prices:
         self.keys = keys
         count = len(keys)
         self.types = np.array(self._of_type, np.int64)
-        hosts = np.bincount(table.type[: len(table)][table.alive()], minlength=len(table.types))
+        hosts = np.bincount(table.cells[: len(table), TYPE][table.alive()], minlength=len(table.types))
         self.gpus = np.zeros(count, np.int64)
         self.stock = np.zeros((2, count), np.int64)  # processors and memory; 0 where not counted
         for kind, number in zip(table.types, hosts.tolist(), strict=True):
@@ -108,7 +110,7 @@ class Prices:
         ]
         mean = int(self.stock[0].sum()) * 100 // int(self.gpus.sum())  # processors a hundredth of a GPU, times 10,000
         rows.sort(key=lambda row: -row[4] * max(row[0], row[1] * 10_000 // max(1, mean)))
-        return rows[:CLASSES_MAX]
+        return rows[: min(CLASSES_MAX, max(16, CELLS_MAX // len(self.keys)))]
 
     def allowed(self, table: HostTable, shape: Shape) -> Ints:
         """1 for the markets that have what a shape asks for when empty, else 0."""
@@ -214,6 +216,3 @@ def _moved(price: Ints, use: Ints) -> Ints:
     """Prices after a round in which so much (2^15 is all there is) was asked for."""
     gap = np.clip(use, 1 << 14, 1 << 16) - (1 << 15)
     return np.clip(price + (price * gap >> 15) // STEP, FLOOR, CEILING)
-
-
-__all__ = ["ONE", "UNCOUNTED", "Prices", "gpu_percent"]

@@ -23,8 +23,8 @@ NO_ROOM: Final = 101
 ROOMS: Final = 102
 #: stands for "the worker did not say", which no request exceeds
 UNCOUNTED: Final = 1 << 40
-#: changes that are remembered; who has not looked for longer looks at every host
-LOG_MAX: Final = 65_536
+#: columns of `HostTable.cells`; from ROOM on, what each device has left
+CPU, MEMORY, FREE, CLASS, TYPE, KIND, ROOM = range(7)
 _MODES: Final = {2: "mps", 3: "time-slice"}
 
 
@@ -81,8 +81,7 @@ class HostTable:
         self._type_of: dict[tuple[Any, ...], int] = {}
         self._class_of: dict[int, int] = {}
         self.generation = 0  # grows when rows, classes, types or kinds were renumbered: forget all about them
-        self.log: list[int] = []  # rows in the order of their changes
-        self.log_base = 0  # changes that came before those in `log`
+        self.changes = 0  # grows with every look that found something changed
         self._build()
 
     # ------------------------------------------------------------------------------------ building
@@ -95,13 +94,13 @@ class HostTable:
         nums = sorted(fleet.hosts)
         self.nums: list[int] = []
         self.hosts: list[Host | None] = []
+        self._is: dict[int, tuple[int, int, int]] = {}  # class, type and first kind by row
         self.row_of: dict[int, int] = {}
         self.dead = 0
         self.width = max((len(cls.devices) for cls in fleet.classes.values()), default=1) or 1
         self._reserve(max(64, len(nums) + len(nums) // 4))
         self.generation += 1
-        self.log_base += len(self.log)
-        self.log.clear()
+        self.changes += 1
         self.mixed = False  # whether some host has devices of several kinds
         self.hidden = False  # whether sharers' number or memory ever left less of a device than their compute did
         self.modes = 0  # the shared modes that were ever seen in use, as bits
@@ -114,38 +113,27 @@ class HostTable:
         for num in nums:
             self._append(num, fleet.hosts[num])
 
-    @property
-    def changes(self) -> int:
-        """The number of changes so far."""
-        return self.log_base + len(self.log)
+    def changed_since(self, seen: int) -> Ints:
+        """The rows that changed after the change of this number."""
+        return np.flatnonzero(self.changed[: len(self.nums)] > seen)
 
-    def changed_since(self, seen: int) -> Ints | None:
-        """The rows that changed after so many changes; None where that is not known any more."""
-        if seen < self.log_base:
-            return None
-        if seen == self.changes:
-            return _NO_ROWS
-        since = self.log[seen - self.log_base :]
-        if len(since) > len(self.nums):
-            return None
-        return np.array(since if len(since) == 1 else list(set(since)), np.int64)
+    def modes_of(self, rows: Ints) -> Ints:
+        """The mode in which each device of some rows is shared, 0 for none."""
+        found: Ints = self.mode[rows]
+        return found
 
     def alive(self) -> Bools:
         """Which rows are hosts: the others have left."""
         return np.array([host is not None for host in self.hosts], np.bool_)
 
     def _reserve(self, rows: int) -> None:
-        self.cpu = np.full(rows, -1, np.int64)
-        self.memory = np.full(rows, -1, np.int64)
-        self.free = np.zeros(rows, np.int64)
-        self.cls = np.zeros(rows, np.int64)
-        self.type = np.zeros(rows, np.int64)
-        self.room = np.full((rows, self.width), NO_ROOM, np.int64)
+        self.cells = np.full((rows, ROOM + self.width), NO_ROOM, np.int64)
         self.mode = np.zeros((rows, self.width), np.int64)
+        self.changed = np.zeros(rows, np.int64)  # the number of each row's last change
 
     def _append(self, num: int, host: Host) -> None:
         row = len(self.nums)
-        if row == len(self.cpu):
+        if row == len(self.cells):
             self._grow()
         self.nums.append(num)
         self.hosts.append(None)
@@ -153,17 +141,16 @@ class HostTable:
         self._describe(row, host)
 
     def _grow(self) -> None:
-        more = len(self.cpu) // 2
-        for name in ("cpu", "memory", "free", "cls", "type", "room", "mode"):
-            old = getattr(self, name)
-            fill = NO_ROOM if name == "room" else -1 if name in ("cpu", "memory") else 0
-            setattr(self, name, np.concatenate([old, np.full((more, *old.shape[1:]), fill, np.int64)]))
+        more = max(64, len(self.cells) // 2)
+        self.cells = np.concatenate([self.cells, np.full((more, self.cells.shape[1]), NO_ROOM, np.int64)])
+        self.mode = np.concatenate([self.mode, np.zeros((more, self.width), np.int64)])
+        self.changed = np.concatenate([self.changed, np.zeros(more, np.int64)])
 
     def _describe(self, row: int, host: Host) -> None:
         """A host that is new, or joined anew."""
         self.hosts[row] = host
-        self.cls[row] = self._index_class(host.cls)
-        self.type[row] = self._index_type(host)
+        kind = self._index_type(host)
+        self._is[row] = (self._index_class(host.cls), kind.index, kind.kinds[0] if kind.kinds else 0)
         self._write(row, host)
 
     def _index_class(self, cls: HostClass) -> int:
@@ -180,7 +167,7 @@ class HostTable:
         _, vendor, name, memory = cls.devices[(mask & -mask).bit_length() - 1]
         return self._kind_of[vendor, name, memory, cls.sharers(2), cls.sharers(3)]
 
-    def _index_type(self, host: Host) -> int:
+    def _index_type(self, host: Host) -> HostType:
         cls = host.cls
         kinds = tuple(
             self._index_kind((vendor, name, memory, cls.sharers(2), cls.sharers(3)))
@@ -196,7 +183,7 @@ class HostTable:
             self.kinds_of_type = np.array(
                 [[*t.kinds, *[0] * (self.width - t.gpus)] for t in self.types], np.int64
             ).reshape(len(self.types), self.width)
-        return index
+        return self.types[index]
 
     def _index_kind(self, key: tuple[Any, ...]) -> int:
         index = self._kind_of.get(key)
@@ -218,7 +205,8 @@ class HostTable:
             return
         if not touched:
             return
-        hosts, log = self.fleet.hosts, self.log
+        self.changes += 1
+        hosts = self.fleet.hosts
         new = []
         for num in sorted(touched) if len(touched) > 1 else touched:
             row = self.row_of.get(num)
@@ -228,21 +216,14 @@ class HostTable:
                     new.append((num, host))
             elif host is None:
                 self._bury(row)
-                log.append(row)
+            elif self.hosts[row] is host:
+                self._write(row, host)
             else:
-                if self.hosts[row] is host:
-                    self._write(row, host)
-                else:
-                    self.dead -= self.hosts[row] is None
-                    self._describe(row, host)
-                log.append(row)
+                self.dead -= self.hosts[row] is None
+                self._describe(row, host)
         touched.clear()
         if new or self.dead > 64 + len(self.nums) // 2 or len(self.classes) > 64 + 4 * len(self.fleet.classes):
             self._add(new)
-        if len(log) > LOG_MAX:
-            cut = len(log) // 2
-            del log[:cut]
-            self.log_base += cut
 
     def _add(self, new: list[tuple[int, Host]]) -> None:
         wide = any(len(host.cls.devices) > self.width for _, host in new)
@@ -252,43 +233,45 @@ class HostTable:
             return
         for num, host in new:
             self._append(num, host)
-            self.log.append(len(self.nums) - 1)
 
     def _bury(self, row: int) -> None:
         if self.hosts[row] is not None:
             self.dead += 1
             self.hosts[row] = None
-        self.cpu[row] = self.memory[row] = -1
-        self.free[row] = 0
-        self.room[row] = NO_ROOM
+        self._close(row)
+
+    def _close(self, row: int) -> None:
+        """Nobody fits on this row."""
+        self.cells[row] = [-1, -1, 0, *self._is[row], *[NO_ROOM] * self.width]
+        self.changed[row] = self.changes
 
     def _write(self, row: int, host: Host) -> None:
         """What is left on a host."""
-        if not host.usable or host.held >= MEMBERS_MAX:
-            self.cpu[row] = self.memory[row] = -1
-            self.free[row] = 0
-            self.room[row] = NO_ROOM
+        if host.bucket < 0 or host.held >= MEMBERS_MAX:  # filed nowhere: not usable
+            self._close(row)
             return
-        self.cpu[row] = host.cpu_free if host.cpu_milli else UNCOUNTED
-        self.memory[row] = host.memory_free if host.memory_mib else UNCOUNTED
         rooms, modes, free = rooms_of(host, self.width)
-        self.free[row] = free
-        self.room[row] = rooms
+        self.cells[row] = [
+            host.cpu_free if host.cpu_milli else UNCOUNTED,
+            host.memory_free if host.memory_mib else UNCOUNTED,
+            free,
+            *self._is[row],
+            *rooms,
+        ]
+        self.changed[row] = self.changes
         if modes is not None:
-            self.mode[row] = modes
             for slot, device in host.shared.items():
                 self.modes |= 1 << device.mode
                 if rooms[slot] != NO_ROOM and rooms[slot] < 100 - device.percent:
                     self.hidden = True
-        elif self.modes:
-            self.mode[row] = 0
+        if self.modes & self.modes - 1:
+            self.mode[row] = modes or 0
 
 
 def rooms_of(host: Host, width: int) -> tuple[list[int], list[int] | None, int]:
     """What each device of a host has left, the mode it is shared in, and how many are free; modes None: all 0."""
-    count = host.open.bit_count()
     open_ = host.open
-    every = len(host.cls.devices)
+    count, every = open_.bit_count(), len(host.cls.devices)
     rooms = [100] * every if count == every else [100 if open_ >> slot & 1 else NO_ROOM for slot in range(every)]
     rooms += [NO_ROOM] * (width - every)
     if not host.shared:
@@ -311,6 +294,7 @@ class Ask:
     """A shape, as seen by one numbering of the table: which classes answer and what it takes of each kind."""
 
     __slots__ = (
+        "all_fit",
         "count",
         "cpu",
         "fits",
@@ -340,6 +324,7 @@ class Ask:
         shape = self.shape
         found: list[Fit] = [cls.fit(shape) for cls in table.classes]
         self.fits: Bools = np.array([not fit.reason for fit in found], np.bool_)
+        self.all_fit = bool(self.fits.all())
         self.ranks: Ints = np.array([2 - fit.rank if not fit.reason else 0 for fit in found], np.int64)
         self.masks: Bools | None = None
         if shape.mode != NO_GPU and any(
@@ -362,25 +347,27 @@ class Ask:
             return True
         return not table.hidden and all(need == self.shape.compute_percent for need in self.needs)
 
-    def able(self, table: HostTable, rows: Ints) -> Ints:
-        """Those of some rows that have the class, processors, memory and devices now."""
-        ok: Bools = self.fits[table.cls[rows]]
-        ok &= table.cpu[rows] >= self.cpu
-        ok &= table.memory[rows] >= self.memory
+    def able(self, table: HostTable, rows: Ints) -> tuple[Ints, Ints]:
+        """Those of some rows that have the class, processors, memory and devices now, and their cells."""
+        cells: Ints = table.cells[rows]
+        ok: Bools = cells[:, CPU] >= self.cpu
+        if self.memory:
+            ok &= cells[:, MEMORY] >= self.memory
+        if not self.all_fit:
+            ok &= self.fits[cells[:, CLASS]]
         if self.mode == EXCLUSIVE:
             if self.masks is None:
-                ok &= table.free[rows] >= self.count
+                ok &= cells[:, FREE] >= self.count
             else:
-                whole = (table.room[rows] == 100) & (table.mode[rows] == 0) & self.masks[table.cls[rows]]
+                whole = (cells[:, ROOM:] == 100) & self.masks[cells[:, CLASS]]
                 ok &= whole.sum(1) >= self.count
-        return rows[ok]
+        return rows[ok], cells[ok]
 
-    def rooms(self, table: HostTable, rows: Ints) -> Ints:
-        """What the devices of some rows have left for this shape; `NO_ROOM` where it may not go."""
-        room: Ints = table.room[rows]
+    def rooms(self, table: HostTable, rows: Ints, cells: Ints, room: Ints) -> Ints:
+        """What the devices of some rows have left for this shape; `room` with `NO_ROOM` where it may not go."""
         if self.masks is not None:
-            room = np.where(self.masks[table.cls[rows]], room, NO_ROOM)
+            room = np.where(self.masks[cells[:, CLASS]], room, NO_ROOM)
         if self.mode > EXCLUSIVE and table.modes & ~(1 << self.mode):
-            mode = table.mode[rows]
+            mode = table.modes_of(rows)
             room = np.where((mode == 0) | (mode == self.mode), room, NO_ROOM)
         return room

@@ -23,6 +23,8 @@ from moorage.scheduler.core.shape import Shape
 #: the weights of a mix add up to about so much
 WEIGHTS: Final = 1 << 14
 FREE_MAX: Final = 64
+#: more than any sum of waste
+HUGE: Final = 1 << 40
 #: tables for so many different shares are kept
 SHARES_MAX: Final = 128
 
@@ -58,12 +60,15 @@ class Waste:
         longer = longer.sum(2, keepdims=True) - longer.cumsum(2)
         self.short: Ints = 100 * np.arange(FREE_MAX + 2) * longer
         self.flat = self.waste.ravel()
+        self.short_flat = self.short.ravel()
+        self.short_stride = self.short.shape[2]
+        self.shortens = bool(longer.any())  # whether anybody asks for several devices
         self.stride = levels * ROOMS
         self._shares: dict[tuple[int, ...], Ints] = {}
 
     def level(self, cpu: Ints) -> Ints:
         """How many of the mix's demands are covered by these processors."""
-        return np.searchsorted(self.thresholds, cpu, side="right")
+        return self.thresholds.searchsorted(cpu, side="right")
 
     def after_share(self, needs: tuple[int, ...]) -> Ints:
         """What waste changes by when a device with some room gives `needs[kind]` of it; huge where it cannot."""
@@ -78,6 +83,6 @@ class Waste:
             found = self._shares[needs] = found.ravel()
         return found
 
-
-#: more than any sum of waste
-HUGE: Final = 1 << 40
+    def shares_bytes(self) -> int:
+        """What the tables of shares take, in bytes."""
+        return sum(int(table.nbytes) for table in self._shares.values())

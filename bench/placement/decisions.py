@@ -1,0 +1,172 @@
+"""`make bench-decisions`: what one decision of the ranker costs, in µs of processor time, on fleets in steady use.
+
+    python -m bench.placement.decisions [--decisions 4000] [--only 1213 10000 tenants] [--ranker fragments]
+
+Each fleet is filled to about 90 %, then lives on: as many members end as start, at random. A decision is what the
+planner asks for (`choose`); taking and giving are told apart. `tenants` is the 1,213 hosts with 1,000 shapes, each
+tenant with CPU and memory of its own. The memory is what the ranker's tables, scores and mix hold after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.placement.openb import NO_PEERS, NOBODY, fleet_of, request_of
+from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.rank import RANKERS, Ranker
+from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.scheduler.simulate.openb import TraceHost, TraceTask, node_list, pod_lists, read_hosts, read_tasks
+
+TRACES: Final = Path(__file__).resolve().parents[1] / "traces/openb"
+FULL_PERCENT: Final = 90
+SEED: Final = 42
+#: fleet -> mean and p99 that must be kept, and that are aimed at, µs
+WANTED: Final = {"1213": (50, 200, 25, 100), "10000": (150, 500, 70, 250), "tenants": (150, 500, 80, 220)}
+MEMORY_MIB_MAX: Final = 100
+
+
+@dataclass
+class Cost:
+    """µs of processor time, and MiB that the ranker holds."""
+
+    choose: list[float]
+    take: list[float]
+    give: list[float]
+    memory_mib: float
+    full_percent: float
+    failed: int
+
+
+def openb_hosts() -> list[TraceHost]:
+    return read_hosts(node_list(TRACES))
+
+
+def big_hosts() -> list[TraceHost]:
+    """10,000 hosts of 8 GPUs, of four models with processors as such hosts have them."""
+    kinds = (("G2", 96_000, 393_216), ("G3", 128_000, 786_432), ("V100M32", 96_000, 786_432), ("T4", 104_000, 524_288))
+    return [TraceHost(f"h{n}", cpu, memory, 8, model) for n in range(10_000) for model, cpu, memory in [kinds[n % 4]]]
+
+
+def tenant_tasks(tasks: list[TraceTask]) -> list[TraceTask]:
+    """1,000 shapes: the trace's tasks as so many tenants ask, each with some processors and memory of its own."""
+    chance = random.Random(SEED)
+    source = [task for task in tasks if task.gpus or chance.random() < 0.5]
+    made = []
+    for number in range(1000):
+        task = chance.choice(source)
+        cpu = task.cpu_milli + 10 * (number % 100)
+        made.append(TraceTask(f"t{number}", cpu, task.memory_mib + 16 * (number // 100), task.gpus, task.gpu_milli))
+    return made
+
+
+def measure(hosts: list[TraceHost], tasks: list[TraceTask], name: str, decisions: int) -> Cost:
+    """Fill the fleet, let it live until all is warm, then measure."""
+    shapes = Shapes()
+    kinds = [(shapes.of(request_of(task)), task.gpu_demand_milli) for task in tasks]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    ranker: Ranker = RANKERS[name]()
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del before, after
+    chance = random.Random(SEED)
+    fleet = fleet_of(hosts, SEED)
+    capacity = 1000 * sum(host.gpus for host in hosts)
+    members: list[tuple[Host, Shape, int, int]] = []
+    used = 0
+    while used * 100 < FULL_PERCENT * capacity:
+        used += _arrive(fleet, ranker, members, *chance.choice(kinds))
+    gc.collect()
+    gc.freeze()
+    cost = Cost([], [], [], 0.0, 0.0, 0)
+    clock = time.process_time_ns
+    for number in range(2 * decisions):  # the first half warms up
+        shape, milli = chance.choice(kinds)
+        ranker.arrived(shape, 1)
+        while used * 100 >= FULL_PERCENT * capacity:
+            index = chance.randrange(len(members))
+            members[index], members[-1] = members[-1], members[index]
+            host, ended, mask, share = members.pop()
+            began = clock()
+            fleet.give(host, ended, mask)
+            cost.give.append((clock() - began) / 1000)
+            used -= share
+        began = clock()
+        choice = ranker.choose(fleet, shape, NO_PEERS, NOBODY)
+        chosen = clock()
+        if choice is None:
+            cost.failed += number >= decisions
+        else:
+            fleet.take(choice.host, shape, choice.mask)
+            cost.take.append((clock() - chosen) / 1000)
+            members.append((choice.host, shape, choice.mask, milli))
+            used += milli
+        if number >= decisions:
+            cost.choose.append((chosen - began) / 1000)
+    cost.full_percent = 100 * used / capacity
+    cost.memory_mib = held_mib(ranker)
+    return cost
+
+
+def _arrive(fleet: Fleet, ranker: Ranker, members: list[tuple[Host, Shape, int, int]], shape: Shape, milli: int) -> int:
+    ranker.arrived(shape, 1)
+    choice = ranker.choose(fleet, shape, NO_PEERS, NOBODY)
+    if choice is None:
+        return 0
+    fleet.take(choice.host, shape, choice.mask)
+    members.append((choice.host, shape, choice.mask, milli))
+    return milli
+
+
+def held_mib(ranker: Ranker) -> float:
+    """What the arrays and tables of a ranker take; hosts, classes and shapes are the fleet's and not counted."""
+    held = getattr(ranker, "held_bytes", None)
+    return held() / (1 << 20) if held is not None else 0.0
+
+
+def fleets() -> dict[str, Callable[[], tuple[list[TraceHost], list[TraceTask]]]]:
+    def tasks() -> list[TraceTask]:
+        return read_tasks(pod_lists(TRACES)["default"])
+
+    return {
+        "1213": lambda: (openb_hosts(), tasks()),
+        "10000": lambda: (big_hosts(), tasks()),
+        "tenants": lambda: (openb_hosts(), tenant_tasks(tasks())),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--decisions", type=int, default=4000, help="measured; as many before to warm up")
+    parser.add_argument("--only", nargs="*", choices=list(WANTED))
+    parser.add_argument("--ranker", default="fragments", choices=list(RANKERS))
+    options = parser.parse_args()
+    print("| fleet | full % | mean µs | p50 | p99 | must mean / p99 | goal | take | give | no room % | MiB |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name, make in fleets().items():
+        if options.only and name not in options.only:
+            continue
+        cost = measure(*make(), options.ranker, options.decisions)
+        ranks = sorted(cost.choose)
+        p50, p99 = ranks[len(ranks) // 2], ranks[len(ranks) * 99 // 100]
+        mean_must, p99_must, mean_goal, p99_goal = WANTED[name]
+        print(
+            f"| {name} | {cost.full_percent:.1f} | {statistics.fmean(ranks):.1f} | {p50:.1f} | {p99:.1f} | "
+            f"{mean_must} / {p99_must} | {mean_goal} / {p99_goal} | {statistics.fmean(cost.take):.1f} | "
+            f"{statistics.fmean(cost.give):.1f} | {100 * cost.failed / len(ranks):.1f} | {cost.memory_mib:.1f} |",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

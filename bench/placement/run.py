@@ -1,0 +1,244 @@
+"""`make bench-placement`: allocation under saturation, ours against FGD and the classics, into RESULTS-placement.md.
+
+    python -m bench.placement.run [--traces FOLDER] [--seeds 10] [--lists default …] [--policies …] [--dry]
+
+Another folder of the same format may be given; where it holds `published_*.csv`, its figures stand beside ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.metadata
+import math
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from bench.placement.openb import CLASSES, Outcome, run
+from moorage.scheduler.simulate.openb import node_list, pod_lists, read_hosts, read_tasks
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+TRACES: Final = ROOT / "bench/traces/openb"
+RESULTS: Final = ROOT / "bench/RESULTS-placement.md"
+FIRST_SEED: Final = 42
+OURS: Final = "fragments"
+CLASSIC: Final = ("fgd", "best-fit", "gpu-packing", "gpu-clustering", "dot-product", "random")
+#: policy here -> its name in the published results
+PUBLISHED: Final = {
+    "random": "Random",
+    "dot-product": "DotProd",
+    "gpu-clustering": "GpuClustering",
+    "gpu-packing": "GpuPacking",
+    "best-fit": "BestFit",
+    "fgd": "FGD",
+}
+#: what the placement of this list must allocate, and should, in percent at 100 % asked for
+WANTED: Final = {
+    "default": (95.5, 95.8),
+    "gpuspec33": (93.5, 94.5),
+    "cpu050": (95.5, 95.8),
+    "gpushare100": (86.7, 87.0),
+    "multigpu50": (97.0, 97.3),
+}
+#: a class may lose so many more of its requests, in points, than under FGD
+CLASS_POINTS_MAX: Final = 2.0
+AT: Final = 100
+
+Job = tuple[str, str, str, int, bool, int]
+Found = dict[tuple[str, str, bool], list[Outcome]]
+
+
+def one(job: Job) -> Outcome:
+    """A run in a process of its own: folder, list, policy, seed, told, percent at which it ends."""
+    folder, name, policy, seed, told, until = job
+    path = Path(folder)
+    return run(
+        read_hosts(node_list(path)),
+        read_tasks(pod_lists(path)[name]),
+        policy,
+        name,
+        seed,
+        told=told,
+        until_percent=until,
+    )
+
+
+def jobs_of(options: argparse.Namespace, names: list[str]) -> list[Job]:
+    """Ours with the mix learned, and told; the others told, as published. The longest first."""
+    variants = [(policy, True) for policy in options.policies] + [(OURS, False)]
+    seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
+    return [
+        (str(options.traces), name, policy, seed, told, options.until)
+        for policy, told in variants
+        for name in names
+        for seed in seeds
+    ]
+
+
+def published(folder: Path) -> dict[tuple[str, str], float]:
+    """Mean allocation at 100 % by list and policy, as published; empty where the folder has none."""
+    found: dict[tuple[str, str], float] = {}
+    for path in sorted(folder.glob("published_*.csv")):
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if int(row["arrived_pct"]) == AT:
+                    name = row["workload"].removeprefix("openb_pod_list_")
+                    found[name, row["policy"].partition("-")[2]] = float(row["mean_alloc_pct"])
+    return found
+
+
+def mean_and_error(values: Iterable[float]) -> tuple[float, float]:
+    """Mean, and standard error of the mean; 0 for one value."""
+    each = list(values)
+    error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+    return statistics.fmean(each), error
+
+
+def lost_percent(outcomes: list[Outcome], kind: str) -> float:
+    asked = sum(outcome.asked[kind] for outcome in outcomes)
+    return 100 * sum(outcome.lost[kind] for outcome in outcomes) / asked if asked else math.nan
+
+
+def against_fgd(found: Found, names: list[str]) -> list[str]:
+    """Ours and FGD of the same seeds, what is wanted, and whether the gain counts (above two standard errors)."""
+    lines = [
+        "| list | ours, mix learned | mix told | FGD | gain (s.e.) | published FGD | must | goal | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for name in names:
+        ours, told, fgd = (found.get(key, []) for key in ((OURS, name, False), (OURS, name, True), ("fgd", name, True)))
+        mean, _ = mean_and_error(o.allocated[AT] for o in ours)
+        said = mean_and_error(o.allocated[AT] for o in told)[0] if told else math.nan
+        base = mean_and_error(o.allocated[AT] for o in fgd)[0] if fgd else math.nan
+        gain, error = (
+            mean_and_error(a.allocated[AT] - b.allocated[AT] for a, b in zip(ours, fgd, strict=True))
+            if fgd
+            else (math.nan, 0.0)
+        )
+        must, goal = WANTED.get(name, (math.nan, math.nan))
+        verdict = "" if math.isnan(must) else "goal" if mean >= goal else "must" if mean >= must else "**below**"
+        row: list[float | str] = [
+            mean,
+            said,
+            base,
+            f"{gain:+.2f} ({error:.2f})",
+            found_published.get((name, "FGD"), math.nan),
+            must,
+            goal,
+        ]
+        lines.append(f"| {name} | {' | '.join(map(_cell, row))} | {verdict} |")
+    return lines
+
+
+def by_class(found: Found, names: list[str]) -> list[str]:
+    """Requests lost up to 100 %, in percent of their class: ours / FGD."""
+    lines = ["| list | " + " | ".join(CLASSES) + " |", "| --- |" + " ---: |" * len(CLASSES)]
+    for name in names:
+        ours, fgd = found[OURS, name, False], found.get(("fgd", name, True), [])
+        cells = []
+        for kind in CLASSES:
+            mine, theirs = lost_percent(ours, kind), lost_percent(fgd, kind)
+            mark = " **over**" if mine > theirs + CLASS_POINTS_MAX else ""
+            cells.append("–" if math.isnan(mine) else f"{mine:.1f} / {theirs:.1f}{mark}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def reproduced(found: Found, names: list[str], policies: list[str]) -> list[str]:
+    """Every classic policy: ours / published."""
+    shown = [policy for policy in policies if policy in PUBLISHED]
+    lines = ["| list | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
+    for name in names:
+        cells = []
+        for policy in shown:
+            mean, _ = mean_and_error(outcome.allocated[AT] for outcome in found[policy, name, True])
+            cells.append(f"{mean:.2f} / {_cell(found_published.get((name, PUBLISHED[policy]), math.nan))}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(value: float | str) -> str:
+    return value if isinstance(value, str) else "–" if math.isnan(value) else f"{value:.2f}"
+
+
+found_published: dict[tuple[str, str], float] = {}
+
+
+def report(found: Found, names: list[str], options: argparse.Namespace, took_s: float) -> str:
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    costs = sorted(o.decision_us for key, outcomes in found.items() if key[0] == OURS for o in outcomes)
+    seeds = f"{FIRST_SEED}..{FIRST_SEED + options.seeds - 1}"
+    folder = options.traces.resolve()
+    shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder.name
+    return "\n".join(
+        [
+            "# Results: placement",
+            "",
+            "Written by `make bench-placement`. Allocated GPUs in percent once 100 % of them were asked for; the",
+            "experiment is described in `bench/placement/openb.py`, the policies in `docs/explanation/ranking.md`.",
+            "",
+            f"- trace {shown}, seeds {seeds}, runs paired by seed; s.e. is the standard error of the paired difference",
+            f"- {os.cpu_count()} cores of {model}, Python {platform.python_version()}, "
+            f"numpy {importlib.metadata.version('numpy')}, {time.strftime('%Y-%m-%d', time.gmtime())}, {took_s:.0f} s",
+            f"- `python -m bench.placement.run {' '.join(sys.argv[1:])}`".replace(str(options.traces), str(shown)),
+            f"- a decision of ours cost {statistics.median(costs):.0f} µs of processor time on average, filling up and"
+            " learning included",
+            "",
+            "## Ours against FGD",
+            "",
+            *against_fgd(found, names),
+            "",
+            "## Requests lost by class, percent: ours / FGD",
+            "",
+            *by_class(found, names),
+            "",
+            "## The classic policies: here / published",
+            "",
+            *reproduced(found, names, options.policies),
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, default=TRACES, help="a folder of openb CSV files")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--lists", nargs="*", help="some pod lists alone")
+    parser.add_argument("--policies", nargs="*", default=[OURS, *CLASSIC], help="told policies to run beside ours")
+    parser.add_argument("--until", type=int, default=AT, help="percent asked for at which a run ends")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--dry", action="store_true", help="write no file")
+    options = parser.parse_args()
+    known = pod_lists(options.traces)
+    names = options.lists or sorted(known, key=lambda name: (name not in WANTED, name))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        parser.error(f"no list {unknown[0]!r} in {options.traces}; there are {', '.join(known)}")
+    found_published.update(published(options.traces))
+    began = time.monotonic()
+    found: Found = {}
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for outcome in pool.imap_unordered(one, jobs_of(options, names)):
+            found.setdefault((outcome.policy, outcome.trace, outcome.told), []).append(outcome)
+    for outcomes in found.values():
+        outcomes.sort(key=lambda outcome: outcome.seed)
+    text = report(found, names, options, time.monotonic() - began)
+    print(text)
+    if not options.dry:
+        RESULTS.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
