@@ -7,7 +7,7 @@ SEEDS  ?= 300
 FROM   ?= 0
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-peers transcripts \
+.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-queueing bench-peers transcripts \
         nats-image record-frames sim sim-long fuzz clean
 
 help:  ## what there is
@@ -73,6 +73,9 @@ bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scale
 
 bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
 	$(BIN)/python -m bench.peers.run
+
+bench-queueing: $(STAMP)  ## waits on the Philly jobs: ours beside FIFO, EASY, greedy backfill and SJF
+	$(BIN)/python -m bench.queueing --out bench/QUEUEING.md
 
 bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli
