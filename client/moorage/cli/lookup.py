@@ -35,6 +35,7 @@ FIXES: Final[dict[str, str]] = {
     "not-found": "moorage ls, or moorage fleet",
     "conflict": "choose another job id; or send the same content, which is the same job",
     "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
+    "moved-on": "moorage plan again, and submit with the ledger record that it shows",
     "cannot-start-in-time": "give it longer than the error says, or ask for what moorage fleet shows as free",
     "queue-full": "send the same job again after the time that the answer names",
     "no-scheduler": "moorage scheduler starts one; moorage doctor looks for what is wrong",

@@ -94,8 +94,12 @@ class Folded:
 def fold(state: State, record: Record, seq: int) -> Folded:
     """Apply one record. Raises `FoldError` when it cannot follow; the state is then to be thrown away."""
     out = Folded()
-    if record.format != FORMAT:
-        raise FoldError(f"record {seq} has format {record.format}; this release reads {FORMAT}: use a newer release")
+    if record.format not in (FORMAT - 1, FORMAT):
+        other = "a newer" if record.format > FORMAT else "an older"
+        raise FoldError(
+            f"record {seq} has format {record.format}; this release reads {FORMAT - 1} and {FORMAT}:"
+            f" use {other} release"
+        )
     if record.epoch < state.epoch:
         state.seq = seq  # a stale leader's record: counted, never applied
         return out
@@ -547,8 +551,17 @@ class _Folding:
         elif kind == Act.EPOCH:
             if state.ledger_id and state.ledger_id != act[1]:
                 raise FoldError(f"record {self.seq} belongs to ledger {act[1]}, this state to {state.ledger_id}")
+            if not state.ledger_id:
+                state.level = self.record.format  # a new ledger begins at what its first leader writes
             state.ledger_id, state.leader = act[1], act[2]
             state.epoch, state.epoch_seq = self.record.epoch, self.seq
+        elif kind == Act.LEVEL:
+            state.level = act[1]
+        elif kind == Act.BEHIND:
+            state.behind = act[1]
+        elif kind == Act.RESTORED:
+            state.behind = ""
+            state.former_id, state.restored_ms, state.restored_epoch = act[1], self.time, self.record.epoch
         else:
             raise FoldError(f"record {self.seq} holds act {kind!r}, which this release does not know")
 

@@ -97,6 +97,9 @@ class _Snapshot(msgspec.Struct, array_like=True):
     worker_health: list[tuple[int, int, int, dict[int, Ailment], list[Any] | None]] = []
     job_avoids: list[tuple[int, tuple[tuple[int, int], ...]]] = []
     notices: list[tuple[int, int, int, int]] = []  # job number, replica, fence, seconds
+    level: int = 1
+    restored: tuple[str, int, int] = ("", -1, 0)  # the former ledger id, when, and in which epoch
+    behind: str = ""
     preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # job number, workers, jobs that end for it
 
 
@@ -157,6 +160,7 @@ def dump(state: State) -> bytes:
             state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
             list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
             tenant_orders, (state.half_life_ms, state.counts_from_ms), shares, worker_health, job_avoids, notices,
+            state.level, (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
             preempts,
         )
     )  # fmt: skip
@@ -198,6 +202,8 @@ def _loaded(found: _Snapshot) -> State:
     )
     state.leader, state.time_ms, state.next_num = found.leader, found.time_ms, found.next_num
     state.transitions = found.transitions
+    state.level, state.behind = found.level, found.behind
+    state.former_id, state.restored_ms, state.restored_epoch = found.restored
     named = [tuple(entry) if entry is not None else None for entry in found.named]
     state.snapshot, state.snapshot_before = named[0], named[1]
     for name, submit_cursor, cancel_cursor, tombstones in found.tenants:

@@ -342,6 +342,11 @@ class State:
 
     def __init__(self) -> None:
         self.ledger_id = ""
+        self.former_id = ""  # of the ledger that this one was restored from
+        self.restored_ms = -1  # ledger time of that; below 0 for none
+        self.restored_epoch = 0
+        self.behind = ""  # why nobody may lead this ledger: it was found to be an older backup
+        self.level = 1  # feature level: the format of the records that a leader writes
         self.seq = 0
         self.epoch = 0
         self.epoch_seq = 0  # sequence of the newest epoch record: the guard of every append

@@ -16,6 +16,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.views import CONTENDED_AT, finished_row, held_by
 from moorage.schemas.errors import Problem
+from moorage.schemas.frames import NOT_PERMITTED
 from moorage.schemas.gpu import format_token
 
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
@@ -55,8 +56,10 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     data.update(standing)
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
-        data["because"] = next((row[8] for row in reversed(job.story) if row[8]), "")
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
+    last = next((row[8] for row in reversed(job.story) if row[8]), "")
+    if not standing and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
+        data["because"] = last
     data["waiting_replicas"] = len(waiting)
     data["priority"] = priority
     if job.hold is None:
