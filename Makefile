@@ -9,8 +9,8 @@ MINUTES ?= 30
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-placement \
-        bench-decisions bench-peers transcripts nats-image record-frames sim sim-long chaos chaos-long soak hostile \
-        fsyncs fuzz clean
+        bench-decisions bench-queueing bench-peers transcripts nats-image record-frames sim sim-long chaos chaos-long soak \
+        hostile fsyncs fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -96,6 +96,9 @@ bench-decisions: $(STAMP)  ## what a decision costs: µs mean, p50, p99, and the
 
 bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
 	$(BIN)/python -m bench.peers.run
+
+bench-queueing: $(STAMP)  ## waits on the Philly jobs: ours beside FIFO, EASY, greedy backfill and SJF
+	$(BIN)/python -m bench.queueing --out bench/QUEUEING.md
 
 bench-cli: $(STAMP)  ## processor time of one-shot commands over bare Python's
 	$(BIN)/python -m bench.cli
