@@ -5,10 +5,12 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 300
 FROM   ?= 0
+MINUTES ?= 30
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-placement \
-        bench-decisions bench-peers transcripts nats-image record-frames sim sim-long fuzz clean
+        bench-decisions bench-peers transcripts nats-image record-frames sim sim-long chaos chaos-long soak hostile fsyncs \
+        fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -58,6 +60,21 @@ sim-long: sim  ## ten thousand of them, on every core
 fuzz: $(STAMP)  ## a million frames over everything that decodes, 100,000 at a running system
 	$(BIN)/python -m tests.fuzz.many --frames 1000000
 	$(BIN)/python -m tests.fuzz.live --frames 100000
+
+chaos: $(STAMP)  ## real processes killed, stopped, cut off and filled up under load; some five minutes
+	PYTHONPATH=. $(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED))
+
+chaos-long: $(STAMP)  ## the figures of that; some 25 minutes on two quiet cores
+	PYTHONPATH=. $(BIN)/python -m tests.chaos.run --long $(if $(SEED),--seed $(SEED))
+
+soak: $(STAMP)  ## half of the peak rate for MINUTES=30: memory and descriptors stay flat
+	PYTHONPATH=. $(BIN)/python -m tests.chaos.pressure soak --minutes $(MINUTES)
+
+hostile: $(STAMP)  ## throughput beside fifty slow and hostile observers and submitters
+	PYTHONPATH=. $(BIN)/python -m tests.chaos.pressure hostile
+
+fsyncs: $(STAMP)  ## fsyncs for each acknowledged append, counted by strace (which must be installed)
+	PYTHONPATH=. $(BIN)/python -m tests.chaos.fsyncs
 
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python tests/mutants.py

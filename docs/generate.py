@@ -23,6 +23,7 @@ from moorage.schemas import frames, gpu, job, operate
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATES, Request
+from moorage.schemas.release import RELEASE
 from moorage.schemas.settings import declared, shown
 from moorage.schemas.subjects import Subjects
 
@@ -54,6 +55,7 @@ ACTS: Final = (
     ("requeue", operate.RequeueAct(tenant="vision", job="train-42", by="ana", why="wrong host")),
     ("priority", operate.PriorityAct(tenant="vision", job="train-42", priority=90, by="ana")),
     ("limit", operate.LimitAct(tenant="vision", gpus=16, jobs=500, by="ana")),
+    ("feature-level", operate.FeatureLevelAct(level=2, schedulers=3, by="ana")),
     ("share", operate.ShareAct(tenant="vision", weight=3, gpus=16, by="ana")),
     ("dlq", operate.DlqAct(act="resend", sequence=12, by="ana", why="quota was raised")),
 )
@@ -84,6 +86,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("FleetFrame", "moorage.fleet.frame", frames.FleetFrame(3, 1729, workers=[
         {"worker": "node-7", "state": "up", "cells": "#", "simulated": False}], queued=4, running=1)),
     ("RollCall", "moorage.fleet.rollcall", frames.RollCall(3)),
+    ("Standing", "moorage.fleet.standing", frames.Standing("s1-4711", RELEASE, 2, 1729, True)),
     ("Done", "the answer to an operator's act", operate.Done(
         "hold", True, tenant="vision", job="train-42", state="QUEUED",
         hold=operate.Hold(1763625600123, "ana", "bad data"))),

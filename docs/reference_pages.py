@@ -23,6 +23,8 @@ EXITS: Final[dict[str, str]] = {
     "EXIT_DENIED": "NATS does not permit it to this user",
     "EXIT_UNREACHABLE": "no server or no scheduler was reached",
     "EXIT_TIMED_OUT": "what was waited for did not happen in time; the job goes on",
+    "EXIT_NOT_NOW": "`plan`: it would not start now",
+    "EXIT_NEVER": "`plan`: it could never start on this fleet",
     "EXIT_DRIFT": "`audit` found a difference between ledger and workers",
     "EXIT_PIPE_CLOSED": "whoever read its output went away",
     "EXIT_INTERRUPTED": "Ctrl-C: `run` and `logs` detach, and the job goes on",

@@ -98,7 +98,7 @@ async def test_what_is_ambiguous_is_told_and_does_nothing(node: Node, unique: st
     nobody = await node.run("admin", "hold", "nobody", tenant=unique)
     assert (nobody.code, "error[not-found]" in nobody.err) == (3, True)
     released = await node.run("admin", "release", "--worker", "sim-0000")
-    assert (released.code, released.rows) == (0, [["sim-0000", "has nothing in quarantine"]])
+    assert (released.code, released.rows) == (0, [["sim-0000", "has nothing to release"]])
     async with AsyncClient(node.url, tenant=unique) as client:
         with pytest.raises(Rejected) as refused:
             await client.admin.hold("j", why="x" * 500)

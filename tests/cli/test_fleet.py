@@ -53,6 +53,31 @@ async def test_drain_cordon_and_uncordon_say_what_they_did(node: Node) -> None:
     assert "fix: " in nobody.err
 
 
+async def test_a_drain_has_a_deadline_a_beginning_and_an_end(node: Node) -> None:
+    try:
+        drained = await node.run("drain", "sim-0001", "--from", "2h", "--for", "1h", "--why", "firmware")
+        assert drained.rows[0] == ["sim-0001", "drained from 2h, open again 1h after: firmware"]
+        told = (await node.run("fleet")).err
+        assert "sim-0001: drained in 1h59m" in told or "sim-0001: drained in 2h" in told
+        assert "firmware" in told
+        rows = (await node.run("fleet", "--json")).frame["data"]["workers"]
+        [drain] = [row["drain"] for row in rows if row["worker"] == "sim-0001"]
+        assert drain["ends_in_ms"] - drain["begins_in_ms"] == 3_600_000
+        for argv, named in (
+            (("--from", "25:00"), "25:00"),
+            (("--within", "soon"), "soon"),
+            (("--for", "10m", "--within", "10m"), "for_s"),
+        ):
+            refused = await node.run("drain", "sim-0001", *argv)
+            assert (refused.code, refused.err.startswith("error[invalid-argument]: ")) == (2, True), refused.err
+            assert named in refused.err
+    finally:
+        assert (await node.run("uncordon", "sim-0001")).code == 0
+    assert "firmware" not in (await node.run("fleet")).err
+    alone = await node.run("admin", "release", "x", "--gpu", "1")
+    assert (alone.code, "--gpu with --worker" in alone.err) == (2, True)
+
+
 async def test_an_audit_of_a_sound_fleet_finds_nothing(node: Node) -> None:
     ran = await node.run("audit")
     assert (ran.code, ran.out) == (0, "")

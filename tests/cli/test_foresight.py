@@ -8,7 +8,7 @@ from typing import Any
 from moorage.client import AsyncClient
 from tests.cli.node import Node
 
-RUNS_S = 3
+RUNS_S = 8
 GPUS = 8  # of the node, which nobody else uses while these run
 
 

@@ -20,6 +20,7 @@ from moorage.bus.link import OnError
 from moorage.bus.transport import Delivery
 from moorage.schemas.roles import inbox
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, Subjects
+from moorage.worker.handler_results import Result, ResultStore
 from tests.sites import RunningSite, running, settled
 from tests.waiting import until
 
@@ -305,3 +306,39 @@ async def test_the_queue_and_its_acknowledgement_cross_accounts_and_nothing_else
         await until(lambda: len(heard_by_own) == 4, what="the acknowledgements in the tenant's own account")
         await settled(users)
         assert heard_by_users == []
+
+
+async def test_results_of_functions_are_written_by_workers_and_read_by_their_tenant_alone() -> None:
+    """Over accounts, in several pieces; a worker can make no stream, and nobody bends what the server answers."""
+    prefix, name, result = "moorage", "train-1.0.7", Result("text/plain", b"x" * 300_000)
+    async with (
+        running(results=True) as site,
+        await site.witness(USERS) as users,
+        await site.connect("scheduler.main") as scheduler,
+        await site.connect("worker.w1") as worker,
+        await site.connect("submitter.acme") as acme,
+        await site.connect("submitter.beta") as beta,
+    ):
+        with pytest.raises(BusError):
+            await ResultStore(JetStream(worker), prefix).put("acme", name, result)
+        bucket = Subjects().result_bucket("acme")
+        stream = {"name": f"OBJ_{bucket}", "subjects": [f"$O.{bucket}.>"]}
+        config = {**stream, "allow_direct": True, "allow_rollup_hdrs": True}
+        await JetStream(scheduler).ensure_stream(config)
+        await ResultStore(JetStream(worker), prefix).put("acme", name, result)
+        found = await ResultStore(JetStream(acme, acme.context.api_prefix), prefix).get("acme", name)
+        assert found == result
+        with pytest.raises(PermissionRefused):
+            await ResultStore(JetStream(beta, beta.context.api_prefix), prefix).get("acme", name)
+        # a direct get answers with bytes that the function chose: not on a subject of the users' account
+        heard: list[Delivery] = []
+        for target in ("moorage.admin.drain", "moorage.worker.w1.wanted"):
+            await users.subscribe(target, heard.append)
+            await acme.send([(f"{acme.context.api_prefix}.DIRECT.GET.OBJ_{bucket}", b'{"seq":1}', target)])
+            await acme.send([(f"{acme.context.api_prefix}.STREAM.MSG.GET.OBJ_{bucket}", b'{"seq":1}', target)])
+        await settled(acme, users)
+        assert (
+            await ResultStore(JetStream(acme, acme.context.api_prefix), prefix).get("acme", name) == result
+        )  # answered behind them
+        await settled(users)
+        assert heard == []

@@ -24,7 +24,7 @@ PAGE: Final = (DOCS / "protocol.md").read_text()
 SCHEMAS: Final = sorted((DOCS / "schemas").glob("*.json"))
 
 _BLOCK: Final = re.compile(r"^```(?P<info>[^\n`]+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-_HEADING: Final = re.compile(r"^#{2,4} `?(?P<name>[\w.]+)`?$", re.MULTILINE)
+_HEADING: Final = re.compile(r"^#{2,4} `?(?P<name>[\w.-]+)`?$", re.MULTILINE)
 _ROW: Final = re.compile(r"^\| `(?P<field>\w+)` \|", re.MULTILINE)
 _NATS: Final = re.compile(
     r"^nats (?P<verb>req|pub|sub) '?(?P<subject>[\w.*>-]+)'?\s*(?:'(?P<payload>[^']*)')?", re.MULTILINE

@@ -39,6 +39,7 @@ from moorage.schemas.frames import (
     Renew,
     Renewed,
     RollCall,
+    Standing,
     Wanted,
 )
 from moorage.schemas.release import release_problem
@@ -60,6 +61,7 @@ _SAID: Final[dict[str, Decoder[Any]]] = {
     "fleet.frame": Decoder(FleetFrame),
     "fleet.rollcall": Decoder(RollCall),
     "fleet.look": Decoder(Look),
+    "fleet.standing": Decoder(Standing),
     "worker.join": Decoder(Join | Goodbye),
     "worker.renew": Decoder(Renew),
     "worker.fact": Decoder(FactFrame),

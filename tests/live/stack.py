@@ -143,22 +143,33 @@ class Stack:
 
     async def scheduler(self, name: str = "", config: dict[str, float] | None = None) -> RealProcess:
         """Start a scheduler; with `config` one with those numbers. It need not lead yet: see `Caller.leader`."""
-        prefix, log = self.subjects.prefix, self.folder / f"scheduler-{len(self.processes)}.log"
         if config is None:
-            arguments = ["-m", "moorage.scheduler", "--nats", self.url, "--prefix", prefix, "--name", name]
-        else:
-            arguments = ["-c", _QUICK_SCHEDULER, self.url, prefix, msgspec.json.encode(config).decode()]
+            return await self.set_scheduler(name, {}, self.url, self.ledger_url)
+        log = self.folder / f"scheduler-{len(self.processes)}.log"
+        arguments = ["-c", _QUICK_SCHEDULER, self.url, self.subjects.prefix, msgspec.json.encode(config).decode()]
         return self._keep(await _spawn(arguments, log, MOORAGE_LEDGER_URL=self.ledger_url))
 
+    async def set_scheduler(self, name: str, settings: dict[str, float], url: str, ledger_url: str) -> RealProcess:
+        """Start `python -m moorage.scheduler` with these settings, on servers that it reaches by these URLs."""
+        log = self.folder / f"scheduler-{len(self.processes)}.log"
+        arguments = ["-m", "moorage.scheduler", "--nats", url, "--prefix", self.subjects.prefix, "--name", name]
+        for key, value in settings.items():
+            arguments += [f"--{key.replace('_', '-')}", f"{value:g}"]
+        return self._keep(await _spawn(arguments, log, MOORAGE_LEDGER_URL=ledger_url))
+
     async def agent(self, state: str, simulate: str, **settings: Any) -> RealProcess:
-        """Start an agent on the state folder `state`; again after a kill to take up what lives."""
+        """Start an agent on the state folder `state`; again after a kill to take up what lives.
+
+        `url` among the settings is where it reaches the server, in place of the stack's own.
+        """
+        url = str(settings.pop("url", self.url))
         folder = self.folder / state
         if folder not in self.states:
             self.states.append(folder)
         name = {"id": settings.pop("worker")} if "worker" in settings else {}
         table = {"state_dir": str(folder), "prefix": self.subjects.prefix, "simulate": simulate, **name, **settings}
         log = self.folder / f"agent-{len(self.processes)}.log"
-        return self._keep(await _spawn(["-c", _AGENT, msgspec.json.encode(table).decode(), self.url], log))
+        return self._keep(await _spawn(["-c", _AGENT, msgspec.json.encode(table).decode(), url], log))
 
     def _keep(self, process: RealProcess) -> RealProcess:
         self.processes.append(process)
@@ -329,7 +340,7 @@ class Caller:
 
 @contextlib.asynccontextmanager
 async def caller(made: Stack, tenant: str = "acme", url: str | None = None) -> AsyncIterator[Caller]:
-    nc = await nats.connect(url or made.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
+    nc = await nats.connect((url or made.url).split(","), reconnect_time_wait=0.1, max_reconnect_attempts=-1)
     try:
         one = Caller(nc, made.subjects, tenant)
         await one.follow()

@@ -4,46 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
+from tests.disk import fill, mount_small, unmount
 from tests.live.stack import caller, stack
 from tests.waiting import until
-
-SIZE_MIB = 1400  # the request queue reserves 1 GiB of it
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, small enough to fill."""
     folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(folder)], capture_output=True
-    )
-    if made.returncode != 0:
+    if not mount_small(folder):
         pytest.skip("no right to mount a file system of our own")
     yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Take all the room that is left, to the last byte."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file:
-        chunk = b"\0" * (1 << 20)
-        while chunk:
-            try:
-                written = file.write(chunk)
-            except OSError:
-                written = 0
-            if written < len(chunk):
-                chunk = chunk[: len(chunk) // 2]
-    return filler
+    unmount(folder)
 
 
 async def test_a_full_disk_loses_nothing_that_was_accepted(small_disk: Path, unique: str) -> None:

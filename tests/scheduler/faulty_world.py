@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
+from moorage.scheduler.core.records import STEP_WIDTH, Act, Op, decode_record
 from moorage.scheduler.core.state import IS_TERMINAL
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
@@ -43,7 +43,12 @@ class FaultyWorld:
 
     def __init__(self, seed: int, workers: int = 3) -> None:
         self.random = random.Random(seed)
-        self.drive = Driving(Config(ended_max=15, jobs_max=60, tombstones_max=20))
+        preempts = seed % 2 == 0  # drawn beside the seed's own numbers: what they led to before, they do again
+        config = Config(
+            ended_max=15, jobs_max=60, tombstones_max=20, preempt_priority=60 if preempts else 101, preempt_after=0.05,
+            reclaim=preempts, order="fifo" if seed % 5 == 4 else "fair",
+        )  # fmt: skip
+        self.drive = Driving(config)
         self.faulty = True
         self.clocks: dict[str, Clock] = {}
         self.mail: list[tuple[int, int, str, Any]] = []  # due ms, tie, to, what
@@ -54,6 +59,8 @@ class FaultyWorld:
         self.renew_sent: dict[tuple[str, str, int], int] = {}
         self.waiting: dict[str, tuple[str, str]] = {}
         self.requeued: Counter[tuple[str, str]] = Counter()  # acts of operators that ended an attempt
+        self.preempted: Counter[int] = Counter()  # by job number
+        self._read = 0  # records of which the acts are known
         self.placed = 0  # placements, and those of a tenant with a limit
         self.limited = 0
         self._checked = 0
@@ -313,6 +320,11 @@ class FaultyWorld:
             known = state.job(tenant, name)
             assert known is not None or state.finished.find(job_key(tenant, name)) is not None, f"{name} was lost"
         self._check_orders()
+        for payload in self.drive.records[self._read :]:
+            for act in decode_record(payload).acts:
+                if act[0] == Act.PREEMPT:
+                    self.preempted.update(act[3])
+        self._read = len(self.drive.records)
         assert all(count == 1 for count in self.succeeded.values()), self.succeeded
         for live in state.jobs.values():
             request = decode_request(live.body)
@@ -320,7 +332,7 @@ class FaultyWorld:
                 assert replica.retries <= request.retries
                 assert replica.losses <= request.retries_on_lost
                 used = live.replicas[0] if live.gang else replica  # a gang counts on its first rank
-                again = self.requeued[(live.tenant, live.name)]
+                again = self.requeued[(live.tenant, live.name)] + self.preempted[live.num]
                 assert replica.attempt <= 1 + used.retries + used.losses + used.refusals + again
 
     def _check_orders(self) -> None:

@@ -158,7 +158,7 @@ def test_derivation_is_total_live_first_and_success_only_of_all() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"format": 2}, "format 2"),
+        ({"format": FORMAT + 1}, f"format {FORMAT + 1}"),
         ({"digest": 1}, "follows state"),
         ({"epoch": 2}, "no epoch record"),
         ({"steps": [Op.MOVE, 99, 0, 0, 0, 0]}, "names no replica"),

@@ -54,7 +54,7 @@ def test_public_subjects_are_those_of_the_contract() -> None:
     public = {row.subject for row in Subjects().table() if "public" in row.kind}
     assert public == {
         "moorage.hello.<worker>", "moorage.load.<worker>", "moorage.fleet.frame", "moorage.fleet.rollcall",
-        "moorage.fleet.look",
+        "moorage.fleet.look", "moorage.fleet.standing",
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from moorage.bus.simulated import SERVER
 from moorage.bus.simulated_network import Faults
 from moorage.bus.simulated_streams import Stream
 from moorage.schemas.subjects import Subjects
+from moorage.worker.inventory.faults import Fault, Gravity
 from tests.sim.callers import ANSWER_S, TENANTS
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Accidents:
             self.reconnect,
             self.lose_ack,
             self.operate_worker,
+            self.drain,
+            self.device_fails,
             self.operate_job,
             self.operate_tenant,
             self.wall_clock_jumps,
@@ -101,6 +104,7 @@ class Accidents:
         for tenant in TENANTS:
             world.ask_admin("release", {"tenant": tenant, "by": "sim"})
             world.ask_admin("limit", {"tenant": tenant, "gpus": 0, "jobs": 0, "by": "sim"})
+            world.ask_admin("share", {"tenant": tenant, "weight": 0, "gpus": 0, "by": "sim"})
         for tenant, job in sorted(self.world.judge.accepted):
             if (known := self.world.judge.state.job(tenant, job)) is not None and not known.over:
                 world.ask_admin("release", {"tenant": tenant, "job": job, "by": "sim"})
@@ -138,6 +142,14 @@ class Accidents:
 
     def wall_clock_jumps(self) -> None:
         self.world.clock.jump_wall(self.rng.choice((-3600, -5, 5, 3600)))
+
+    def device_fails(self) -> None:
+        """A driver tells of an event: what runs there leaves it, and it is on probation before it is used again."""
+        name = self._a_worker()
+        process, inventory = self.world.processes[name], self.world.machines[name].inventory
+        if inventory is not None and (devices := inventory.devices()):
+            fault = Fault("xid", Gravity.FAILED, "an event of the simulation")
+            process.call(inventory.happen, self.rng.randrange(len(devices)), fault)
 
     # --------------------------------------------------------------------------------------- the network, the server
 
@@ -225,6 +237,14 @@ class Accidents:
         verb = self.rng.choice(("cordon", "drain", "uncordon", "uncordon", "release"))
         self._operate(verb, {"worker": self._a_worker()})
 
+    def drain(self) -> None:
+        """Now or later, with a deadline or without, for a while or until somebody opens the worker again."""
+        rng = self.rng
+        begins = rng.choice(({}, {"from_s": 10.0}))
+        leaves = rng.choice(({}, {"within_s": 0.0}, {"within_s": 5.0}))
+        ends = rng.choice(({}, {"for_s": 20.0}))
+        self._operate("drain", {"worker": self._a_worker(), **begins, **leaves, **ends})
+
     def operate_job(self) -> None:
         rng = self.rng
         asked = sorted(self.world.judge.accepted)
@@ -235,8 +255,8 @@ class Accidents:
             self._operate(verb, {"tenant": tenant, "job": job, **more})
 
     def operate_tenant(self) -> None:
-        verb = self.rng.choice(("hold", "release", "limit"))
-        more = {"gpus": self.rng.choice((0, 1, 3))} if verb == "limit" else {}
+        verb = self.rng.choice(("hold", "release", "limit", "share"))
+        more = {"gpus": self.rng.choice((0, 1, 3))} if verb in ("limit", "share") else {}
         self._operate(verb, {"tenant": self.rng.choice(TENANTS), **more})
 
     def _operate(self, verb: str, body: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from moorage.worker.supervisor.protocol import (
     Started,
     StartMember,
 )
-from tests.sim.devices import LocalHold, Memory, Ran
+from tests.sim.devices import LocalHold, MachineInventory, Memory, Ran
 
 #: what a start takes at most, and a death by SIGKILL
 SPAWN_S: Final = 0.03
@@ -53,6 +53,7 @@ class Machine:
         self.local: list[LocalHold] = []  # what its agent's own process holds
         self.memory = Memory(random.Random(rng.random()), is_late=faults > 0)
         self.disk_is_full = False
+        self.inventory: MachineInventory | None = None  # of the agent that started last
         self.on_start: Callable[[Ran], None] = lambda _: None
         self.supervisor: Supervisor | None = None
         self._supervisors = 0

@@ -58,6 +58,7 @@ CONFIG: Final = Config(ended_max=20, jobs_max=80, tombstones_max=30)
 FAULTY_S: Final = 120.0
 HEALED_S: Final = 900.0
 SNAPSHOT_RECORDS: Final = 60
+PROBATION_S: Final = 10.0
 FLEET_FRAME_S: Final = 10.0
 STANDBY_LOOK_S: Final = 0.5
 
@@ -208,10 +209,10 @@ class World:
         host, machine = self.hosts[name], self.machines[name]
         journal = SimulatedJournal(machine, process)
         fleet_host = FleetHost(self.connect(name))
-        settings = WorkerSettings(machine.state, name, modes=("exclusive", "mps", "time-slice"))
+        settings = WorkerSettings(machine.state, name, modes=("exclusive", "mps", "time-slice"), probation=PROBATION_S)
         facts = HostFacts(name, name, f"machine-{name}", machine.boot, host.cpu_milli, host.memory_mib)
         driver = ProcessDriver(SimulatedLink(machine, process), name, simulated=True, stream_output=False)
-        inventory = MachineInventory(host, machine.memory)
+        inventory = machine.inventory = MachineInventory(host, machine.memory)
         agent = Agent(fleet_host, name, settings, facts, inventory, [driver], journal)
         await fleet_host.open()
         await fleet_host.add(agent)

@@ -23,6 +23,8 @@ from moorage.worker.member_messages import MemberName
 from moorage.worker.run import SUPERVISOR_FOLDER, Worker, start
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorError
+from moorage.worker.supervisor.journal import Journal, read_journal, records_of
+from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.waiting import until
 from tests.worker.scripted_leader import ScriptedLeader
 
@@ -238,6 +240,38 @@ async def test_memory_that_does_not_come_back_is_quarantined(nats_url: str, uniq
         await leader.heard("w1", "freed", name)
         await leader.want("w1", place(name_of("d", fence=13), body("true"), (1,)))
         await leader.heard("w1", "freed", name_of("d", fence=13))
+
+
+async def test_after_a_reboot_what_ran_is_told_lost_with_the_join(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """A reboot ends every process; the journal names another boot, which is proof enough."""
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        name, path = name_of(), tmp_path / "pid"
+        running = await start(settings_of(state, unique), nats_url)
+        await leader.joined("w1")
+        await leader.want("w1", place(name, body(f"echo $$ > {path}; exec sleep 600")))
+        await leader.heard("w1", "started", name)
+        pid, boot = await pid_of(path), leader.seat("w1").joins[-1].boot
+        supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
+        await running.stop()
+        supervised.kill()
+        await until(lambda: not is_alive(pid), what="everything gone, as after a reboot")
+        journal = state / SUPERVISOR_FOLDER / JOURNAL_NAME
+        left = read_journal(journal)
+        for entry in left.values():
+            assert entry.starting is not None
+            entry.starting = msgspec.structs.replace(entry.starting, boot_id="of-before", cgroup="")
+        Journal(journal, records_of(left)).close()
+        again = await start(settings_of(state, unique), nats_url)
+        try:
+            seat = await leader.joined("w1", joins=2)
+            assert seat.joins[-1].boot != boot
+            exited = await leader.heard("w1", "exited", name)
+            assert (exited.code, exited.detail) == (-9, "lost")
+            await leader.heard("w1", "freed", name)
+            await leader.want("w1", place(name_of("b", fence=11), body("true")))
+            await leader.heard("w1", "freed", name_of("b", fence=11))
+        finally:
+            await again.stop()
 
 
 async def test_a_dead_supervisor_is_replaced_and_its_jobs_are_lost(nats_url: str, unique: str, tmp_path: Path) -> None:

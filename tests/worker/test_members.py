@@ -589,7 +589,15 @@ def test_a_new_ledger_is_taken_up_by_a_worker_that_holds_nothing(bench: Bench) -
 def test_a_roll_call_is_answered_with_hello_and_a_renewal(bench: Bench) -> None:
     commands = bench.do(RollCall(3))
     assert [type(c) for c in commands] == [SayHello, SendRenew]
-    assert bench.members.session.reign == 3
+
+
+def test_a_roll_call_of_a_false_reign_silences_nobody(bench: Bench) -> None:
+    """It names no session, so anybody who reaches its subject may have said it: the true leader is still heard."""
+    bench.do(RollCall(2**53))
+    assert bench.members.session.reign == 1
+    bench.do(Renewed(1, 1))
+    assert bench.want(place(name_of()))
+    assert bench.members.dropped == {}
 
 
 def test_a_roll_call_hurries_the_facts_that_the_old_leader_did_not_answer(bench: Bench) -> None:

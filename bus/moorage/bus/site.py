@@ -19,7 +19,7 @@ import msgspec
 
 from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S
 from moorage.schemas.names import is_tenant, is_worker
-from moorage.schemas.roles import Rights, Role, result_reads, rights
+from moorage.schemas.roles import RESULT_API, Rights, Role, result_reads, rights
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 #: how users show who they are: an NKey, a certificate, or a password that the server reads from its environment
@@ -215,9 +215,11 @@ def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]
         crossing += [(subject, "stream") for subject in may.subscribe if subject.startswith(f"{site.prefix}.")]
         for subject, kind in crossing:
             many = ", response_type: stream" if subject == streamed else ""
-            exports.append(f"{{ {kind}: {quoted(subject)}, accounts: [{quoted(account)}]{many} }}")
+            theirs = subject.replace(RESULT_API, "$JS.API", 1)
+            exports.append(f"{{ {kind}: {quoted(theirs)}, accounts: [{quoted(account)}]{many} }}")
+            here = f", to: {quoted(subject)}" if theirs != subject else ""
             imports.setdefault(account, []).append(
-                f"{{ {kind}: {{ account: {quoted(users)}, subject: {quoted(subject)} }} }}"
+                f"{{ {kind}: {{ account: {quoted(users)}, subject: {quoted(theirs)} }}{here} }}"
             )
     return exports, imports
 

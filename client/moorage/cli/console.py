@@ -18,6 +18,8 @@ EXIT_NOT_FOUND: Final = 3
 EXIT_DENIED: Final = 4
 EXIT_UNREACHABLE: Final = 5
 EXIT_TIMED_OUT: Final = 6
+EXIT_NOT_NOW: Final = 7
+EXIT_NEVER: Final = 8
 EXIT_DRIFT: Final = 10
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
@@ -31,6 +33,8 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     EXIT_DENIED: "NATS refused the credentials, or this user may not do that",
     EXIT_UNREACHABLE: "no NATS server, or no scheduler that answers",
     EXIT_TIMED_OUT: "what was waited for did not happen in time; the job goes on",
+    EXIT_NOT_NOW: "plan says: not now",
+    EXIT_NEVER: "plan says: never on this fleet",
     EXIT_DRIFT: "audit found a difference between the ledger and the workers",
     EXIT_INTERRUPTED: "Ctrl-C; of run, logs and wait: the job goes on",
     EXIT_PIPE_CLOSED: "who read the output has gone",

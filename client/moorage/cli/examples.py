@@ -47,6 +47,15 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage explain train-42 --watch",
         "moorage explain no-match",
     ),
+    "plan": (
+        "moorage plan --gpu 8xH100 -- ./train.sh",
+        "moorage plan --gpu 8xA100 --add 2x8xA100 -- ./train.sh",
+        "moorage plan --drain n07",
+    ),
+    "replay": (
+        "moorage replay leader.rec",
+        "moorage replay leader.rec --job vision/train-42 --json",
+    ),
     "simulate": (
         "moorage simulate jobs.jsonl --fleet 4x8xH100",
         "moorage simulate philly.csv --cluster 6c71a0 --fleet 24x8xT4 --plot it.svg",
@@ -91,6 +100,18 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin limit --tenant vision --gpus 16",
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
         "moorage admin limit --tenant vision --gpus 0 --jobs 0",
+    ),
+    "admin feature-level": (
+        "moorage admin feature-level",
+        "moorage admin feature-level --to 2 --schedulers 3 --why 'all are 0.3'",
+    ),
+    "admin backup": (
+        "moorage admin backup /var/backups",
+        "moorage admin backup ledger.backup --settings prod.toml --json",
+    ),
+    "admin restore": (
+        "moorage admin restore ledger.backup",
+        "moorage admin restore ledger.backup --replace",
     ),
     "admin share": (
         "moorage admin share --tenant vision --weight 3",

@@ -116,23 +116,24 @@ def _why(data: dict[str, Any]) -> str:
 
 def explained(data: dict[str, Any]) -> str:
     """The answer of `explain`, for people."""
-    return facts(
-        [
-            ("job", data["job"]),
-            ("state", data["state"]),
-            ("asks", data.get("asks")),
-            ("place", f"{ordinal(data['position'])} of {data['queued']}" if "position" in data else ""),
-            ("waits", data.get("waiting_replicas")),
-            ("reason", _why(data)),
-            ("because", data.get("because")),
-            ("needs", data.get("needs")),
-            ("starts", starts(data)),
-            ("workers", _steps(data.get("workers_left", {}))),
-            *[("held by", holder) for holder in data.get("held_by", [])],
-            *[("avoids", f"{device}, which failed under it") for device in data.get("avoids", [])],
-            *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
-        ]
-    )
+    return facts([("job", data["job"]), ("state", data["state"]), *explained_rows(data)])
+
+
+def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Why it waits, line by line."""
+    return [
+        ("asks", data.get("asks")),
+        ("place", f"{ordinal(data['position'])} of {data['queued']}" if "position" in data else ""),
+        ("waits", data.get("waiting_replicas")),
+        ("reason", _why(data)),
+        ("because", data.get("because")),
+        ("needs", data.get("needs")),
+        ("starts", starts(data)),
+        ("workers", _steps(data.get("workers_left", {}))),
+        *[("held by", holder) for holder in data.get("held_by", [])],
+        *[("avoids", f"{device}, which failed under it") for device in data.get("avoids", [])],
+        *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
+    ]
 
 
 def starts(data: dict[str, Any]) -> str:

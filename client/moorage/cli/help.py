@@ -24,6 +24,9 @@ FIRST_EXAMPLES: Final = (
     "moorage explain last",
 )
 
+#: of verbs of two words, so many stand in the line of the first help
+FOLDED_SHOWN_MAX: Final = 6
+
 
 def help(
     word: Annotated[str | None, Parameter(help="A verb, or a topic; without one every verb and every topic.")] = None,
@@ -89,7 +92,9 @@ def _folded(verbs: Iterable[Verb]) -> Iterable[tuple[str, str]]:
             yield verb.name, verb.help
         elif first not in seen:
             seen.add(first)
-            yield first, ", ".join(one.name.partition(" ")[2] for one in below(first)) + "."
+            names = [one.name.partition(" ")[2] for one in below(first)]
+            more = len(names) - FOLDED_SHOWN_MAX
+            yield first, ", ".join(names[:FOLDED_SHOWN_MAX]) + (f", {more} more." if more > 0 else ".")
 
 
 def verb_help(verb: Verb) -> str:

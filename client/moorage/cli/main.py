@@ -48,6 +48,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("logs", "moorage.cli.run:logs", "Follow a job's output until it is over."),
         Verb("events", "moorage.cli.wait:events", "Transitions as they happen, of a job or of the tenant."),
         Verb("explain", "moorage.cli.explain:explain", "Why a job waits, or what a code means."),
+        Verb("plan", "moorage.cli.plan:plan", "What would happen: now, when, where; nothing is submitted."),
         Verb("cancel", "moorage.cli.jobs:cancel", "Cancel jobs, at any stage."),
     ),
     FLEET: (
@@ -61,6 +62,13 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("admin requeue", "moorage.cli.admin:requeue", "End what runs of jobs, and have them wait again."),
         Verb("admin priority", "moorage.cli.admin:priority", "Give jobs another priority."),
         Verb("admin limit", "moorage.cli.admin:limit", "Bound a tenant's GPUs and jobs."),
+        Verb(
+            "admin feature-level",
+            "moorage.cli.ledger:feature_level",
+            "Who leads and stands by; raise the level.",
+        ),
+        Verb("admin backup", "moorage.cli.ledger:backup", "The ledger as it is now, in one file."),
+        Verb("admin restore", "moorage.cli.ledger:restore", "A new ledger from a backup; no scheduler may run."),
         Verb("admin share", "moorage.cli.admin:share", "Set a tenant's weight and guaranteed GPUs."),
         Verb("admin tenants", "moorage.cli.admin:tenants", "Tenants with what they have, limits and holds."),
         Verb("admin nats-config", "moorage.cli.nats_config:nats_config", "Accounts, permissions, a key for each user."),
@@ -79,6 +87,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("dlq drop", "moorage.cli.dlq:drop", "Delete refused requests for good."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("simulate", "moorage.cli.simulate:simulate", "The scheduler on a trace, under a virtual clock."),
+        Verb("replay", "moorage.cli.replay:replay", "A leader's decisions again, from its recording."),
         Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),
         Verb("schema", "moorage.cli.lookup:schema", "The JSON Schema of the request, or of a frame."),
         Verb(

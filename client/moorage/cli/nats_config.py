@@ -127,11 +127,13 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
 
 def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
     from moorage.bus.site import url_of
-    from moorage.schemas.roles import inbox
+    from moorage.schemas.roles import RESULT_API, inbox
 
     fields = {"description": f"{identity.role} {identity.name}", "url": url_of(site.servers)}
     if identity.role != "ledger":
         fields["inbox_prefix"] = inbox(identity.role, identity.name)
+    if identity.role == "submitter" and site.results:
+        fields["jetstream_api_prefix"] = RESULT_API
     if site.auth == "nkey":
         fields["nkey"] = str(folder / KEYS / f"{identity.key}.nk")
     else:

@@ -46,24 +46,31 @@ def scheduler(
     """
 
     def act() -> int:
-        from moorage.client.target import find_context, home
         from moorage.scheduler.main import log_settings, run
         from moorage.scheduler.settings import scheduler_settings
 
         file = the_file(settings)
         held, found = scheduler_settings({**dataclasses.asdict(flags), "nats": options.nats}, file=file)
-        context = find_context(held.nats)
-        ledger = home() / LEDGER_URL_FILE
-        is_beside_up = context.source.startswith(str(home()))
-        said = held.ledger_url_file or {LEDGER_URL_VARIABLE, LEDGER_URL_FILE_VARIABLE} & os.environ.keys()
-        if not said and is_beside_up and ledger.exists():
-            os.environ[LEDGER_URL_FILE_VARIABLE] = str(ledger)
+        target = find_ledger(held)
         _log(held.log_level)
         log_settings(found)
-        return run(held, None if held.nats or not is_beside_up else context.url)
+        return run(held, target)
 
     gc.enable()
     return guarded(options, act)
+
+
+def find_ledger(held: SchedulerSettings) -> str | None:
+    """Where the users are, None for what the settings say; beside a `moorage up` its ledger's file is named, too."""
+    from moorage.client.target import find_context, home
+
+    context = find_context(held.nats)
+    ledger = home() / LEDGER_URL_FILE
+    is_beside_up = context.source.startswith(str(home()))
+    said = held.ledger_url_file or {LEDGER_URL_VARIABLE, LEDGER_URL_FILE_VARIABLE} & os.environ.keys()
+    if not said and is_beside_up and ledger.exists():
+        os.environ[LEDGER_URL_FILE_VARIABLE] = str(ledger)
+    return None if held.nats or not is_beside_up else context.url
 
 
 def worker(

@@ -59,6 +59,9 @@ class JobFlags:
     start_within: Annotated[str | None, Parameter(help="Expire unless started within.", value="DURATION")] = None
     grace: Annotated[str | None, Parameter(help="Between SIGTERM and SIGKILL.", value="DURATION")] = None
     retries: Annotated[int | None, Parameter(help="Further attempts after a failure.")] = None
+    if_seq: Annotated[
+        int | None, Parameter(help="Only while what plan saw at this ledger record still holds.", value="LEDGER")
+    ] = None
     on_no_match: Annotated[
         Literal["wait", "reject"] | None, Parameter(help="When no known worker could ever run it.")
     ] = None
@@ -75,7 +78,17 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
 
     fields: dict[str, Any] = {
         name: value
-        for name in ("replicas", "priority", "cwd", "user", "driver", "retries", "on_no_match", "on_partition")
+        for name in (
+            "replicas",
+            "priority",
+            "cwd",
+            "user",
+            "driver",
+            "retries",
+            "if_seq",
+            "on_no_match",
+            "on_partition",
+        )
         if (value := getattr(flags, name)) is not None
     }
     for name, field in (

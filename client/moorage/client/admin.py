@@ -58,6 +58,10 @@ class Admin:
         """
         return await self._act("limit", tenant=self._tenant(tenant), gpus=gpus, jobs=jobs, why=why)
 
+    async def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
+        """The ledger's feature level, once every scheduler that is heard knows it, and at least so many are heard."""
+        return await self._act("feature-level", level=level, schedulers=schedulers, why=why)
+
     async def share(
         self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
     ) -> Done:

@@ -311,6 +311,27 @@ class AsyncClient:
         async for event in tenant_events(self):
             yield event
 
+    async def plan(
+        self,
+        what: What | None = None,
+        gpu: GpuSpec | str | int | None = None,
+        *,
+        drain: Sequence[str] = (),
+        add: str | None = None,
+        quota: int | None = None,
+        **fields: Unpack[Fields],
+    ) -> Answer:
+        """What would happen to a request, and nothing does: `data["starts"]` is now, later, unknown, never or refused.
+
+        As if the workers in `drain` were drained, the hosts of `add` (as `2x8xA100`) were there, and the tenant might
+        have at most `quota` GPUs; without `what`, what these edits alone would do. `data["ledger"]` is the `if_seq` of
+        a submit that shall only count while the plan holds. Raises as `submit`.
+        """
+        from moorage.client.planning import plan_arguments
+
+        request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
+        return await self.answer("plan", plan_arguments(request, drain, add, quota))
+
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
         return await self.read("ls", {"states": list(states), "limit": limit})

@@ -491,6 +491,19 @@ class Client:
         """As `AsyncClient.events`."""
         return self._thread.iterate(self._twin.events())
 
+    def plan(
+        self,
+        what: What | None = None,
+        gpu: GpuSpec | str | int | None = None,
+        *,
+        drain: Sequence[str] = (),
+        add: str | None = None,
+        quota: int | None = None,
+        **fields: Unpack[Fields],
+    ) -> Answer:
+        """As `AsyncClient.plan`."""
+        return self._thread.call(self._twin.plan(what, gpu, drain=drain, add=add, quota=quota, **fields))
+
     def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """As `AsyncClient.ls`."""
         return self._thread.call(self._twin.ls(states, limit))

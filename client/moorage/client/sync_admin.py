@@ -45,6 +45,10 @@ class SyncAdmin:
         """As `Admin.limit`."""
         return self._thread.call(self._twin.limit(gpus=gpus, jobs=jobs, why=why, tenant=tenant))
 
+    def feature_level(self, level: int, *, schedulers: int = 1, why: str = "") -> Done:
+        """As `Admin.feature_level`."""
+        return self._thread.call(self._twin.feature_level(level, schedulers=schedulers, why=why))
+
     def share(
         self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
     ) -> Done:

@@ -43,6 +43,7 @@ class Fields(TypedDict, total=False):
     retries_on_lost: int
     on_partition: Literal["kill", "keep"]
     on_no_match: Literal["wait", "reject"]
+    if_seq: int
     events: Literal["job", "tenant"]
     labels: dict[str, str]
     driver: str

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.explain import NEVER_REASONS
 from moorage.scheduler.core.outputs import Message
@@ -19,8 +21,10 @@ from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.waiting import explain_job
 from moorage.scheduler.whatif.child import Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
-from moorage.schemas.codec import encode
-from moorage.schemas.frames import Event
+from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
+from moorage.schemas.codec import encode, explain_decode_error
+from moorage.schemas.errors import Refused, problem, refuse
+from moorage.schemas.frames import Answer, Event
 
 FORECAST_KEPT_MS: Final = 2_000
 #: how often a followed job that waits is looked at, and how many of them each time
@@ -44,7 +48,7 @@ class _Followed(NamedTuple):
 
 
 class Foresight:
-    """`now_ms` is ledger time. `answer` sends an answer of the verb explain; `send` sends messages."""
+    """`now_ms` is ledger time. `answer` sends an answer of the verb explain, `plain` a frame; `send` sends messages."""
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Foresight:
         now_ms: Callable[[], int],
         answer: Callable[[Callable[[], Any], str, bool], None],
         send: Callable[[list[Message]], None],
+        plain: Callable[[str, Any, bool], None],
         *,
         forks: bool,
     ) -> None:
@@ -59,6 +64,7 @@ class Foresight:
         self._now_ms = now_ms
         self._answer = answer
         self._send = send
+        self._plain = plain
         self.children = Children() if forks else None
         self._forecast: Forecast | None = None
         self._asked: list[tuple[str, str, str, bool]] | None = None  # those that wait for the forecast under way
@@ -128,6 +134,27 @@ class Foresight:
             self._forecast = decode_forecast(answer)
         for tenant, job, reply, json in asked:
             self._tell(tenant, job, reply, json)
+
+    def plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Answer what would happen, from a copy. Raises Refused for what cannot be asked."""
+        try:
+            asked = msgspec.convert(arguments, PlanAsk)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise Refused(explain_decode_error(error)) from None
+        check_known(self._engine, asked)
+        if self.children is None:
+            raise refuse("unknown-verb", "plan needs a scheduler in a process of its own", found="plan")
+        engine, now_ms = self._engine, self._now_ms()
+
+        def told(answer: bytes | None) -> None:
+            found: Any = problem("overloaded", "the plan took too long", retry_after_s=1.0)
+            if answer is not None:
+                planned = decode_planned(answer)
+                found = Answer("plan", planned.ledger, msgspec.to_builtins(planned))
+            self._plain(reply, found, json)
+
+        if not self.children.ask(lambda: plan(engine, now_ms, tenant, asked), told):
+            raise refuse("overloaded", "too many plans are under way", retry_after_s=1.0)
 
     # --------------------------------------------------------------------------------------- at submit
 

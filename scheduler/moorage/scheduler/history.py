@@ -200,7 +200,7 @@ class History:
         parts = False
         for job, first, last, over in packing.packed:
             if over:
-                job.kept = answer.seq
+                self._engine.kept(job, answer.seq)
                 self.stories += 1
             else:
                 self._engine.offer(PartKept(job.num, answer.seq, first, last))

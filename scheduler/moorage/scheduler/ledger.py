@@ -48,6 +48,16 @@ class LedgerBroken(Exception):
     """The ledger cannot be followed (a gap, another ledger, an unknown format). An operator must look."""
 
 
+class LedgerOlder(LedgerBroken):
+    """The workers know newer reigns of this ledger than it has: it is an older backup of itself (ledger-rules H7)."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"{why}. Bring back the newer one; or, if this is all there is, say so: stop every scheduler, then"
+            " `moorage admin backup FILE` and `moorage admin restore FILE --replace`"
+        )
+
+
 class LedgerGap(LedgerBroken):
     """Records that were not read yet are purged: a newer snapshot holds what they said (ledger-rules H22)."""
 
@@ -63,8 +73,11 @@ class Ledger:
         self.unclear = 0  # appends whose first answer was none
         self.junk = 0  # records that nobody of ours wrote
 
-    async def ensure(self) -> None:
-        """The ledger's stream: discard new, no age, no deletes; its settings are checked when it is there already."""
+    async def ensure(self, *, first_seq: int = 0) -> None:
+        """The ledger's stream: discard new, no age, no deletes; its settings are checked when it is there already.
+
+        A new one may begin at another sequence than 1.
+        """
         config: dict[str, Any] = {
             "name": self._subjects.ledger_stream,
             "subjects": [self._subjects.ledger_all],
@@ -75,6 +88,7 @@ class Ledger:
             "deny_delete": True,
             "allow_direct": True,
             "num_replicas": self._replicas,
+            **({"first_seq": first_seq} if first_seq else {}),
         }
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type((RequestTimeout, Disconnected)),
@@ -165,7 +179,7 @@ class Ledger:
     async def take_over(self, state: State, name: str, ledger_id: str, time_ms: int, wall_s: float) -> None:
         """Append the epoch record that begins this reign and fold it. Raises `Deposed` when another was first."""
         record = Record(
-            FORMAT,
+            state.level if state.ledger_id else FORMAT,
             state.epoch + 1,
             self._leader,
             0,
@@ -183,6 +197,54 @@ class Ledger:
         """
         subject = self._subjects.ledger_snapshot if names_snapshot else self._subjects.ledger_record
         return await self._append(state, state.epoch, rid, payload, subject)
+
+    async def begin_restored(
+        self, state: State, snapshot: tuple[str, int, str], former: str, epochs_ahead: int
+    ) -> None:
+        """The first two records of a ledger that was restored: its epoch, which nobody leads, and its snapshot's name.
+
+        `state` is the backup's, at the sequence before; both are folded into it. Raises `Deposed`.
+        """
+        first = Record(
+            state.level,
+            state.epoch + epochs_ahead,
+            self._leader,
+            0,
+            max(int(time.time() * 1000), state.time_ms),
+            state.digest,
+            acts=[[Act.EPOCH, state.ledger_id, "restore", time.time()], [Act.RESTORED, former], [Act.RESIGN]],
+        )
+        state.epoch_seq = 0  # of the ledger that was; this stream has no epoch record yet
+        fold(state, first, await self.append(state, first, encode_record(first), self._subjects.ledger_epoch))
+        named = Record(
+            state.level,
+            state.epoch,
+            self._leader,
+            1,
+            state.time_ms,
+            state.digest,
+            acts=[[Act.SNAPSHOT, *snapshot]],
+        )
+        fold(state, named, await self.append_record(state, 1, encode_record(named), names_snapshot=True))
+
+    async def is_resigned(self, seq: int) -> bool:
+        """Whether the record at this sequence is one by which a leader stopped."""
+        message = await self._js.get_message(self._subjects.ledger_stream, seq)
+        record = self._decode(message) if message is not None else None
+        return record is not None and any(act[0] == Act.RESIGN for act in record.acts)
+
+    async def mark_behind(self, state: State, rid: int, why: str) -> None:
+        """The last record of a ledger that was found to be an older backup: nobody leads it on. Raises `Deposed`."""
+        record = Record(
+            state.level,
+            state.epoch,
+            self._leader,
+            rid,
+            state.time_ms,
+            state.digest,
+            acts=[[Act.BEHIND, why], [Act.RESIGN]],
+        )
+        fold(state, record, await self.append_record(state, rid, encode_record(record)))
 
     async def append(self, state: State, record: Record, payload: bytes, subject: str) -> int:
         return await self._append(state, record.epoch, record.rid, payload, subject)
@@ -236,6 +298,7 @@ class Ledger:
                 log.warning("the ledger's end cannot be read now: %s", error)
                 return None
             if message is None:
+                await self._check_epoch(epoch)
                 return None
             record = self._decode(message)
             if record is not None and record.leader == self._leader and record.rid == rid and record.epoch == epoch:
@@ -244,6 +307,16 @@ class Ledger:
             if record is not None and record.epoch >= state.epoch:
                 raise Deposed(f"record {message.seq} begins or belongs to epoch {record.epoch}")
             self._skip(state, message)
+
+    async def _check_epoch(self, epoch: int) -> None:
+        """Raises `Deposed` where the ledger has a newer epoch although nothing stands at its end: it was restored."""
+        try:
+            newest = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
+        except BusError:
+            return
+        record = self._decode(newest) if newest is not None else None
+        if record is not None and record.epoch > epoch:
+            raise Deposed(f"epoch {record.epoch} has begun in a restored ledger")
 
 
 def microseconds(rfc3339: str) -> str:

@@ -18,6 +18,7 @@ from typing import Final
 from moorage.bus.connection import connect
 from moorage.bus.errors import BusError
 from moorage.scheduler.ledger import LedgerBroken
+from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
 from moorage.scheduler.settings import (
     LEDGER_URL_FILE_VARIABLE,
@@ -52,6 +53,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         follower += ["--nats", target]
     if settings.ledger_url_file is not None:
         os.environ[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)  # for the follower
+    recorder = None if settings.record is None else Recorder(settings.record)
     scheduler = Scheduler(
         world,
         ledger_world,
@@ -60,7 +62,9 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
         replicas=replicas,
         name=settings.name,
         snapshot_command=follower,
+        snapshot_records=settings.snapshot_records,
         forks=True,
+        recorder=recorder,
     )
     running = asyncio.create_task(scheduler.run())
     stopping = asyncio.create_task(stop.wait())
@@ -75,6 +79,8 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        if recorder is not None:
+            recorder.close()
         for connection in {world, ledger_world}:
             await connection.close()
 

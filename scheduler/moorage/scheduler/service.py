@@ -34,15 +34,18 @@ from moorage.scheduler.history import History
 from moorage.scheduler.history_reader import HistoryReader, check_page
 from moorage.scheduler.inspection import Inspection, device_drift
 from moorage.scheduler.intake import Intake
-from moorage.scheduler.ledger import Deposed, Ledger, LedgerGap
+from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, LedgerOlder
 from moorage.scheduler.logs import LogRelay, logs_asked
 from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.queue_reader import QueueReader
-from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, RECORDS_BETWEEN, Snapshots, recover
+from moorage.scheduler.recording import RecordedEngine, Recorder
+from moorage.scheduler.settings import RECORDS_BETWEEN
+from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S, Snapshots, recover
+from moorage.scheduler.standing import Standings
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, FleetFrame, Looked, RollCall
-from moorage.schemas.operate import ACTS, ReleaseAct, act_of, drain_of
+from moorage.schemas.operate import ACTS, FeatureLevelAct, ReleaseAct, act_of, drain_of
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -79,10 +82,12 @@ class Scheduler:
         snapshot_command: list[str] | None = None,
         snapshot_records: int = RECORDS_BETWEEN,
         forks: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         """`snapshot_command` starts the follower that writes a snapshot; None writes none. `forks` says that this
         process may copy itself to answer what would happen; without it nobody is told when a job starts."""
         self.forks = forks
+        self.recorder = recorder
         self.snapshot_command = snapshot_command
         self.snapshot_records = snapshot_records
         self.config = config or Config()
@@ -94,11 +99,24 @@ class Scheduler:
         self._js = JetStream(world)
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self._leader, replicas=replicas)
         self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
+        self.standings = Standings(world, self.subjects, self.name)
         self.reign: Reign | None = None
         self.leading = asyncio.Event()
+        self._folded = 0  # the ledger record that a standby has come to
 
     async def run(self) -> None:
         """Stand by and lead until `resign`, or cancellation. Raises `LedgerBroken` when an operator must look."""
+        saying = asyncio.create_task(self.standings.say(self._stands))
+        try:
+            await self._run()
+        finally:
+            saying.cancel()
+
+    def _stands(self) -> tuple[int, bool]:
+        reign = self.reign
+        return (self._folded, False) if reign is None else (reign.engine.state.seq, self.leading.is_set())
+
+    async def _run(self) -> None:
         await self.ledger.ensure()
         await self._js.ensure_stream(QueueReader.stream(self.subjects, self._replicas))
         letters = DeadLetters.stream(self.subjects, self._replicas, self.config.dead_letters_keep)
@@ -118,11 +136,17 @@ class Scheduler:
                 await asyncio.sleep(STANDBY_LOOK_S)
                 state = await recover(self.ledger, self.snapshots)
                 continue
+            if state.behind:
+                raise LedgerOlder(state.behind)
             try:
                 if await self._lead(state):
                     return
-            except* Deposed as deposed:
-                log.warning("deposed: %s", deposed.exceptions[0])
+            except ExceptionGroup as group:
+                if (broken := group.subgroup(LedgerBroken)) is not None:
+                    raise broken.exceptions[0] from None
+                if group.split(Deposed)[1] is not None:
+                    raise
+                log.warning("deposed: %s", group.exceptions[0])
             finally:
                 self.leading.clear()
                 self.reign = None
@@ -131,6 +155,7 @@ class Scheduler:
     async def _stand_by(self, state: State) -> None:
         """Fold the ledger until its leader resigned, or was silent for the takeover time and a little by chance."""
         began, records = time.monotonic(), await self.ledger.follow(state)
+        self._folded = state.seq
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
         if not state.leader:
             return
@@ -142,11 +167,14 @@ class Scheduler:
             try:
                 if await self.ledger.follow(state):
                     heard = time.monotonic()
+                    self._folded = state.seq
                     if not state.leader:
                         return
             except BusError as error:
                 log.warning("the ledger cannot be read now: %s", error)
-                heard = time.monotonic()
+                # It counts from the last record that was read, yet not before it was readable for half of the time:
+                # its leader needs a while, too, to find that its append can be stored again.
+                heard = max(heard, time.monotonic() - silence_s / 2)
 
     async def resign(self) -> None:
         """Stop leading with a last record that says so, so that nobody waits for silence; at most a few seconds."""
@@ -216,7 +244,9 @@ class Reign:
         self._config = scheduler.config
         self._began_ms = began_ms
         self._began_time_ms = state.time_ms
-        self.engine = Engine(state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
+        given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
+        recorder = scheduler.recorder
+        self.engine = Engine(*given) if recorder is None else RecordedEngine(*given, recorder)
         self.intake = Intake(self.engine, scheduler.subjects, self._answer_now, self._read, self._admin)
         self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
@@ -224,7 +254,12 @@ class Reign:
         self.relay = LogRelay(self._world, self._subjects, self.engine, self.history_reader, self._answer_now)
         self.inspection = Inspection(scheduler.world, scheduler.subjects, self._to_inspect, state.epoch)
         self.foresight = Foresight(
-            self.engine, lambda: self._time_ms(monotonic_ms()), self._ask_explain, self._say, forks=scheduler.forks
+            self.engine,
+            lambda: self._time_ms(monotonic_ms()),
+            self._ask_explain,
+            self._say,
+            self._answer_plain,
+            forks=scheduler.forks,
         )
         self._kick = asyncio.Event()
         self._draining = False
@@ -254,6 +289,7 @@ class Reign:
         looked = self._subjects.worker_looked_all
         self._subscriptions.append(await self._world.subscribe(looked, self.inspection.on_looked))
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
+        self._subscriptions.append(await self._scheduler.standings.listen())
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
         discovery = Discovery(self._subjects, leader, state.leader, self._answer_now, self._facts)
@@ -327,6 +363,9 @@ class Reign:
             self._sent_ms = now
             self.records += 1
             outputs = engine.commit(seq, monotonic_ms())
+            if engine.sessions.ahead and (why := engine.behind(monotonic_ms())):
+                await ledger.mark_behind(engine.state, engine.rid + 1, why)
+                raise LedgerOlder(why)
             self.history.take(outputs)
             self.queue_reader.made_room()
             decided = self.queue_reader.decided
@@ -386,6 +425,10 @@ class Reign:
         if verb == "logs":
             self._logs(tenant, arguments, reply, json)
             return
+        if verb == "plan":
+            # of a reign that is proven only: a plan of an old leader would be a plan of another ledger
+            self._ask(verb, lambda: self._plan(tenant, arguments, reply, json), reply, json)
+            return
         job = arguments.get("job")
         answer: Callable[[], Any]
         if verb == "ls":
@@ -409,7 +452,7 @@ class Reign:
                 "unknown-verb",
                 f"{verb} is not served by this release",
                 found=verb,
-                allowed="show, ls, explain, history, logs",
+                allowed="show, ls, explain, plan, history, logs",
             )
         self._ask(verb, answer, reply, json)
 
@@ -433,6 +476,17 @@ class Reign:
         else:
             self.engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
 
+    def _plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
+        try:
+            self.foresight.plan(tenant, arguments, reply, json)
+        except Refused as refused:
+            return refused.problem
+        return None
+
+    def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
+        if reply:
+            self._answer_now(reply, encode(frame, json=json))
+
     def _ask_explain(self, answer: Callable[[], Any], reply: str, json: bool) -> None:
         self._ask("explain", answer, reply, json)
 
@@ -452,8 +506,12 @@ class Reign:
     def _admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         engine = self.engine
         if verb == "fleet":
-            history = self.history.figures()
-            self._ask(verb, lambda: views.fleet(engine, monotonic_ms()) | {"history": history}, reply, json)
+            more = {
+                "history": self.history.figures(),
+                "feature_level": engine.state.level,
+                "schedulers": self._scheduler.standings.rows(),
+            }
+            self._ask(verb, lambda: views.fleet(engine, monotonic_ms()) | more, reply, json)
         elif verb == "audit":
             self._audit(reply, json)
         elif verb == "dlq":
@@ -462,6 +520,8 @@ class Reign:
             self._ask(verb, lambda: views.tenants(engine), reply, json)
         elif verb in ACTS:
             act = act_of(verb, arguments)
+            if isinstance(act, FeatureLevelAct):
+                engine.orders.announced = {said.scheduler: said.level for said in self._scheduler.standings.lately()}
             if isinstance(act, ReleaseAct) and act.worker is not None:
                 engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json, slots=act.slots or ()))
             else:

@@ -14,7 +14,9 @@ from moorage.schemas.subjects import PREFIX_DEFAULT, is_prefix
 
 SECTION: Final = "scheduler"
 LEDGER_URL_VARIABLE: Final = "MOORAGE_LEDGER_URL"
+RECORD_VARIABLE: Final = "MOORAGE_RECORD"
 LEDGER_URL_FILE_VARIABLE: Final = "MOORAGE_LEDGER_URL_FILE"
+RECORDS_BETWEEN: Final = 50_000
 
 
 class SchedulerSettings(Config, frozen=True, kw_only=True):
@@ -28,8 +30,15 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
     replicas: Annotated[
         Literal[1, 3, 5], setting("Copies of the ledger: servers of the cluster. Above 1 other numbers are default.")
     ] = 1
+    snapshot_records: Annotated[
+        int, setting("Ledger records between two snapshots; two are kept, older records go.", ge=100, le=10**9)
+    ] = RECORDS_BETWEEN
     prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
     name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
+    record: Annotated[
+        Path | None,
+        setting("Archive what decisions rest on in this file: moorage replay.", env=RECORD_VARIABLE),
+    ] = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
     ] = "INFO"

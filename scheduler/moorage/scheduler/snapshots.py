@@ -24,8 +24,6 @@ from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 log = logging.getLogger("moorage.snapshots")
 
 CHUNK_BYTES: Final = 512 * 1024
-#: ledger records and bytes between two snapshots
-RECORDS_BETWEEN: Final = 50_000
 FOLLOWER_TIMEOUT_S: Final = 600.0
 
 

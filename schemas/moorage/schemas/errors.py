@@ -22,6 +22,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "conflict": ("caller", "this job id is already used for a request with other content"),
     "not-permitted": ("caller", "this user may not do that here"),
     "no-match": ("fleet", "no known worker could ever run this"),
+    "moved-on": ("caller", "the ledger has moved on since the plan that if_seq names: what it said may not hold"),
     "cannot-start-in-time": (
         "fleet",
         "by what is known of how long such work runs, it cannot start within start_within_s, whoever waits before it",

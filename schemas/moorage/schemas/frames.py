@@ -33,6 +33,10 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     mig: bool = False
 
 
+#: how the detail of a `refused` fact begins where the worker's own rules forbid the job
+NOT_PERMITTED: Final = "not-permitted: "
+
+
 class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):
     """A worker's full description of itself: at start, at reconnect and at roll-call. Public.
 
@@ -154,7 +158,8 @@ class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     """Asked once clearing is proven: a new lease session for this boot.
 
     `n` comes from the journal and only grows; `facts` are all unanswered ones under their old names; `holding` are
-    the members that live on here and that the new session adopts. What is not listed is over.
+    the members that live on here and that the new session adopts. What is not listed is over. `reign` is the highest
+    heard of the ledger `ledger`: a leader whose ledger ends below it has an older backup of it.
     """
 
     machine: str
@@ -164,12 +169,15 @@ class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     v: int = VERSION
     facts: list[Fact] = []
     holding: list[Held] = []
+    reign: int = 0
+    ledger: str = ""
 
 
 class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joined"):
     """The new session and its numbers. `session` is a capability: never in a public frame.
 
     The worker fences itself `lease_s` after it sent the last renewal that was answered; `grace_s` bounds the ending.
+    `formerly` is the id of the ledger that `ledger` was restored from, on an operator's word.
     """
 
     session: str
@@ -180,6 +188,7 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
     grace_s: float
     ledger: str
     v: int = VERSION
+    formerly: str = ""
 
 
 class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="renew"):
@@ -188,7 +197,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     `n` counts up in the session. `no` is the number of the last fact frame that was answered. `busy` lists slot
     positions that local claimers hold; `waiting` says that a local claimer waits, so that the worker is full.
     `unwell` are the devices that are in no state to be given out, whole each time; `well_n` is the newest word of an
-    operator on devices that the worker has taken (see `Wanted`).
+    operator on devices that the worker has taken (see `Wanted`). `reign` is the highest that it heard.
     """
 
     session: str
@@ -201,6 +210,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     v: int = VERSION
     unwell: list[Unwell] = []
     well_n: int = 0
+    reign: int = 0
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
@@ -313,6 +323,18 @@ class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rol
     """A new leader asks every worker for its hello and a renewal, now."""
 
     reign: int
+    v: int = VERSION
+
+
+class Standing(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="standing"):
+    """A scheduler that leads or stands by, each two seconds: its release, the newest feature level that it can write
+    and fold, and the ledger record that it has folded. Public."""
+
+    scheduler: str
+    release: str
+    level: int
+    ledger: int
+    leads: bool = False
     v: int = VERSION
 
 

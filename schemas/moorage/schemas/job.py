@@ -119,7 +119,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     `replicas` 1..1024 copies of `run`, each with `gpu.count` devices of one host; `priority` 0..100, higher first.
     `deadline_s` bounds the whole job from acceptance, `start_within_s` the wait for its first start.
-    `retries` counts failures, `retries_on_lost` workers lost under it.
+    `retries` counts failures, `retries_on_lost` workers lost under it. `if_seq` is the ledger sequence of a plan: the
+    request is refused with `moved-on` where something was decided since.
     """
 
     job: str | None = None
@@ -138,6 +139,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     on_no_match: Literal["wait", "reject"] = "wait"
     events: Literal["job", "tenant"] = "job"
     labels: dict[str, str] = {}
+    if_seq: int | None = None
     resource_requirements: ResourceRequirements | None = None
 
     def __post_init__(self) -> None:
@@ -151,6 +153,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError("run is missing: say what to run, as {'run': {'argv': ['nvidia-smi', '-L']}}")
         if not 0 <= self.retries <= RETRIES_MAX or not 0 <= self.retries_on_lost <= RETRIES_MAX:
             raise ValueError(f"retries and retries_on_lost must be 0..{RETRIES_MAX}")
+        if self.if_seq is not None and not 0 <= self.if_seq < 2**63:
+            raise ValueError(f"if_seq must be a ledger sequence, 0..{2**63 - 1}, found {self.if_seq}")
         check_duration("deadline_s", self.deadline_s)
         check_duration("start_within_s", self.start_within_s)
         if self.requires or self.labels:

@@ -22,6 +22,8 @@ GPUS_LIMIT_MAX: Final = 1_000_000
 JOBS_LIMIT_MAX: Final = 1_000_000
 #: how far ahead a drain may begin, and how long it may last
 WINDOW_S_MAX: Final = 366 * 86400
+LEVEL_MAX: Final = 1_000
+SCHEDULERS_MAX: Final = 64
 WEIGHT_MAX: Final = 10_000
 
 #: letters in one answer
@@ -173,6 +175,23 @@ class LimitAct(_Act, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
 
 
+class FeatureLevelAct(_Act, frozen=True, kw_only=True):
+    """`feature-level`: the leader writes ledger records of this level from now on; it is never lowered.
+
+    Schedulers that cannot fold them stop. Refused `failed-precondition` while one that was heard in the last seconds
+    cannot, and while fewer than `schedulers` were heard.
+    """
+
+    level: int
+    schedulers: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value, bound in (("level", self.level, LEVEL_MAX), ("schedulers", self.schedulers, SCHEDULERS_MAX)):
+            if not 1 <= value <= bound:
+                raise ValueError(f"{name} must be 1..{bound}, found {value}")
+
+
 class ShareAct(_Act, frozen=True, kw_only=True):
     """`share`: a tenant's weight in the fair share, and so many GPUs that are its own whenever it wants them.
 
@@ -196,13 +215,14 @@ class ShareAct(_Act, frozen=True, kw_only=True):
 
 
 _A = TypeVar("_A", bound=_Act)
-Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | ShareAct
+Act = HoldAct | ReleaseAct | RequeueAct | PriorityAct | LimitAct | FeatureLevelAct | ShareAct
 ACTS: Final[dict[str, type[Act]]] = {
     "hold": HoldAct,
     "release": ReleaseAct,
     "requeue": RequeueAct,
     "priority": PriorityAct,
     "limit": LimitAct,
+    "feature-level": FeatureLevelAct,
     "share": ShareAct,
 }
 
@@ -316,6 +336,7 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
 
     For a worker `members` are those it holds; for a job those that run or are placed: they go on after `hold`, and
     end after `requeue`. For a tenant `gpus` are leased to it now. `state` is the job's before the act; `hold`,
+    `priority`, `limit` and the ledger's feature `level` are as they are now.
     `priority`, `limit` and `share` are as they are now.
     """
 
@@ -333,6 +354,7 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     drain: Drain | None = None
     #: the devices of a worker that a release concerned
     slots: list[int] = []
+    level: int | None = None
     share: Share | None = None
 
 

@@ -26,6 +26,8 @@ ROLES: Final[dict[Role, tuple[str, tuple[str, ...]]]] = {
 #: what operators may ask of any tenant, whose events they hear as well
 OPERATOR_READS: Final = ("show", "ls", "explain", "history")
 INBOX: Final = "_INBOX"
+#: by which JetStream of the users' account is asked from a tenant's, for results (NATS' `jetstream_api_prefix`)
+RESULT_API: Final = "$JS.moorage.API"
 #: what a server makes of a reply subject that comes from another account
 IMPORTED_REPLY: Final = "_R_"
 #: asked of every service by discovery (NATS ADR-32)
@@ -87,9 +89,12 @@ def rights(role: Role, name: str, subjects: Subjects, *, queue: bool = False, re
 
 
 def result_reads(subjects: Subjects, tenant: str) -> tuple[str, str]:
-    """JetStream's subjects by which a tenant reads results of its functions: one message, and several."""
+    """Subjects by which a tenant reads results of its functions, from its own account: one message, and several.
+
+    In its account `$JS.API` would be its own JetStream, which it has not: so it has another prefix there.
+    """
     stream = f"OBJ_{subjects.result_bucket(tenant)}"
-    return f"$JS.API.STREAM.MSG.GET.{stream}", f"$JS.API.DIRECT.GET.{stream}"
+    return f"{RESULT_API}.STREAM.MSG.GET.{stream}", f"{RESULT_API}.DIRECT.GET.{stream}"
 
 
 def _filled(row: SubjectRow, role: Role, name: str) -> str:

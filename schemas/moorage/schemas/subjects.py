@@ -23,6 +23,7 @@ ADMIN_VERBS: Final = (
     "dlq",
     "audit",
     "tenants",
+    "feature-level",
 )
 WORKER_VERBS: Final = ("join", "renew", "fact")
 #: asked of a worker by the leader
@@ -54,6 +55,7 @@ class Subjects:
         self.load_all = f"{prefix}.load.*"
         self.fleet_frame = f"{prefix}.fleet.frame"
         self.roll_call = f"{prefix}.fleet.rollcall"
+        self.standing = f"{prefix}.fleet.standing"
         self.look = f"{prefix}.fleet.look"
         self.worker_looked_all = f"{prefix}.worker.*.looked"
         self.ledger_all = f"{prefix}.ledger.>"
@@ -139,6 +141,9 @@ class Subjects:
             SubjectRow(f"{p}.load.<worker>", "said, public", "worker", "observers, scheduler", "how busy it is"),
             SubjectRow(f"{p}.fleet.frame", "said, public", "leader", "observers", "the whole fleet in one frame"),
             SubjectRow(f"{p}.fleet.rollcall", "said, public", "leader", "workers", "say hello and renew, now"),
+            SubjectRow(
+                f"{p}.fleet.standing", "said, public", "schedulers", "leader, observers", "who leads, who waits"
+            ),
             SubjectRow(f"{p}.fleet.look", "said, public", "leader", "workers", "an audit: look at your devices, now"),
             SubjectRow(f"{p}.worker.<worker>.looked", "said", "that worker", "leader", "what no lease explains"),
             SubjectRow(f"{p}.worker.<worker>.join", "answered", "that worker", "leader", "a new lease session"),

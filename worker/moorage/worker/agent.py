@@ -589,13 +589,22 @@ class Agent:
             pool.pending_claimers() > 0,
             unwell=self.watch.told,
             well_n=self.watch.health.well_n,
+            reign=self.members.session.reign,
         )
         self._ask("renew", command.n, encode(renew, json=False))
 
     def _send_join(self, command: SendJoin) -> None:
         if not command.again:
+            session = self.members.session
             join = Join(
-                self.facts.machine, self.boot, command.n, self.hello(), facts=command.facts, holding=command.holding
+                self.facts.machine,
+                self.boot,
+                command.n,
+                self.hello(),
+                facts=command.facts,
+                holding=command.holding,
+                reign=session.reign,
+                ledger=session.ledger,
             )
             self.journal.join(command.n, command.facts)
             self._join_payload = encode(join, json=False)

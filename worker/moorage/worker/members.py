@@ -477,7 +477,7 @@ class Members:
         if session.phase != "joining" or frame.n != session.join_n:
             return self._drop("answer-not-awaited")
         if session.ledger and frame.ledger != session.ledger:
-            if self.held or self._join_facts:
+            if (self.held or self._join_facts) and frame.formerly != session.ledger:
                 # a ledger restored from a backup does not know what runs here (H7): an operator must say which is true
                 self._log("error", "another-ledger", f"the leader has ledger {frame.ledger}, ours was {session.ledger}")
                 session.join_refused(self._now)
@@ -531,8 +531,11 @@ class Members:
     def _on_roll_call(self, frame: RollCall) -> None:
         if frame.v != VERSION:
             return self._drop("other-version")
-        if not self._reign_holds(frame.reign):
-            return None
+        if frame.reign < self.session.reign:
+            if self.session.phase == "live":
+                self._renew()  # it tells of the newer reign: who leads by an older backup of the ledger must know (H7)
+            return self._drop("lower-reign")
+        # It names no session, so anybody may have said it: the answer to what it makes us ask tells who reigns.
         self._commands.append(SayHello())
         if self.session.phase == "live":
             self.outbox.hurry(self._now)

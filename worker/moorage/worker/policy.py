@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.frames import NOT_PERMITTED
 from moorage.schemas.job import Request, Run
 from moorage.schemas.names import is_tenant
 
@@ -136,5 +137,5 @@ def _is(program: str, pattern: str) -> bool:
 
 def _not_permitted(message: str, found: str, allowed: tuple[str, ...]) -> Refused:
     shown = ", ".join(allowed[:_SHOWN_MAX]) + (", …" if len(allowed) > _SHOWN_MAX else "")
-    text = f"not-permitted: {message}" + (f" (allowed: {shown})" if allowed else "")
+    text = f"{NOT_PERMITTED}{message}" + (f" (allowed: {shown})" if allowed else "")
     return refuse("not-permitted", text, found=found, allowed=shown, next="ask who runs the worker")

@@ -77,6 +77,7 @@ class Admission:
         self.config = config
         self._capable: dict[int, tuple[int, bool]] = {}
         self._near: dict[int, tuple[int, str]] = {}
+        self.moved_seq = state.seq  # of the last record that said more than that time goes by
         self._soonest: dict[tuple[int, int], tuple[int, int]] = {}
         #: how soon a shape of a priority could start at all, in ms; 0 where nobody can say
         self.soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0
@@ -129,6 +130,9 @@ class Admission:
                 next="send again later, or publish to the durable queue, which waits",
                 retry_after_s=RETRY_AFTER_S,
             )
+        moved = self._moved_on(draft, event) if event.request.if_seq is not None else None
+        if moved is not None:
+            return moved if event.sequence == 0 else NewJob(event, [moved.message], REJECTED, moved.message)
         limit = self._over_limit(draft, event)
         if limit is not None and event.sequence == 0:
             return limit
@@ -180,6 +184,22 @@ class Admission:
             allowed=f"at least {math.ceil(soonest_ms / 1000)}",
             job=event.name,
             next="give it longer, or ask for what moorage fleet shows as free",
+        )
+
+    def _moved_on(self, draft: Draft, event: Submit) -> Problem | None:
+        """Whether something was decided since the plan that the request goes by, this very record included."""
+        seen = event.request.if_seq
+        moved = self.state.seq + 1 if not draft.empty else self.moved_seq
+        if seen is None or moved <= seen:
+            return None
+        return problem(
+            "moved-on",
+            f"ledger record {moved} has changed something since record {seen}",
+            field="$.if_seq",
+            found=seen,
+            allowed=f"at least {moved}",
+            job=event.name,
+            next="plan again",
         )
 
     def _over_limit(self, draft: Draft, event: Submit) -> Problem | None:

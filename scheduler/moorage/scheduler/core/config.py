@@ -87,6 +87,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             " (priority, arrival), or fifo (the same, and nobody passes whoever is first)."
         ),
     ] = "fair"
+    preempt_priority: Annotated[
+        int,
+        setting("Jobs of this priority or above end jobs of lower ones to start; 101: none does.", ge=1, le=101),
+    ] = 101
+    preempt_after: Annotated[
+        float, setting("What has run less is not ended for somebody else.", unit="s", ge=0, le=366 * 86400)
+    ] = 60.0
+    reclaim: Annotated[
+        bool,
+        setting("Take borrowed GPUs back at once, by ending the borrowers' jobs; else as they end by themselves."),
+    ] = False
     fair_share_half_life: Annotated[
         float,
         setting("After so long a tenant's past usage counts half in its fair share.", unit="s", ge=10, le=366 * 86400),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
-from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Op, Record, ending, packed
+from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, ending, packed
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -440,7 +440,7 @@ class Draft:
         state = self.state
         self.settle()
         return Record(
-            FORMAT,
+            max([state.level, *(act[1] for act in self.acts if act[0] == Act.LEVEL)]),
             state.epoch,
             leader,
             rid,

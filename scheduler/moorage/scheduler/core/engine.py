@@ -40,6 +40,8 @@ from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.orders import Orders
 from moorage.scheduler.core.outputs import Outputs, WantedFrames, slots_of
 from moorage.scheduler.core.plan import Planner
+from moorage.scheduler.core.preempting import Preempting
+from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
@@ -68,6 +70,8 @@ DRAFT_BYTES_MAX: Final = RECORD_BYTES_MAX - SLACK_BYTES
 #: timers of jobs that are over, and queue entries that no longer wait, before they are cleared out
 TIMERS_SPARE: Final = 10_000
 QUEUE_SPARE: Final = 1_000
+#: renewal intervals after which whoever was not heard in a reign is not waited for
+BEHIND_RENEWALS: Final = 1.5
 _DEADLINE, _START_WITHIN, _BACKOFF = range(3)
 
 
@@ -123,8 +127,9 @@ class Engine:
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self._requeue)
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
-            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, config.order, self._could_ever
-        )
+            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
+            self._could_ever,
+        )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )
@@ -137,6 +142,7 @@ class Engine:
             config.finished_keep_ms, int(config.history_keep * 1000)
         )  # a row says where a history stands, too
         self._rid = 0
+        self._began_mono_ms = mono_ms
         self._submits: deque[Submit | QueueRead] = deque()
         self._rest: deque[_Rest] = deque()
         self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
@@ -200,6 +206,11 @@ class Engine:
     def request_of(self, job: Job) -> Request:
         """The request of an accepted job, decoded from its body (rare paths only); its `job` may be None."""
         return self.requests.read(job.body)[1].request
+
+    def _preempting(self) -> Preempting:
+        config = self.config
+        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000))
+        return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
 
     def _could_ever(self, shape: Shape) -> bool:
         return self.admission.could_ever(shape)
@@ -270,6 +281,10 @@ class Engine:
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
         """A load frame changes the soft view at once and needs no record."""
         self.sessions.load(worker_id, frame, mono_ms)
+
+    def kept(self, job: Job, sequence: int) -> None:
+        """The whole story of a job that is over stands in the history there: memory may let it go."""
+        job.kept = sequence
 
     @property
     def urgent(self) -> bool:
@@ -345,13 +360,46 @@ class Engine:
             self.planner.sweep(draft)
         self._replan = False
         draft.settle()
-        self.planner.plan(draft)
+        if self._may_place(draft.time_ms, mono_ms):
+            self.planner.plan(draft)
         self._accepting.clear()
         self.planner.fresh.clear()
         self._compact(draft)
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
+
+    def _may_place(self, time_ms: int, mono_ms: int) -> bool:
+        """Not while workers may know better than this ledger, and not yet on a restored one.
+
+        What its backup does not know of runs until its worker is heard, or by then is lost: nothing is placed beside
+        it (ledger-rules H7).
+        """
+        state, lost_ms = self.state, self.config.lost_ms
+        if self.sessions.ahead and self.sessions.behind(waited=self._waited(mono_ms)) is not False:
+            return False
+        if state.restored_ms < 0:
+            return True
+        if state.epoch == state.restored_epoch + 1:  # its first reign counts by its own clock
+            return mono_ms - self._began_mono_ms >= lost_ms
+        return time_ms >= state.restored_ms + lost_ms
+
+    def _waited(self, mono_ms: int) -> bool:
+        """Whether every worker that lives had time to renew in this reign."""
+        return mono_ms - self._began_mono_ms > BEHIND_RENEWALS * self.config.renew_s * 1000
+
+    def behind(self, mono_ms: int) -> str:
+        """Why this ledger must not be led on: to ask behind each acknowledgement, which proves that nobody newer
+        leads by it. Empty where it may be."""
+        if not self.sessions.ahead or not self.sessions.behind(waited=self._waited(mono_ms)):
+            return ""
+        state = self.state
+        num, knows = min(self.sessions.ahead.items())
+        return (
+            f"ledger {state.ledger_id} ends at record {state.seq} in epoch {state.epoch}, and"
+            f" {len(self.sessions.ahead)} of its workers know more, {state.worker_by_num[num].id} of {knows}: it is an"
+            " older backup"
+        )
 
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
         """Name the newest snapshot and repeat the one before, so that recovery finds both in one record."""
@@ -594,6 +642,8 @@ class Engine:
         self._in_flight = None
         state, out = self.state, Outputs()
         folded = fold(state, flight.record, seq)
+        if not flight.draft.empty:
+            self.admission.moved_seq = seq
         for job in flight.draft.avoided:
             self._reshape(job)
         out.ended = folded.ended
@@ -709,7 +759,16 @@ class Engine:
         frame = event.frame
         assert isinstance(frame, Join)
         config, state = self.config, self.state
-        joined = Joined(session, frame.n, state.epoch, config.renew_s, config.lease_s, config.grace_s, state.ledger_id)
+        joined = Joined(
+            session,
+            frame.n,
+            state.epoch,
+            config.renew_s,
+            config.lease_s,
+            config.grace_s,
+            state.ledger_id,
+            formerly=state.former_id,
+        )
         out.answers.append((event.reply, encode(joined, json=event.json)))
         self._show(wanted, state.workers[event.worker], frame.holding, 0)
 

@@ -32,6 +32,7 @@ REASONS: Final[dict[str, str]] = {
     "host-busy": "the workers with free GPUs have no CPU or memory left",
     "gang": "some of the gang would fit now, not all of it",
     "reserved": "the hosts it would fit on are held for a job that has waited longer",
+    "preempting": "others were asked to end for it, and it waits until they have",
     "held": "an operator holds it, or the whole queue of its tenant",
     "limit": "its tenant has as many GPUs leased as an operator's limit allows, or somebody before it waits for that",
     "backoff": "it waits out a pause after a failure, a loss or a refusal",

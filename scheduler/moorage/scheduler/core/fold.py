@@ -94,8 +94,12 @@ class Folded:
 def fold(state: State, record: Record, seq: int) -> Folded:
     """Apply one record. Raises `FoldError` when it cannot follow; the state is then to be thrown away."""
     out = Folded()
-    if record.format != FORMAT:
-        raise FoldError(f"record {seq} has format {record.format}; this release reads {FORMAT}: use a newer release")
+    if record.format not in (FORMAT - 1, FORMAT):
+        other = "a newer" if record.format > FORMAT else "an older"
+        raise FoldError(
+            f"record {seq} has format {record.format}; this release reads {FORMAT - 1} and {FORMAT}:"
+            f" use {other} release"
+        )
     if record.epoch < state.epoch:
         state.seq = seq  # a stale leader's record: counted, never applied
         return out
@@ -164,8 +168,11 @@ class _Folding:
             digest += new - replica.row
             replica.row = new
         for job in out.jobs.values():
+            if job.preempts is not None and job.live == 0:
+                job.preempts = None
+                state.preempting.pop(job.num, None)
             new = hash((job.num, job.rev, job.gang, job.after, job.started, crc32(job.name.encode())))
-            if job.hold is not None or job.priority >= 0 or job.avoid:
+            if job.hold is not None or job.priority >= 0 or job.avoid or job.preempts is not None:
                 new = job.digest_row()
             digest += new - job.row
             job.row = new
@@ -241,6 +248,8 @@ class _Folding:
                 replica.member = workers[a].members[key] = member
                 if c > _MODE_MASK:
                     member.rate_milli = c >> MODE_BITS
+                if state.preempting and state.preempting.pop(num, None) is not None:
+                    job.preempts = None
                 if state.half_life_ms:
                     self._use(tenants[job.tenant], fairshare.rate_of(member))
                 job.held += 1
@@ -521,6 +530,8 @@ class _Folding:
             tenant.weight, tenant.guaranteed = weight, guaranteed
             tenant.share = (by, why, self.time) if weight or guaranteed else None
             self.rows[tenant] = None
+        elif kind == Act.PREEMPT:
+            self._preempt(act[1], tuple(act[2]), tuple(act[3]))
         elif kind == Act.HALF_LIFE:
             fairshare.begin(state, act[1])
             self.rows.update(dict.fromkeys(state.tenants.values()))
@@ -540,8 +551,17 @@ class _Folding:
         elif kind == Act.EPOCH:
             if state.ledger_id and state.ledger_id != act[1]:
                 raise FoldError(f"record {self.seq} belongs to ledger {act[1]}, this state to {state.ledger_id}")
+            if not state.ledger_id:
+                state.level = self.record.format  # a new ledger begins at what its first leader writes
             state.ledger_id, state.leader = act[1], act[2]
             state.epoch, state.epoch_seq = self.record.epoch, self.seq
+        elif kind == Act.LEVEL:
+            state.level = act[1]
+        elif kind == Act.BEHIND:
+            state.behind = act[1]
+        elif kind == Act.RESTORED:
+            state.behind = ""
+            state.former_id, state.restored_ms, state.restored_epoch = act[1], self.time, self.record.epoch
         else:
             raise FoldError(f"record {self.seq} holds act {kind!r}, which this release does not know")
 
@@ -577,6 +597,16 @@ class _Folding:
             tenant = self.state.tenant(name)
             tenant.hold = order
             self.rows[tenant] = None
+
+    def _preempt(self, num: int, workers: tuple[int, ...], jobs: tuple[int, ...]) -> None:
+        job = self.state.jobs.get(num)
+        if job is None:
+            raise FoldError(f"record {self.seq} preempts for job {num}, which is not there")
+        self.state.preempting.pop(num, None)
+        job.preempts = (workers, jobs) if workers else None
+        if workers:
+            self.state.preempting[num] = job
+        self.out.jobs[num] = job
 
     def _ordered(self, num: int, word: int, by: str, why: str) -> Job:
         """An operator's act on a job, as a revision of its own."""

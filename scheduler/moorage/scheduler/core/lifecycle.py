@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.records import NOTICE_S_MAX, Count, GangPhase, Op
+from moorage.scheduler.core.records import NOTICE_S_MAX, Act, Count, GangPhase, Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
     AT_EXITED,
@@ -36,7 +36,7 @@ from moorage.scheduler.core.state import (
     Replica,
     Worker,
 )
-from moorage.schemas.frames import Fact
+from moorage.schemas.frames import NOT_PERMITTED, Fact
 from moorage.schemas.job import Request
 
 RETRY_BACKOFF_MS: Final = 1_000
@@ -152,13 +152,25 @@ class Lifecycle:
             code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
             self._exited(draft, replica, member, state, code, fact.detail)
         elif kind == "refused":
-            self._mark_busy(member)
+            if fact.detail.startswith(NOT_PERMITTED):
+                self._never_there(draft, replica.job, member)
+            else:
+                self._mark_busy(member)
             self._never_ran(draft, Op.REFUSE, replica, member, state, fact.detail or "refused", Count.REFUSAL)
         elif kind == "withdrawn":
             count = Count.NONE if state in (CANCELLING, ENDING) else Count.LOSS
             self._never_ran(draft, Op.WITHDRAW, replica, member, state, fact.detail or "withdrawn", count)
         elif kind == "not-held":
             self._never_ran(draft, Op.LOSE, replica, member, state, "not held by its worker", Count.LOSS)
+
+    @staticmethod
+    def _never_there(draft: Draft, job: Job, member: Member) -> None:
+        """The worker's own rules forbid it: another try there would end alike, so the job goes elsewhere."""
+        worker = member.worker
+        every = (1 << len(worker.hello.get("gpu_pool", ()))) - 1
+        draft.acts.append([Act.AVOID, job.num, worker.num, every])
+        draft.bytes += STEP_BYTES
+        draft.avoided.add(job)
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
         job = replica.job

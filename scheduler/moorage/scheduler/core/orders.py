@@ -15,7 +15,7 @@ from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.plan import Planner
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.records import BY_OPERATOR, Act, actor
+from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, Act, actor
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, State, Tenant
 from moorage.scheduler.core.state import Order as Standing
@@ -23,6 +23,7 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
 from moorage.schemas.operate import (
     Done,
+    FeatureLevelAct,
     Hold,
     HoldAct,
     Limit,
@@ -55,6 +56,7 @@ class Orders:
         self.lifecycle = lifecycle
         self.request_of = request_of
         self.shape_of = shape_of
+        self.announced: dict[str, int] = {}  # by scheduler heard lately: the newest feature level that it knows
         for tenant in state.tenants.values():
             if tenant.ordered:
                 self._set_apart(tenant.name)
@@ -63,6 +65,8 @@ class Orders:
         """Write the act into the draft, unless it is so already."""
         asked = event.act
         by = actor(BY_OPERATOR, asked.by)
+        if isinstance(asked, FeatureLevelAct):
+            return self._raise_level(draft, asked, by)
         if isinstance(asked, LimitAct):
             return self._limit(draft, asked, by)
         if isinstance(asked, ShareAct):
@@ -155,6 +159,34 @@ class Orders:
         standing = (by, asked.why, draft.time_ms) if changed else row.limit if row is not None else None
         leased = row.gpus if row is not None else 0
         return Done("limit", changed, tenant=name, gpus=leased, limit=as_limit(gpus, jobs, standing))
+
+    def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str) -> Done | Problem:
+        """The leader's own release is among those announced."""
+        now, wanted = self.state.level, asked.level
+        if wanted == now:
+            return Done("feature-level", False, level=now)
+        if wanted < now or wanted > FORMAT:
+            return problem(
+                "failed-precondition",
+                f"the feature level is {now}, and this scheduler's release knows levels up to {FORMAT}",
+                field="$.level",
+                found=wanted,
+                allowed=f"{now}..{FORMAT}",
+                next="a level is never lowered" if wanted < now else "upgrade the schedulers first",
+            )
+        behind = sorted(name for name, level in self.announced.items() if level < wanted)
+        if behind or len(self.announced) < asked.schedulers:
+            why = f"{', '.join(behind)} cannot" if behind else f"only {', '.join(sorted(self.announced)) or 'none'} can"
+            return problem(
+                "failed-precondition",
+                f"not every scheduler can follow a ledger of feature level {wanted}: of those heard {why}",
+                field="$.level",
+                found=f"{len(self.announced) - len(behind)} schedulers",
+                allowed=f"at least {asked.schedulers}, and none that cannot",
+                next="upgrade or stop the others; moorage admin feature-level lists who was heard",
+            )
+        self._write(draft, Act.LEVEL, wanted, by=by, why=asked.why)
+        return Done("feature-level", True, level=wanted)
 
     # --------------------------------------------------------------------------------------------------- fair share
 

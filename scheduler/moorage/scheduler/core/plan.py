@@ -15,12 +15,13 @@ from moorage.scheduler.core.backfill import DEPTH_MAX, Estimates
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import Rates
 from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet
+from moorage.scheduler.core.preempting import Preempting
 from moorage.scheduler.core.queue import REPLICA_BITS, Head, Line, Queue
 from moorage.scheduler.core.rank import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.reserve import PATIENCE_MS, Reservation, expected, soonest, still_holds
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED
+from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.turns import Turns
 from moorage.schemas.job import Request
 
@@ -44,6 +45,7 @@ class Planner:
         queue: Queue,
         ranker: Ranker,
         estimates: Estimates,
+        preempting: Preempting,
         order: str = "fair",
         could_ever: Callable[[Shape], bool] = lambda shape: True,
     ) -> None:
@@ -51,6 +53,7 @@ class Planner:
         self.queue = queue
         self.ranker = ranker
         self.estimates = estimates
+        self.preempting = preempting
         self.order = order
         self.could_ever = could_ever
         self.rates = Rates(fleet)
@@ -63,12 +66,15 @@ class Planner:
         self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
         self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts barred to them
         self._turns: Turns | None = None  # this pass: the order under fair share
+        self._draft: Draft | None = None  # the last pass's
 
     def plan(self, draft: Draft) -> int:
         """Write placements into the draft; returns how many replicas were placed."""
         if not self.queue.size:
             return 0
         self._begin(draft)
+        if draft.state.preempting:
+            self.preempting.settle(draft, lambda job: self._still_waits(draft, job))
         fleet, queue, placed_all, turns = self.fleet, self.queue, 0, self._turns
         strict = self.order == "fifo"
         ready = queue.ready(_NEVER if strict else fleet.changes, turns.head if turns is not None else None)
@@ -134,9 +140,29 @@ class Planner:
                 heapreplace(ready, (head, line.entries[0], line))
             else:
                 heappop(ready)
+        if self.preempting.allowed and not draft.full:
+            self.preempting.seek(draft, self._eligible(draft), self._held_for_others)
         return placed_all
 
+    def _eligible(self, draft: Draft) -> list[tuple[Head, int, Line]]:
+        """The lines that found no room and whose first might have a right to it."""
+        changes, turns = self.fleet.changes, self._turns
+        return [
+            (turns.head(line) if turns is not None else -line.priority, line.entries[0], line)
+            for line in self.queue.lines.values()
+            if line.entries and line.blocked_at == changes and self._may(draft, line)
+        ]
+
+    def _held_for_others(self, line: Line) -> frozenset[int]:
+        return self.barred(line.priority, line.shape, line.tenant)
+
+    def _still_waits(self, draft: Draft, job: Job) -> bool:
+        """Whether whoever others end for could still start."""
+        waiting = any(draft.state_of(replica) == QUEUED for replica in job.replicas)
+        return waiting and not draft.is_held(job) and not draft.is_tenant_held(job.tenant)
+
     def _begin(self, draft: Draft) -> None:
+        self._draft = draft
         self._turns = Turns(draft, self.rates) if self.is_fair(draft) else None
         if self.order != "fifo":
             self._reserve(draft)
@@ -296,12 +322,22 @@ class Planner:
 
         Under fair share a tenant passes to which more is owed than to the one they are held for.
         """
+        taken = self._taken_back(priority, shape, tenant)
         held, turns = self.reservation, self._turns
         if held is None or (held.priority == priority and held.shape is shape):
+            return taken
+        if self.preempting.priority <= priority > held.priority:
+            return taken  # it would end it at once
+        if turns is not None and turns.is_owed(tenant, held.line.tenant):
+            return taken
+        return held.hosts | taken if taken else held.hosts
+
+    def _taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """The hosts on which others end for somebody else."""
+        draft = self._draft
+        if draft is None or not draft.state.preempting:
             return _NOBODY
-        if turns is not None and not held.preempts and turns.is_owed(tenant, held.line.tenant):
-            return _NOBODY
-        return held.hosts
+        return self.preempting.held(draft, shape, priority, tenant)
 
     def _reserve(self, draft: Draft) -> None:
         """Give up a reservation that is used or void; look once a second for somebody out of patience."""
@@ -351,6 +387,7 @@ class Planner:
         if not barred or held is None or held.start_ms is None:
             return 0
         line.barred = True  # whoever joins it may be short enough
+        taken = self._taken_back(line.priority, shape, line.tenant)
         placed, need, jobs = 0, shape.count * shape.together, draft.state.jobs
         for item in list(islice(line.entries, DEPTH_MAX)):
             if need > room or draft.full:
@@ -365,7 +402,7 @@ class Planner:
             most_ms = self.estimates.most_ms(*asked, shape) if asked is not None else None
             if most_ms is None or draft.time_ms + most_ms > held.start_ms:
                 continue
-            if self._choose(draft, shape, item, _NOBODY) is None:
+            if self._choose(draft, shape, item, taken) is None:
                 break
             self.queue.take_out(line.priority, shape, item, line.tenant)
             placed += shape.together

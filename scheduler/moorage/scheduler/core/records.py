@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-FORMAT: Final = 1
+#: the newest record format, which is the newest feature level: 1 is all up to release 0.2, 2 is 0.3. A release folds
+#: this one and the one before; a leader writes the ledger's level, which an operator raises once every scheduler can
+FORMAT: Final = 2
 RECORD_BYTES_MAX: Final = 512 * 1024
 STEP_WIDTH: Final = 6
 
@@ -143,16 +145,20 @@ class Act:
     UNHOLD: Final = "unhold"  # tenant, job number or 0, actor, why
     PRIORITY: Final = "priority"  # job number, priority, actor, why
     LIMIT: Final = "limit"  # tenant, GPUs, jobs (0: none), actor, why
+    LEVEL: Final = "level"  # the feature level from this record on, actor, why
+    BEHIND: Final = "behind"  # why this ledger is an older backup that nobody may lead
+    RESTORED: Final = "restored"  # the id that this ledger had before it was restored from a backup
     SHARE: Final = "share"  # tenant, weight, GPUs guaranteed (0: none set), actor, why
+    PREEMPT: Final = "preempt"  # job number, workers held for it, numbers of the jobs that end for it; none: given up
     HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
     """One tick's outcomes. `digest` is that of the state before this record; `time` is ledger milliseconds.
 
-    (`leader`, `rid`) is the record's own name, by which a leader knows it again after an unclear answer.
-    `accepts` is [tenant, [job, body, replicas, traceparent, …]] and gives job numbers in order; `facts` is flat:
-    worker number, fact number folded through. `evidence` is flat per decision, see `plan.py`.
+    `format` is the ledger's feature level. (`leader`, `rid`) is the record's own name, by which a leader knows it again
+    after an unclear answer. `accepts` is [tenant, [job, body, replicas, traceparent, …]]: job numbers in order;
+    `facts` is flat: worker number, fact number folded through. `evidence` is flat per decision, see `plan.py`.
     `actors` is flat: first entry of `steps`, entry behind the last, note; who did those steps (see `actor`). Steps of
     no actor are the worker's own where their op is in `REPORTED`, else the scheduler's.
     """

@@ -29,7 +29,7 @@ class Reservation:
     `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells.
     """
 
-    __slots__ = ("hosts", "item", "line", "preempts", "priority", "shape", "start_ms")
+    __slots__ = ("hosts", "item", "line", "priority", "shape", "start_ms")
 
     def __init__(self, item: int, line: Line, hosts: frozenset[int], start_ms: int | None = None) -> None:
         self.item = item
@@ -38,7 +38,6 @@ class Reservation:
         self.shape = line.shape
         self.hosts = hosts
         self.start_ms = start_ms
-        self.preempts = False  # others are ended for it
 
     @property
     def num(self) -> int:

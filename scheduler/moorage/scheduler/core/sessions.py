@@ -43,6 +43,7 @@ class Sessions:
         self.health = Health(state, lifecycle)
         self.config = config
         self.release = RELEASE  # of this scheduler
+        self.ahead: dict[int, str] = {}  # by worker number: what it knows of this ledger that the ledger lacks
 
     # -------------------------------------------------------------------------------------------- join
 
@@ -55,6 +56,10 @@ class Sessions:
         if apart is not None:
             return apart
         worker = self.state.workers.get(event.worker)
+        if worker is not None and frame.ledger == self.state.ledger_id:
+            knows = f"reign {frame.reign}" if frame.reign > self.state.epoch else ""
+            if self._is_ahead(worker, knows):
+                return no_leader()
         if worker is not None and worker.machine != frame.machine and kept(worker):
             return problem(
                 "worker-id-in-use",
@@ -146,6 +151,10 @@ class Sessions:
         if frame.no <= last:
             return FactAck(last, self.state.epoch)
         if frame.no != last + 1:
+            if not self.state.restored_epoch and self._is_ahead(
+                worker, f"facts answered up to frame {frame.no - 1}, of which {last} are here"
+            ):
+                return no_leader()
             return problem(
                 "gap",
                 f"fact frame {frame.no} came, {last + 1} is next",
@@ -180,6 +189,8 @@ class Sessions:
         host = self.fleet.hosts.get(worker.num)
         if host is None:
             return session_over(event.worker)
+        if not host.heard and self._is_ahead(worker, self._known_by(worker, frame)):
+            return no_leader()
         every = (1 << len(host.cls.devices)) - 1
         busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
         if host.busy & ~busy or (host.waiting and not frame.waiting):
@@ -192,6 +203,43 @@ class Sessions:
         self.fleet.refresh(host)
         self.health.heard(draft, host, frame)
         return host
+
+    def _is_ahead(self, worker: Worker, knows: str) -> bool:
+        """Whether it knows more of this ledger than the ledger itself, when it is first heard in this reign (H7).
+
+        Then our reign is over, or the ledger is an older backup. Who has followed this reign before has only its own
+        trouble, or lies: no evidence of ours.
+        """
+        host = self.fleet.hosts.get(worker.num)
+        if host is not None and host.heard:
+            return False
+        if knows:
+            self.ahead[worker.num] = knows
+        else:
+            self.ahead.pop(worker.num, None)
+        return bool(knows)
+
+    def _known_by(self, worker: Worker, frame: Renew) -> str:
+        """What a renewal shows that this ledger lacks: a newer reign, answered facts, a later placement. Else empty."""
+        if frame.reign > self.state.epoch:
+            return f"reign {frame.reign}"
+        # facts that a restored ledger lacks were answered by the one that was: an operator has given it up
+        if frame.no > worker.no and not self.state.restored_epoch:
+            return f"facts answered up to frame {frame.no}, of which {worker.no} are here"
+        fence = max((held.fence for held in frame.held), default=0)
+        return f"a placement of record {fence}" if fence > self.state.seq else ""
+
+    def behind(self, *, waited: bool) -> bool | None:
+        """Whether the workers, more of them than not, know more of the ledger than it has, though it says we lead.
+
+        None while too few were heard to tell. One worker alone in a big fleet is not believed: it may lie.
+        """
+        if not self.ahead:
+            return False
+        with_us = sum(host.heard for num, host in self.fleet.hosts.items() if num not in self.ahead)
+        if not waited and with_us + len(self.ahead) < len(self.fleet.hosts):
+            return None
+        return len(self.ahead) > with_us
 
     def load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
         """A load frame can only add busy: sick devices and foreign holders take no new work (H21)."""
@@ -266,6 +314,11 @@ def session_over(worker_id: str) -> Problem:
         f"this lease session of worker {worker_id} is over",
         next="end what runs under it, clear, and join again",
     )
+
+
+def no_leader() -> Problem:
+    """To a worker that has heard of a newer reign: it asks on, and whoever leads answers."""
+    return problem("not-leading", "a newer reign was heard of: this scheduler does not lead, or may not")
 
 
 def kept(worker: Worker) -> bool:

@@ -97,6 +97,10 @@ class _Snapshot(msgspec.Struct, array_like=True):
     worker_health: list[tuple[int, int, int, dict[int, Ailment], list[Any] | None]] = []
     job_avoids: list[tuple[int, tuple[tuple[int, int], ...]]] = []
     notices: list[tuple[int, int, int, int]] = []  # job number, replica, fence, seconds
+    level: int = 1
+    restored: tuple[str, int, int] = ("", -1, 0)  # the former ledger id, when, and in which epoch
+    behind: str = ""
+    preempts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # job number, workers, jobs that end for it
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -133,6 +137,7 @@ def dump(state: State) -> bytes:
         (job.num, job.priority, job.hold) for job in state.jobs.values() if job.hold is not None or job.priority >= 0
     ]
     tenant_orders = [(t.name, t.gpus_max, t.jobs_max, t.limit, t.hold) for t in state.tenants.values() if t.ordered]
+    preempts = [(job.num, *job.preempts) for job in state.preempting.values() if job.preempts is not None]
     shares = [
         (t.name, t.weight, t.guaranteed, t.share, _signed(t.usage_base))
         for t in state.tenants.values()
@@ -155,6 +160,8 @@ def dump(state: State) -> bytes:
             state.next_num, state.digest, state.transitions, [state.snapshot, state.snapshot_before], jobs,
             list(state.ended), state.finished.dump(), tenants, workers, ROW_BYTES, job_orders,
             tenant_orders, (state.half_life_ms, state.counts_from_ms), shares, worker_health, job_avoids, notices,
+            state.level, (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
+            preempts,
         )
     )  # fmt: skip
 
@@ -195,6 +202,8 @@ def _loaded(found: _Snapshot) -> State:
     )
     state.leader, state.time_ms, state.next_num = found.leader, found.time_ms, found.next_num
     state.transitions = found.transitions
+    state.level, state.behind = found.level, found.behind
+    state.former_id, state.restored_ms, state.restored_epoch = found.restored
     named = [tuple(entry) if entry is not None else None for entry in found.named]
     state.snapshot, state.snapshot_before = named[0], named[1]
     for name, submit_cursor, cancel_cursor, tombstones in found.tenants:
@@ -214,6 +223,9 @@ def _loaded(found: _Snapshot) -> State:
         fairshare.advance(state)
     for num, priority, hold in found.job_orders:
         state.jobs[num].priority, state.jobs[num].hold = priority, hold
+    for num, workers, jobs in found.preempts:
+        job = state.preempting[num] = state.jobs[num]
+        job.preempts = (workers, jobs)
     for number, row_of in enumerate(found.workers):
         _load_worker(state, number, row_of)
     _load_health(state, found)

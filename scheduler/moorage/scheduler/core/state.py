@@ -109,6 +109,8 @@ class Job(msgspec.Struct, eq=False, dict=False):
     #: devices that failed under it: worker number, slot mask
     avoid: tuple[tuple[int, int], ...] = ()
     hold: Order | None = None  # an operator keeps what waits of it from being placed
+    #: others were ended for it: the workers that are held for it, the jobs; until it is placed
+    preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     priority: int = -1  # what an operator gave it; below 0 the request's own holds
     story: list[Transition] = []
     #: earlier parts of the story: history sequence, first and last revision
@@ -125,6 +127,8 @@ class Job(msgspec.Struct, eq=False, dict=False):
         row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
         if self.hold is not None or self.priority >= 0:  # as ever without: old ledgers keep their digests
             row = hash((row, _order_row(self.hold), self.priority))
+        if self.preempts is not None:
+            row = hash((row, self.preempts))
         return hash((row, self.avoid)) if self.avoid else row
 
     @property
@@ -338,6 +342,11 @@ class State:
 
     def __init__(self) -> None:
         self.ledger_id = ""
+        self.former_id = ""  # of the ledger that this one was restored from
+        self.restored_ms = -1  # ledger time of that; below 0 for none
+        self.restored_epoch = 0
+        self.behind = ""  # why nobody may lead this ledger: it was found to be an older backup
+        self.level = 1  # feature level: the format of the records that a leader writes
         self.seq = 0
         self.epoch = 0
         self.epoch_seq = 0  # sequence of the newest epoch record: the guard of every append
@@ -354,6 +363,7 @@ class State:
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
         self.worker_by_num: list[Worker] = []
+        self.preempting: dict[int, Job] = {}  # by number: those with `preempts`
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.half_life_ms = 0  # of usage; 0: none is counted, nobody has a share
         self.counts_from_ms = 0

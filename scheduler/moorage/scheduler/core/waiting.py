@@ -16,10 +16,11 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.views import CONTENDED_AT, finished_row, held_by
 from moorage.schemas.errors import Problem
+from moorage.schemas.frames import NOT_PERMITTED
 from moorage.schemas.gpu import format_token
 
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
-UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "held", "backoff", "contended"})
+UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "held", "preempting", "backoff", "contended"})
 
 
 def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -> dict[str, Any] | Problem:
@@ -55,8 +56,10 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     data.update(standing)
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
-        data["because"] = next((row[8] for row in reversed(job.story) if row[8]), "")
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
+    last = next((row[8] for row in reversed(job.story) if row[8]), "")
+    if not standing and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
+        data["because"] = last
     data["waiting_replicas"] = len(waiting)
     data["priority"] = priority
     if job.hold is None:
@@ -117,6 +120,16 @@ def _others_wait(engine: Engine, job: Job) -> bool:
     )
 
 
+def _preempted(engine: Engine, job: Job, nums: tuple[int, ...]) -> str:
+    """For whose end a job waits: those of its own tenant by name, of others how many."""
+    ending = [engine.state.jobs[num] for num in nums if num in engine.state.jobs and engine.state.jobs[num].held]
+    mine = [f"job {other.name}" for other in ending if other.tenant == job.tenant]
+    others = len(ending) - len(mine)
+    shown = mine[:HOLDERS_MAX] + ([f"{others} of other tenants"] if others else [])
+    more = f" and {len(mine) - HOLDERS_MAX} more" if len(mine) > HOLDERS_MAX else ""
+    return f"it waits for preempted jobs to end: {', '.join(shown)}{more}" if ending else "those preempted have ended"
+
+
 def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
     """What an operator has set that keeps a job waiting, with who set it and how much; empty where nothing does."""
     tenant, shape = engine.state.tenants[job.tenant], engine.shape_of(job)
@@ -125,6 +138,8 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
         of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
         said = as_hold(hold)
         return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
+    if job.preempts is not None:
+        return {"reason": "preempting", "because": _preempted(engine, job, job.preempts[1])}
     need = shape.count * shape.together
     if not tenant.gpus_max or not need or reason in NEVER_REASONS:
         return {}

@@ -24,12 +24,12 @@ from typing import Final, NoReturn
 log = logging.getLogger("moorage.whatif")
 
 #: a child that took longer is killed, and its question answered with `overloaded`
-CHILD_S_MAX: Final = 10.0
+CHILD_S_MAX: Final = 20.0
 #: questions answered at once, and questions that wait for one of those to end
 CHILDREN_MAX: Final = 2
 WAITING_MAX: Final = 64
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-_NICE: Final = 10
+_NICE: Final = 5
 _CHUNK: Final = 65_536
 
 Work = Callable[[], bytes]
@@ -57,7 +57,7 @@ def _be_child(work: Work, send: int) -> NoReturn:
         gc.disable()  # it lives too short, and would copy every page it marks
         os.closerange(3, send)
         os.closerange(send + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
-        os.nice(_NICE)
+        os.nice(max(0, _NICE - os.getpriority(os.PRIO_PROCESS, 0)))  # a child's child is as nice as that
         seconds = int(time.process_time() + CHILD_S_MAX) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         answer = memoryview(work())

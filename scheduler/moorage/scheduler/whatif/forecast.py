@@ -15,7 +15,7 @@ from moorage.scheduler.whatif.future import Future, Quantile
 #: jobs of the queue that one forecast is made for, the ones that came first; of more nothing is said
 JOBS_MAX: Final = 2_000
 #: of the look ahead that runs beside the other one
-LIMIT_S: Final = 5.0
+LIMIT_S: Final = 9.0
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):

@@ -18,7 +18,7 @@ from moorage.scheduler.whatif.play import LOOK_MS, Held, Play
 
 #: moments and processor seconds that one look ahead may take; what did not start by then is unknown
 MOMENTS_MAX: Final = 20_000
-CPU_S_MAX: Final = 1.0
+CPU_S_MAX: Final = 0.5
 #: nobody waits longer for an estimate to come true
 HORIZON_MS: Final = 366 * 86_400_000
 

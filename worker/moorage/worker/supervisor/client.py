@@ -232,17 +232,26 @@ class Supervised(asyncio.Protocol):
         await self._ask(Ping(n=self._next()))
 
     async def shutdown_if_idle(self) -> bool:
-        """End a supervisor that has no member; False for one that has, or is too old for it.
+        """End a supervisor that has no member, its process too; False for one that has, or is too old for it.
 
         Raises `SupervisorGone`.
         """
         if self.protocol < 2:
             return False
         try:
+            pidfd = os.pidfd_open(self.identity.pid)
+        except ProcessLookupError:
+            return True
+        over = asyncio.Event()
+        self._loop.add_reader(pidfd, over.set)
+        try:
             await self._ask(Shutdown(n=self._next(), grace_s=0.0, idle_only=True))
+            await over.wait()  # it closes the connection a little earlier
         except SupervisorRefused:
             return False
-        await asyncio.shield(self._gone)
+        finally:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
         return True
 
     async def shutdown(self, grace_s: float) -> None:

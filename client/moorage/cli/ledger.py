@@ -1,0 +1,144 @@
+"""The operator's acts on the ledger as a whole: backup, restore, and the feature level of its records."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import emit, say, tell
+from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
+from moorage.cli.render import many, table
+from moorage.cli.settings import FILE_HELP, the_file
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.scheduler.settings import SchedulerSettings
+
+SETTINGS: Final = f"The schedulers'. {FILE_HELP}"
+
+
+def backup(
+    to: Annotated[Path, Parameter(help="A new file, or a folder: then the file is named by ledger and record.")],
+    /,
+    *,
+    settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
+    options: Options = DEFAULTS,
+) -> int:
+    """Write the ledger as it is now to a file: jobs, sessions, finished ids, cursors of the request queue.
+
+    Taken beside a running leader, by reading alone. The file appears whole or not at all, is never written over
+    another one, and is read back before this returns. It needs the ledger's own account, as a scheduler does.
+    """
+
+    def act() -> int:
+        from moorage.scheduler.backup import backup as take
+        from moorage.scheduler.settings import ledger_url
+
+        held, target = _scheduler(settings, options)
+        file, header = asyncio.run(take(ledger_url(held.ledger_url_file) or target or held.nats, held.prefix, to))
+        if options.json:
+            import msgspec
+
+            emit({"kind": "backup", "file": str(file), **msgspec.to_builtins(header)})
+        else:
+            jobs, workers = many(header.jobs, "job"), many(header.workers, "worker")
+            tell(f"{file}\trecord {header.seq} of ledger {header.ledger_id}, {jobs}, {workers}")
+        return 0
+
+    return _ledger_guarded(options, act)
+
+
+def restore(
+    file: Annotated[Path, Parameter(help="What `moorage admin backup` wrote.")],
+    /,
+    *,
+    replace: Annotated[bool, Parameter(help="The ledger that is there is deleted.")] = False,
+    settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
+    options: Options = DEFAULTS,
+) -> int:
+    """Make a new ledger that begins with what a backup holds. Stop every scheduler first.
+
+    The new ledger has another id, and workers follow it on this word: what they run goes on where the backup knows
+    it, and is ended where it does not. What was accepted since the backup is lost: its senders must send it again.
+    Nothing is placed until every worker was heard, or is lost by the lease.
+    """
+
+    def act() -> int:
+        from moorage.scheduler.backup import restore as make
+        from moorage.scheduler.settings import ledger_url
+
+        held, target = _scheduler(settings, options)
+        users = target or held.nats
+        state = asyncio.run(
+            make(ledger_url(held.ledger_url_file) or users, users, held.prefix, held.replicas, file, replace=replace,
+                 say=say)
+        )  # fmt: skip
+        if options.json:
+            emit({"kind": "restored", "ledger_id": state.ledger_id, "former": state.former_id, "seq": state.seq,
+                  "epoch": state.epoch, "jobs": len(state.jobs)})  # fmt: skip
+        else:
+            tell(f"{state.ledger_id}\trestored with {many(len(state.jobs), 'job')}; start the schedulers")
+        return 0
+
+    return _ledger_guarded(options, act)
+
+
+def feature_level(
+    *,
+    to: Annotated[int | None, Parameter(help="Raise it to this one; without, show it.", value="NUMBER")] = None,
+    schedulers: Annotated[int, Parameter(help="So many schedulers must be heard that know it.", value="NUMBER")] = 1,
+    why: Annotated[str, Parameter(help="For the ledger.")] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """Who leads and who stands by, and which format of records the ledger has; or raise that.
+
+    After an upgrade of every scheduler, the last step: what is new in the release is used from then on. A scheduler
+    that does not know the level stops, and it is never lowered: keep a backup of before.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        if to is None:
+            answer = await client.operate("fleet")
+            rows: list[dict[str, Any]] = answer.data.get("schedulers", [])
+            if not options.shown(answer, rows):
+                cells = [
+                    [row["scheduler"], row["release"], row["level"], row["ledger"], "leads" if row.get("leads") else ""]
+                    for row in rows
+                ]
+                tell(table(["SCHEDULER", "RELEASE", "KNOWS", "RECORD", ""], cells, numbers=("KNOWS", "RECORD")))
+                say(f"feature level {answer.data.get('feature_level', 1)}")
+            return None
+        done = await client.admin.feature_level(to, schedulers=schedulers, why=why)
+        if not options.shown(done, [done]):
+            tell(f"feature level\t{done.level}{'' if done.changed else ' already'}")
+        return None
+
+    return with_client(options, work)
+
+
+def _scheduler(settings: Path | None, options: Options) -> tuple[SchedulerSettings, str | None]:
+    from moorage.cli.processes import find_ledger
+    from moorage.scheduler.settings import scheduler_settings
+
+    held, _ = scheduler_settings({"nats": options.nats}, file=the_file(settings))
+    return held, find_ledger(held)
+
+
+def _ledger_guarded(options: Options, act: Any) -> int:
+    """As `guarded`, with what a ledger or a disk refuses told as a problem, too."""
+
+    def told() -> int | None:
+        from moorage.client.errors import rejected
+        from moorage.scheduler.ledger import LedgerBroken
+
+        try:
+            result: int | None = act()
+        except (LedgerBroken, OSError) as error:
+            at = isinstance(error, OSError) and error.filename
+            text = f"{error.strerror}: {error.filename}" if at else str(error)  # type: ignore[union-attr]
+            raise rejected("failed-precondition", text, next="moorage doctor shows what is reached") from None
+        return result
+
+    return guarded(options, told)

@@ -1,0 +1,86 @@
+"""`moorage plan`: what would happen, asked of the leader; nothing is submitted and nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.cli.arguments import Parameter
+from moorage.cli.console import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW, say, tell, tell_error
+from moorage.cli.explain import explained_rows, fix_lines, starts
+from moorage.cli.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.render import age, facts
+from moorage.cli.submit import NO_FLAGS, JobFlags, request_of
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+_EXITS: Final = {"later": EXIT_NOT_NOW, "unknown": EXIT_NOT_NOW, "never": EXIT_NEVER, "refused": EXIT_FAILED}
+
+
+def plan(
+    *command: Annotated[str, Parameter(help="What would be run, behind --.", command=True)],
+    drain: Annotated[list[str] | None, Parameter(help="As if this worker were drained.", value="WORKER")] = None,
+    add: Annotated[str | None, Parameter(help="As if these hosts were there: 2x8xA100.", value="HOSTS")] = None,
+    quota: Annotated[int | None, Parameter(help="As if the tenant were limited to so many GPUs.", value="GPUS")] = None,
+    flags: JobFlags = NO_FLAGS,
+    options: RowOptions = ROWS,
+) -> int:
+    """What would happen to a job: would it start now, where, when; nothing is submitted.
+
+    The leader answers with its own code, on a copy of its state; with --drain, --add and --quota as if the fleet were
+    another one, with a command or without. Ends with 0 where it would start now, 7 not now, 8 never on this fleet.
+    """
+
+    def act() -> int:
+        request = request_of(flags, command) if command or flags != NO_FLAGS else None
+        return with_client(options, lambda client: _plan(client, request, drain or (), add, quota, options))
+
+    return guarded(options, act)
+
+
+async def _plan(
+    client: AsyncClient, request: Any, drain: Sequence[str], add: str | None, quota: int | None, options: RowOptions
+) -> int:
+    answer = await client.plan(request, drain=drain, add=add, quota=quota)
+    data = answer.data
+    if not options.shown(answer, [data]):
+        _tell(data, request is not None)
+    return _EXITS.get(data["starts"], 0)
+
+
+def _tell(data: dict[str, Any], with_job: bool) -> None:
+    rows: list[tuple[str, Any]] = [("starts", _starts(data) if with_job else "")]
+    rows += [("on", f"{place['worker']}  {' '.join(place['gpus'])}".rstrip()) for place in data.get("places", [])]
+    for name, what in (("preempts", data.get("preempts")), ("would start", data.get("starting"))):
+        if what is not None:
+            rows.append((name, _jobs(what)))
+    for worker, after_ms in (data.get("empty") or {}).items():
+        rows.append(("empty", f"{worker} in about {age(after_ms)}" if after_ms is not None else f"{worker}: not known"))
+    waiting = data.get("waiting") or {}
+    rows += [row for row in explained_rows(waiting) if row[0] != "starts"] if waiting else []
+    rows.append(("ledger", data["ledger"]))
+    tell(facts(rows))
+    if data.get("problem"):
+        import msgspec
+
+        from moorage.schemas.errors import Problem
+
+        tell_error(msgspec.convert(data["problem"], Problem))
+    for line in fix_lines({"job": "JOB", **waiting}) if waiting else []:
+        say(line)
+    if data["starts"] == "now":
+        say(f"as planned, or not at all: moorage submit --if-seq {data['ledger']} …")
+
+
+def _starts(data: dict[str, Any]) -> str:
+    if data["starts"] == "later":
+        return f"{starts({'starts': data['in_ms']})}, on {data['on']}"
+    words = {"now": "now", "unknown": "not now, and nobody knows when", "never": "never on this fleet"}
+    return words.get(data["starts"], str(data["starts"]))
+
+
+def _jobs(found: dict[str, Any]) -> str:
+    own = ", ".join(found["own"]) + ("…" if found["own_jobs"] > len(found["own"]) else "")
+    others = f"{found['other_jobs']} of other tenants" if found["other_jobs"] else ""
+    return ", ".join(filter(None, (own, others))) or "nobody"

@@ -1,0 +1,46 @@
+"""What `plan` is asked, from what a caller says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from moorage.client.errors import rejected
+
+
+def plan_arguments(request: bytes | None, drain: Sequence[str], add: str | None, quota: int | None) -> dict[str, Any]:
+    """The arguments of the verb; `request` is one as submitted, `add` a fleet's word. Raises `Rejected`."""
+    arguments: dict[str, Any] = {"drain": list(drain), "add": _added(add), "quota": quota}
+    if request is not None:
+        arguments["request"] = msgspec.json.decode(request)
+    elif not drain and add is None and quota is None:
+        raise rejected("invalid-argument", "nothing to plan", next="name a request, or hosts to drain or to add")
+    return arguments
+
+
+def _added(add: str | None) -> list[dict[str, Any]]:
+    """Hosts alike in one entry, with how many there are."""
+    if add is None:
+        return []
+    from moorage.worker.inventory.simulated import simulated_hosts
+
+    try:
+        hosts = simulated_hosts(add, "add")
+    except ValueError as error:
+        raise rejected("invalid-argument", str(error), found=add, next="write it as 2x8xA100+1x4xL40S") from None
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for host in hosts:
+        key = (tuple((one.vendor, one.name, one.memory_mib) for one in host.devices), host.cpu_milli, host.memory_mib)
+        entry = found.setdefault(
+            key,
+            {
+                "count": 0,
+                "devices": msgspec.to_builtins(list(host.devices)),
+                "cpu_milli": host.cpu_milli,
+                "memory_mib": host.memory_mib,
+            },
+        )
+        entry["count"] += 1
+    return list(found.values())

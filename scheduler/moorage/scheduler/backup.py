@@ -1,0 +1,240 @@
+"""Backup and restore of the ledger: the folded state at one record, in one file, and a new ledger that begins with it.
+
+A backup is what a snapshot is, with the tail already folded in: every job, session, cursor of the request queue and
+finished id. It is taken beside a running leader, by reading alone. A restore makes a ledger of another id, whose
+records, fences and epochs begin far above all that workers may have heard since the backup was taken (ledger-rules H7);
+the record that says so is the operator's word by which workers follow it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from moorage.bus.connection import connect
+from moorage.bus.errors import JetStreamRefused
+from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StreamInfo
+from moorage.scheduler.core.snapshot import BadSnapshot, dump, load, snapshot_digest
+from moorage.scheduler.core.state import State, validate
+from moorage.scheduler.ledger import Ledger
+from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.snapshots import Snapshots, recover
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.release import RELEASE
+from moorage.schemas.subjects import Subjects
+
+MAGIC: Final = b"moorage-backup-1\n"
+HEADER_BYTES_MAX: Final = 4096
+#: records and epochs that a ledger may have had behind its backup: those of the restored one begin above them all
+SEQUENCES_AHEAD: Final = 1 << 32
+EPOCHS_AHEAD: Final = 1 << 20
+#: a leader writes at least every second when idle: a younger record means that somebody leads
+SILENT_S: Final = 15.0
+
+Say = Callable[[str], None]
+
+
+class BackupRefused(MoorageError):
+    """A backup or a restore that may not be, with what to do instead."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The line behind a backup's magic: what it holds. `digest` is BLAKE2b-128 of the rest, `size_bytes` long."""
+
+    ledger_id: str
+    seq: int
+    epoch: int
+    jobs: int
+    workers: int
+    taken_wall_s: float
+    release: str
+    digest: str
+    size_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        return f"moorage-{self.ledger_id}-{self.seq}.backup"
+
+
+def _refused(message: str, next_step: str, *, found: object = None) -> BackupRefused:
+    return BackupRefused(problem("failed-precondition", message, found=found, next=next_step))
+
+
+# ------------------------------------------------------------------------------------------------------------- backup
+
+
+async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Header]:
+    """Write the ledger's state as it is now to a file, or under its own name into a folder; never over another file.
+
+    Raises `BackupRefused`, `LedgerBroken`, `BusError`, OSError.
+    """
+    if to.exists() and not to.is_dir():
+        raise _refused(f"{to} is there already", "name another file, or a folder", found=str(to))
+    async with await connect(target, "moorage-backup") as connection:
+        jetstream, subjects = JetStream(connection), Subjects(prefix)
+        if await _info(jetstream, subjects.ledger_stream) is None:
+            raise _refused(f"there is no ledger {subjects.ledger_stream}", "see --prefix and the ledger's URL")
+        ledger = Ledger(jetstream, subjects, 0)
+        state = await recover(ledger, Snapshots(jetstream, subjects))
+        await ledger.follow(state)
+    data = dump(state)
+    header = Header(
+        state.ledger_id,
+        state.seq,
+        state.epoch,
+        len(state.jobs),
+        len(state.workers),
+        time.time(),
+        RELEASE,
+        snapshot_digest(data),
+        len(data),
+    )
+    file = to / header.file_name if to.is_dir() else to
+    _write(file, MAGIC + msgspec.json.encode(header) + b"\n" + data)
+    read(file)  # what was written can be read again, whole
+    return file, header
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Whole and on the disk, or not at all; readable by this user alone, as it holds requests."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.link(partial, file)  # raises where somebody made one meanwhile: a rename would replace it
+    finally:
+        partial.unlink()
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read(file: Path) -> tuple[Header, State]:
+    """The state in a backup. Raises `BackupRefused` for what is none, or is damaged, and OSError."""
+    another = "take another backup: this one cannot be used"
+    data = file.read_bytes()
+    if not data.startswith(MAGIC):
+        raise _refused(f"{file} is no backup of moorage's ledger", another, found=data[:20].decode(errors="replace"))
+    line, _, rest = data[len(MAGIC) : len(MAGIC) + HEADER_BYTES_MAX].partition(b"\n")
+    try:
+        header = msgspec.json.decode(line, type=Header)
+    except msgspec.MsgspecError as error:
+        raise _refused(f"the head of {file} cannot be read: {error}", another) from None
+    rest = data[len(MAGIC) + len(line) + 1 :]
+    if len(rest) != header.size_bytes or snapshot_digest(rest) != header.digest:
+        found = f"{len(rest)} bytes"
+        raise _refused(f"{file} is damaged: it has not the digest that its head names", another, found=found)
+    try:
+        state = load(rest)
+    except BadSnapshot as error:
+        wrote = "use the release that wrote it"
+        raise _refused(f"{file} cannot be read: {error}", wrote, found=header.release) from None
+    validate(state)
+    return header, state
+
+
+# ------------------------------------------------------------------------------------------------------------ restore
+
+
+async def restore(
+    ledger_target: str | None, target: str | None, prefix: str, replicas: int, file: Path, *, replace: bool, say: Say
+) -> State:
+    """Make a ledger that begins with what a backup holds; returns its state. No scheduler may run.
+
+    Until its last step a half made ledger names no snapshot and is led by nobody; run it again with `replace`.
+    Raises `BackupRefused`, `BusError`, OSError.
+    """
+    header, state = read(file)
+    subjects = Subjects(prefix)
+    async with (
+        await connect(ledger_target, "moorage-restore") as connection,
+        await connect(target, "moorage-restore") as world,
+    ):
+        jetstream = JetStream(connection)
+        await _make_room(jetstream, subjects, replace=replace)
+        await _check_queue(JetStream(world), subjects, replicas, state, say)
+        former = state.ledger_id
+        state.ledger_id = secrets.token_hex(8)
+        state.seq += SEQUENCES_AHEAD
+        state.snapshot = state.snapshot_before = None
+        snapshots = Snapshots(jetstream, subjects, replicas)
+        await snapshots.ensure()
+        named = await snapshots.write(state)
+        say(f"snapshot {named[0]} is written")
+        ledger = Ledger(jetstream, subjects, secrets.randbits(62), replicas=replicas)
+        await ledger.ensure(first_seq=state.seq + 1)
+        # until the naming record a state cannot be recovered from this ledger, and nobody leads without one
+        await ledger.begin_restored(state, named, former, EPOCHS_AHEAD)
+        say(f"ledger {state.ledger_id} begins at record {state.seq}, from {header.seq} of {former}")
+    return state
+
+
+async def _make_room(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
+    """No stream of a ledger stands where the restored one goes."""
+    info = await _info(jetstream, subjects.ledger_stream)
+    if info is not None and info.messages:
+        silent_s = await _silent_s(jetstream, subjects, info)
+        if silent_s < SILENT_S:
+            raise _refused(
+                f"somebody leads the ledger {subjects.ledger_stream}: its last record is {silent_s:.0f} s old",
+                "stop every scheduler, then restore",
+            )
+        if not replace:
+            raise _refused(
+                f"there is a ledger {subjects.ledger_stream} with {info.messages} records",
+                "back it up (moorage admin backup), then say --replace: it is deleted",
+                found=f"records {info.first_seq} to {info.last_seq}",
+            )
+    for stream in (subjects.ledger_stream, subjects.snapshot_stream):
+        if await _info(jetstream, stream) is not None:
+            await jetstream.delete_stream(stream)
+
+
+async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) -> float:
+    """Age of the newest record; endless for one that resigned, or is no record."""
+    state = State()
+    state.seq = info.last_seq
+    ledger = Ledger(jetstream, subjects, 0)
+    if await ledger.is_resigned(info.last_seq):
+        return float("inf")
+    return await ledger.silent_for(state)
+
+
+async def _check_queue(world: JetStream, subjects: Subjects, replicas: int, state: State, say: Say) -> None:
+    """The cursors are sequences of the request queue: it must be theirs, or a new one that begins behind them."""
+    through = max((max(t.submit_cursor, t.cancel_cursor) for t in state.tenants.values()), default=0)
+    info = await _info(world, subjects.request_stream)
+    if info is not None and info.last_seq >= through:
+        return
+    if info is not None and info.messages:
+        raise _refused(
+            f"the request queue {subjects.request_stream} ends at {info.last_seq}, and the backup had read it to"
+            f" {through}: it is another one, and what waits in it would be passed over",
+            "let its senders send again what waits in it, purge it (nats stream purge), and restore again",
+            found=f"{info.messages} messages",
+        )
+    if info is not None:
+        await world.delete_stream(subjects.request_stream)
+    config = QueueReader.stream(subjects, replicas)
+    await world.ensure_stream({**config, "first_seq": through + 1})
+    say(f"a new request queue begins at {through + 1}")
+
+
+async def _info(jetstream: JetStream, stream: str) -> StreamInfo | None:
+    try:
+        return await jetstream.stream_info(stream)
+    except JetStreamRefused as refused:
+        if refused.err_code == ERR_STREAM_NOT_FOUND:
+            return None
+        raise

@@ -1,0 +1,234 @@
+"""Everything that a leader decided by, archived as it came: with it, its decisions re-run byte for byte.
+
+The ledger says what was decided; hello, load and renewals, which decisions also rest on, are in no record. With
+`--record FILE` a leader appends, reign by reign, the state that it began with and then whatever comes through the
+engine's door, in order, and the bytes of each record. Plain frames: a length of four bytes (big endian), then msgpack.
+The file holds request bodies and lease sessions: it is for operators' eyes, and is made readable by its owner alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import msgspec
+
+from moorage.scheduler.core import snapshot
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import (
+    Ask,
+    Cancel,
+    Event,
+    FromWorker,
+    Operate,
+    Order,
+    PartKept,
+    QueueRead,
+    Resign,
+    SnapshotTaken,
+    Submit,
+)
+from moorage.scheduler.core.outputs import Outputs
+from moorage.scheduler.core.records import Record, decode_record
+from moorage.scheduler.core.state import Job, State
+from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
+from moorage.schemas.operate import ACTS, DrainAct
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.recording")
+
+FORMAT: Final = 1
+#: a recording ends there, and the leader goes on without it
+FILE_BYTES_MAX: Final = 8 << 30
+FRAME_BYTES_MAX: Final = 1 << 31
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder().decode
+_frame: Final = msgspec.msgpack.Decoder(Join | Goodbye | FactFrame | Renew).decode
+_load: Final = msgspec.msgpack.Decoder(Load).decode
+
+
+class Recorder:
+    """The file. What cannot be written ends the recording with a warning, never the leader."""
+
+    def __init__(self, path: Path) -> None:
+        """Append to `path`. Raises OSError."""
+        self._file: BinaryIO | None = os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab")
+        self._bytes = path.stat().st_size
+
+    def put(self, *what: Any) -> None:
+        if self._file is None:
+            return
+        frame = _encode(what)
+        self._bytes += len(frame) + 4
+        try:
+            if self._bytes > FILE_BYTES_MAX:
+                raise OSError(f"the recording has {FILE_BYTES_MAX} bytes, its bound")
+            self._file.write(len(frame).to_bytes(4, "big") + frame)
+            if what[0] == "commit":
+                self._file.flush()
+        except OSError as error:
+            log.warning("the recording ends here: %s", error)
+            self._file = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class RecordedEngine(Engine):
+    """An engine whose door is written down."""
+
+    def __init__(
+        self, state: State, config: Config, subjects: Subjects, leader: int, mono_ms: int, recorder: Recorder
+    ) -> None:
+        self._recorder = recorder
+        said = {name: getattr(config, name) for name in Config.__struct_fields__}
+        recorder.put("reign", FORMAT, snapshot.dump(state), said, subjects.prefix, leader, mono_ms)
+        super().__init__(state, config, subjects, leader, mono_ms)
+
+    def offer(self, event: Event) -> None:
+        if not isinstance(event, Ask):  # a question is in no record
+            self._recorder.put("offer", *_written(event))
+        super().offer(event)
+
+    def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
+        self._recorder.put("load", worker_id, _encode(frame), mono_ms)
+        super().offer_load(worker_id, frame, mono_ms)
+
+    def kept(self, job: Job, sequence: int) -> None:
+        self._recorder.put("kept", job.num, sequence)
+        super().kept(job, sequence)
+
+    def build(self, time_ms: int, mono_ms: int) -> bytes:
+        payload = super().build(time_ms, mono_ms)
+        self._recorder.put("build", time_ms, mono_ms, payload)
+        return payload
+
+    def commit(self, seq: int, mono_ms: int) -> Outputs:
+        self._recorder.put("commit", seq, mono_ms)
+        return super().commit(seq, mono_ms)
+
+
+def _written(event: Event) -> tuple[Any, ...]:
+    match event:
+        case Submit():
+            return "submit", event.tenant, event.name, event.body, event.sequence, event.trace
+        case QueueRead():
+            return "read", event.tenant, event.which, event.through
+        case Cancel():
+            return "cancel", event.tenant, event.job, event.why, event.by, event.sequence
+        case FromWorker():
+            return "worker", event.worker, _encode(event.frame), event.fresh
+        case Operate():
+            drain = None if event.drain is None else msgspec.to_builtins(event.drain)
+            return "operate", event.verb, event.worker, event.by, drain, list(event.slots)
+        case Order():
+            return "order", event.verb, msgspec.to_builtins(event.act)
+        case SnapshotTaken():
+            return "snapshot", event.name, event.seq, event.digest
+        case PartKept():
+            return "part", event.num, event.seq, event.first, event.last
+        case _:
+            return ("resign",)
+
+
+def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
+    match kind:
+        case "submit":
+            tenant, name, body, sequence, trace = rest
+            asked = engine.requests.read(body)[1]
+            return Submit(tenant, name, body, asked.request, engine.shape_of_asked(asked), "", True, sequence, trace)
+        case "read":
+            return QueueRead(*rest)
+        case "cancel":
+            tenant, job, why, by, sequence = rest
+            return Cancel(tenant, job, why, by=by, sequence=sequence)
+        case "worker":
+            worker, frame, fresh = rest
+            return FromWorker(worker, _frame(frame), "", True, fresh)
+        case "operate":
+            verb, worker, by, drain, slots = rest
+            act = None if drain is None else msgspec.convert(drain, DrainAct)
+            return Operate(verb, worker, by, "", True, drain=act, slots=slots)
+        case "order":
+            verb, arguments = rest
+            return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True)
+        case "snapshot":
+            return SnapshotTaken(*rest)
+        case "part":
+            return PartKept(*rest)
+        case "resign":
+            return Resign()
+    raise CannotReplay(f"this release knows no event {kind!r}")
+
+
+class CannotReplay(Exception):
+    """The file is no recording of a leader, or one of another release."""
+
+
+class Replayed(NamedTuple):
+    """A record decided anew: `same` says whether it came out byte for byte as it was."""
+
+    seq: int
+    record: Record
+    same: bool
+    state: State
+
+
+def _frames(path: Path) -> Iterator[list[Any]]:
+    with path.open("rb") as file:
+        while head := file.read(4):
+            size = int.from_bytes(head, "big")
+            body = file.read(size) if size < FRAME_BYTES_MAX else b""
+            if len(head) < 4 or len(body) < size:
+                return  # the leader was killed while it wrote
+            try:
+                frame = _decode(body)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise CannotReplay(f"{path.name}: {error}") from None
+            if not isinstance(frame, list) or not frame:
+                raise CannotReplay(f"{path.name} is no recording of a leader")
+            yield frame
+
+
+def replay(path: Path) -> Iterator[Replayed]:
+    """Decide everything in a recording again, record by record. A reign is given up at its first difference.
+
+    Raises CannotReplay and OSError.
+    """
+    engine: Engine | None = None
+    again = was = b""
+    for kind, *rest in _frames(path):
+        if kind == "reign":
+            engine = _begin(path, rest)
+        elif engine is None:
+            continue  # of a reign that took another course
+        elif kind == "offer":
+            engine.offer(_read(engine, rest[0], rest[1:]))
+        elif kind == "load":
+            engine.offer_load(rest[0], _load(rest[1]), rest[2])
+        elif kind == "kept":
+            engine.kept(engine.state.jobs[rest[0]], rest[1])
+        elif kind == "build":
+            again, was = engine.build(rest[0], rest[1]), rest[2]
+        elif kind == "commit":
+            if again == was:
+                engine.commit(rest[0], rest[1])
+            yield Replayed(rest[0], decode_record(was), again == was, engine.state)
+            if again != was:
+                engine = None
+
+
+def _begin(path: Path, rest: list[Any]) -> Engine:
+    try:
+        format_, state, config, prefix, leader, mono_ms = rest
+        if format_ != FORMAT:
+            raise CannotReplay(f"{path.name} has format {format_}; this release reads {FORMAT}")
+        return Engine(snapshot.load(state), Config(**config), Subjects(prefix), leader, mono_ms)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        raise CannotReplay(f"{path.name}: {error}") from None

@@ -1,0 +1,250 @@
+"""`plan`: what would become of a request, or of the queue, with the fleet as it is or as edits would make it.
+
+The production core decides, in a copy of the leader (see `child`): the very record that a submit would bring is built
+and read. A tenant sees where its own jobs would go and how many of others are concerned, never whose.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import FromWorker, Operate, Order, Submit
+from moorage.scheduler.core.explain import NEVER_REASONS
+from moorage.scheduler.core.outputs import Outputs, gpu_names
+from moorage.scheduler.core.records import MODE_NAMES
+from moorage.scheduler.core.state import CANCELLING, ENDING, QUEUED, Job
+from moorage.scheduler.core.waiting import explain_job
+from moorage.scheduler.whatif.child import ask
+from moorage.scheduler.whatif.future import Future, Quantile
+from moorage.schemas.codec import canonical
+from moorage.schemas.errors import Problem, refuse
+from moorage.schemas.frames import Device, Hello, Join
+from moorage.schemas.gpu import SHARERS_MAX
+from moorage.schemas.job import Request
+from moorage.schemas.operate import act_of
+
+#: workers that one plan may drain, and hosts that it may add
+DRAINED_MAX: Final = 256
+ADDED_MAX: Final = 1_024
+#: jobs of the own tenant that a plan names
+NAMED_MAX: Final = 20
+#: of each of the two looks ahead
+LIMIT_S: Final = 9.0
+_REPLY: Final = "plan"
+
+
+class AddedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts that are not there, `count` alike; `devices` as a worker's hello would have them."""
+
+    count: int = 1
+    devices: list[Device] = []
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    labels: dict[str, str] = {}
+
+
+class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is planned: a request, edits of the fleet, or both. `quota` is a limit of GPUs on the asking tenant."""
+
+    request: Request | None = None
+    drain: list[str] = []
+    add: list[AddedHost] = []
+    quota: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.drain) > DRAINED_MAX:
+            raise ValueError(f"drain must name at most {DRAINED_MAX} workers, found {len(self.drain)}")
+        hosts = sum(max(1, host.count) for host in self.add)
+        if hosts > ADDED_MAX or any(host.count < 1 for host in self.add):
+            raise ValueError(f"add must have at most {ADDED_MAX} hosts, and count at least 1, found {hosts}")
+        if self.quota is not None and self.quota < 0:
+            raise ValueError(f"quota must be 0 (none) or more GPUs, found {self.quota}")
+        if self.request is None and not self.edits:
+            raise ValueError("plan needs a request, or an edit: drain, add or quota")
+
+    @property
+    def edits(self) -> bool:
+        return bool(self.drain or self.add or self.quota is not None)
+
+
+class Planned(msgspec.Struct, omit_defaults=True):
+    """What would happen. `starts` is now, later, unknown (nobody knows when), never, refused, or none (no request).
+
+    `ledger` is the sequence that was seen: `if_seq` of a request that shall only be taken while that still holds.
+    `places` is where each replica goes; `preempts` and `starting` are jobs that would be ended for it, and waiting
+    ones that the edits would let start: the tenant's own by name, of others how many.
+    """
+
+    starts: str
+    ledger: int
+    in_ms: dict[str, int] | None = None
+    on: str = ""
+    places: list[dict[str, Any]] = []
+    preempts: dict[str, Any] | None = None
+    starting: dict[str, Any] | None = None
+    empty: dict[str, int | None] | None = None
+    waiting: dict[str, Any] | None = None
+    problem: Problem | None = None
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+decode_planned: Final = msgspec.msgpack.Decoder(Planned).decode
+
+
+def check_known(engine: Engine, asked: PlanAsk) -> None:
+    """Raises Refused for a worker to drain that nobody knows."""
+    for worker in asked.drain:
+        if worker not in engine.state.workers:
+            raise refuse(
+                "not-found", f"no worker {worker} has joined", field="$.drain", found=worker, next="moorage fleet"
+            )
+
+
+def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
+    """A `Planned`, encoded: by medians, and where it does not start now by ninetieth percentiles too. For a child."""
+    soon = ask(lambda: _encode(_Plan(engine, time_ms, tenant, asked, "p50").run()), LIMIT_S)
+    if soon is None:
+        raise RuntimeError("the plan took too long")
+    planned = decode_planned(soon)
+    if planned.starts == "later":
+        late = ask(lambda: _encode(_Plan(engine, time_ms, tenant, asked, "p90").run()), LIMIT_S)
+        found = decode_planned(late).in_ms if late is not None else None
+        if found is not None and planned.in_ms is not None:
+            planned.in_ms = {**planned.in_ms, "p90_ms": max(planned.in_ms["p50_ms"], *found.values())}
+    return _encode(planned)
+
+
+class _Plan(Future):
+    """One look: the edits, then the request, then time goes by."""
+
+    def __init__(self, engine: Engine, time_ms: int, tenant: str, asked: PlanAsk, quantile: Quantile) -> None:
+        self._answer: bytes | None = None
+        super().__init__(engine, time_ms, quantile)
+        self._tenant = tenant
+        self._asked = asked
+
+    def on_outputs(self, out: Outputs) -> None:
+        self._answer = next((payload for reply, payload in out.answers if reply == _REPLY), self._answer)
+
+    def run(self) -> Planned:  # type: ignore[override]
+        planned = Planned("none", self.engine.state.seq)
+        if self._asked.edits:
+            self._edit(planned)
+        if self._asked.request is not None:
+            self._submit(planned, self._asked.request)
+        elif self._asked.drain:
+            self._empty(planned)
+        return planned
+
+    def _edit(self, planned: Planned) -> None:
+        engine, asked = self.engine, self._asked
+        waiting = {job.num for job in engine.state.jobs.values() if _waits(job)}
+        for worker in asked.drain:
+            engine.offer(Operate("drain", worker, "plan", "", True))
+        for number, host in enumerate(one for group in asked.add for one in [group] * group.count):
+            name = f"plan-{number}"
+            pool = [msgspec.structs.replace(one, uuid=f"{name}-{at}") for at, one in enumerate(host.devices)]
+            hello = Hello(
+                name,
+                "plan",
+                drivers=sorted({driver for cls in engine.fleet.classes.values() for driver in cls.drivers}),
+                modes=["exclusive", "mps", "time-slice"],
+                sharers_max=dict(SHARERS_MAX),
+                labels=host.labels,
+                cpu_milli=host.cpu_milli,
+                memory_mib=host.memory_mib,
+                gpu_pool=pool,
+                simulated=True,
+            )
+            engine.offer(FromWorker(name, Join("plan", "plan", 1, hello), "", True, f"{number + 1:032x}"))
+        if asked.quota is not None:
+            act = act_of("limit", {"tenant": self._tenant, "gpus": asked.quota, "by": "plan"})
+            engine.offer(Order("limit", act, "", True))
+        self.record()
+        self.record()  # who waited for a new host is placed behind its join
+        started = [engine.state.jobs[num] for num in sorted(waiting) if not _waits(engine.state.jobs[num])]
+        planned.starting = _concerned(started, self._tenant)
+
+    def _submit(self, planned: Planned, request: Request) -> None:
+        engine, tenant = self.engine, self._tenant
+        name = next(f"plan-{n}" for n in range(1 << 30) if engine.state.job(tenant, f"plan-{n}") is None)
+        request = msgspec.structs.replace(request, job=None, if_seq=None)
+        body = canonical(request)
+        asked = engine.requests.read(body)[1]
+        ending = self._ending()
+        engine.offer(Submit(tenant, name, body, asked.request, engine.shape_of_asked(asked), _REPLY, False))
+        self.record()
+        job = engine.state.job(tenant, name)
+        if job is None:
+            assert self._answer is not None
+            planned.starts, planned.problem = "refused", msgspec.msgpack.decode(self._answer, type=Problem)
+            return
+        ended = {num: one for num, one in self._ending().items() if num not in ending and num != job.num}
+        if ended:
+            planned.preempts = _concerned(list(ended.values()), tenant)
+        planned.places = _places(job)
+        if planned.places:
+            planned.starts = "now"
+            return
+        self._later(planned, job)
+
+    def _later(self, planned: Planned, job: Job) -> None:
+        engine, key = self.engine, (job.tenant, job.name)
+        waiting = explain_job(engine, *key)
+        assert isinstance(waiting, dict)
+        planned.waiting = {name: value for name, value in waiting.items() if name not in ("job", "state", "tenant")}
+        if waiting.get("reason") in NEVER_REASONS:
+            planned.starts = "never"
+            return
+        Future.run(self, lambda: key in self.started)
+        found = self.started.get(key)
+        planned.starts = "unknown" if found is None else "later"
+        if found is not None:
+            planned.in_ms, planned.on = {"p50_ms": found[0]}, found[1]
+
+    def _empty(self, planned: Planned) -> None:
+        """After how many ms each drained worker holds nothing; None where nobody knows."""
+        workers = [self.engine.state.workers[name] for name in self._asked.drain]
+        empty: dict[str, int | None] = {}
+
+        def all_empty() -> bool:
+            for worker in workers:
+                if not worker.members:
+                    empty.setdefault(worker.id, self.time_ms - self.began_ms)
+            return len(empty) == len(workers)
+
+        Future.run(self, all_empty)
+        planned.empty = {worker.id: empty.get(worker.id) for worker in workers}
+
+    def _ending(self) -> dict[int, Job]:
+        """Jobs of which something is being ended."""
+        return {
+            member.replica.job.num: member.replica.job
+            for member in self.engine.state.members()
+            if member.replica.state in (ENDING, CANCELLING)
+        }
+
+
+def _waits(job: Job) -> bool:
+    return any(replica.state == QUEUED for replica in job.replicas)
+
+
+def _concerned(jobs: list[Job], tenant: str) -> dict[str, Any]:
+    own = [job.name for job in jobs if job.tenant == tenant]
+    return {"own": own[:NAMED_MAX], "own_jobs": len(own), "other_jobs": len(jobs) - len(own)}
+
+
+def _places(job: Job) -> list[dict[str, Any]]:
+    return [
+        {
+            "replica": replica.index,
+            "worker": replica.member.worker.id,
+            "gpus": gpu_names(replica.member.worker, replica.member.mask),
+            "mode": MODE_NAMES[replica.member.mode],
+        }
+        for replica in job.replicas
+        if replica.member is not None
+    ]

@@ -1,0 +1,197 @@
+"""The workers' own records of a fault run: what their journals, their supervisors and the jobs themselves wrote.
+
+Nothing here is the scheduler's word. A journal is followed while it grows, as agents and supervisors replace theirs by
+a shorter one; a record that stands in both the old file and the new one says the same twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from moorage.worker.journal import MAGIC
+from moorage.worker.supervisor.journal import Over, Record, Starting
+
+#: tenant, job, replica, attempt, fence
+MemberKey = tuple[str, str, int, int, int]
+ReplicaKey = tuple[str, str, int]
+
+_AGENT_HEADER: Final = struct.Struct(">II")  # length, CRC-32
+_SUPERVISOR_HEADER_BYTES: Final = 4
+_LAST: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
+_LINE: Final = re.compile(
+    r"(?P<word>start|beat|end) (?P<tenant>\S+) (?P<job>\S+) (?P<replica>\d+) (?P<attempt>\d+) (?P<fence>\d+)"
+    r" (?P<uuids>\S+) (?P<up>[\d.]+)"
+)
+
+
+class Hold(NamedTuple):
+    """An entry of a worker's journal: a member took these slots, or is done with them."""
+
+    worker: str
+    member: MemberKey
+    word: str  # placed, claimed, or the fact that ends it
+    slots: tuple[int, ...] = ()
+
+
+class Line(NamedTuple):
+    """What a job wrote, in the order in which it happened (one O_APPEND write each); `up_s` is CLOCK_BOOTTIME."""
+
+    word: str
+    member: MemberKey
+    uuids: tuple[str, ...]
+    up_s: float
+
+
+class Life(NamedTuple):
+    """A member by its supervisor's journal, in seconds of CLOCK_BOOTTIME.
+
+    `ended_s` is None while no end stands there, and where it died with its supervisor: its tree was gone before the
+    next one, which wrote that, was there to see it.
+    """
+
+    member: MemberKey
+    worker: str
+    began_s: float
+    ended_s: float | None
+
+
+class Followed:
+    """A file that grows by whole records and is now and then replaced; `read` gives what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = -1
+        self._inode = 0
+        self._rest = b""
+
+    def read(self) -> Iterator[bytes]:
+        """New bytes, a chunk for each file that there was; `rest` gives back what was no whole record."""
+        with contextlib.suppress(FileNotFoundError):
+            while True:
+                if self._file >= 0:
+                    yield self._more()
+                found = os.stat(self.path)
+                if found.st_ino == self._inode:
+                    return
+                if self._file >= 0:
+                    yield self._more()  # what came between the look and now
+                    os.close(self._file)
+                self._file, self._rest = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC), b""
+                self._inode = os.fstat(self._file).st_ino
+
+    def keep(self, rest: bytes) -> None:
+        """Bytes that are not yet a whole record: they come again with the next chunk."""
+        self._rest = rest
+
+    def _more(self) -> bytes:
+        size = os.fstat(self._file).st_size
+        if size < os.lseek(self._file, 0, os.SEEK_CUR):  # its next owner cut a torn record off
+            os.lseek(self._file, size, os.SEEK_SET)
+            self._rest = b""
+        parts = [self._rest]
+        while part := os.read(self._file, 1 << 20):
+            parts.append(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class AgentJournal:
+    """An agent's journal: which members took which slots, and when they were done, in order."""
+
+    def __init__(self, worker: str, path: Path) -> None:
+        self._worker = worker
+        self._followed = Followed(path)
+
+    def read(self) -> Iterator[Hold]:
+        for chunk in self._followed.read():
+            at = len(MAGIC) if chunk.startswith(MAGIC) else 0
+            while at + _AGENT_HEADER.size <= len(chunk):
+                length, crc = _AGENT_HEADER.unpack_from(chunk, at)
+                end = at + _AGENT_HEADER.size + length
+                body = chunk[at + _AGENT_HEADER.size : end]
+                if len(body) < length:
+                    break
+                if zlib.crc32(body) != crc:
+                    raise ValueError(f"{self._followed.path}: no record at {at} of {len(chunk)} bytes")
+                yield from self._holds(msgspec.msgpack.decode(body))
+                at = end
+            self._followed.keep(chunk[at:])
+
+    def _holds(self, record: list[Any]) -> Iterator[Hold]:
+        kind, *rest = record
+        if kind == "placed":
+            for place in rest[0]:
+                tenant, job, replica, attempt, fence, slots = place[:6]
+                yield Hold(self._worker, (tenant, job, replica, attempt, fence), "placed", tuple(slots))
+        elif kind in ("facts", "join"):
+            for word, tenant, job, replica, attempt, fence, *_ in rest[1]:
+                if word == "claimed" or word in _LAST:
+                    yield Hold(self._worker, (tenant, job, replica, attempt, fence), word)
+
+    def close(self) -> None:
+        self._followed.close()
+
+
+class SupervisorJournal:
+    """A supervisor's journal and those of its successors on the same folder."""
+
+    def __init__(self, worker: str, path: Path) -> None:
+        self._worker = worker
+        self._followed = Followed(path)
+        self.lives: dict[MemberKey, Life] = {}
+        self._decode = msgspec.msgpack.Decoder(Record).decode
+
+    def read(self) -> None:
+        for chunk in self._followed.read():
+            at = 0
+            while at + _SUPERVISOR_HEADER_BYTES <= len(chunk):
+                end = at + _SUPERVISOR_HEADER_BYTES + int.from_bytes(chunk[at : at + _SUPERVISOR_HEADER_BYTES], "big")
+                if end > len(chunk):
+                    break
+                self._take(self._decode(chunk[at + _SUPERVISOR_HEADER_BYTES : end]))
+                at = end
+            self._followed.keep(chunk[at:])
+
+    def _take(self, record: Record) -> None:
+        if isinstance(record, Starting):
+            member = _member_of(record.key)
+            self.lives.setdefault(member, Life(member, self._worker, record.boottime_s, None))
+        elif isinstance(record, Over):
+            member = _member_of(record.ended.key)
+            life = self.lives.get(member)
+            if life is not None and life.ended_s is None and record.ended.reason != "supervisor-died":
+                self.lives[member] = life._replace(ended_s=record.ended.ended_boottime_s)
+
+    def close(self) -> None:
+        self._followed.close()
+
+
+def lines_in(file: Path) -> list[Line]:
+    """What the jobs wrote. A line that is none of theirs raises ValueError."""
+    found = []
+    for text in file.read_text().splitlines() if file.exists() else []:
+        match = _LINE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"no line of a job: {text!r}")
+        member = (match["tenant"], match["job"], int(match["replica"]), int(match["attempt"]), int(match["fence"]))
+        uuids = () if match["uuids"] == "-" else tuple(match["uuids"].split(","))
+        found.append(Line(match["word"], member, uuids, float(match["up"])))
+    return found
+
+
+def _member_of(key: str) -> MemberKey:
+    tenant, job, replica, attempt, fence = key.partition("|")[2].split("/")
+    return tenant, job, int(replica), int(attempt), int(fence)

@@ -1,0 +1,48 @@
+"""`moorage plan` against a real leader: now, later, never; with edits; and a submit that goes by it."""
+
+from __future__ import annotations
+
+from moorage.client import AsyncClient
+from tests.cli.node import Node
+
+
+async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
+    now = await node.run("plan", "--gpu", "2xH100", "--", "true", tenant=unique)
+    assert now.code == 0, now.err
+    facts = dict(row[:2] for row in now.rows)
+    assert facts["starts"] == "now"
+    assert facts["on"].startswith("sim-")
+    assert "--if-seq" in now.err
+    never = await node.run("plan", "--gpu", "8xH100", "--", "true", tenant=unique)
+    assert (never.code, dict(row[:2] for row in never.rows)["starts"]) == (8, "never on this fleet")
+    added = await node.run("plan", "--gpu", "8xH100", "--add", "1x8xH100", "--json", "--", "true", tenant=unique)
+    assert (added.code, added.frame["data"]["starts"]) == (0, "now")
+    assert added.frame["data"]["places"][0]["worker"] == "plan-0"
+    drained = await node.run("plan", "--drain", "sim-0000", "--json", tenant=unique)
+    assert drained.frame["data"]["empty"] == {"sim-0000": 0}
+    fleet = await node.run("fleet", "--json")
+    assert {row["flag"] for row in fleet.frame["data"]["workers"]} == {"open"}, "nothing was drained"
+
+
+async def test_not_now_says_when_and_a_submit_goes_by_the_plan(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        seq = (await client.plan(["sleep", "60"], gpu="4xH100")).data["ledger"]
+        jobs = [await client.submit(["sleep", "60"], gpu="4xH100", if_seq=seq, timeout_s=60)]
+        late = await node.run("submit", "--gpu", "4xH100", "--if-seq", str(seq), "--", "sleep", "60", tenant=unique)
+        assert late.code == 1
+        assert "error[moved-on]" in late.err
+        jobs.append(await client.submit(["sleep", "60"], gpu="4xH100", timeout_s=60))
+        told = await node.run("plan", "--gpu", "1xH100", "--json", "--", "true", tenant=unique)
+        assert (told.code, told.frame["data"]["starts"]) == (7, "later")
+        assert 0 < told.frame["data"]["in_ms"]["p50_ms"] <= 60_000
+        assert (await client.ls())["counts"].keys() <= {"RUNNING", "CLAIMED", "PLACED"}, "nothing was submitted"
+        for job in jobs:
+            await job.cancel()
+
+
+async def test_what_cannot_be_planned_is_said(node: Node, unique: str) -> None:
+    for words, found in ((("plan",), "nothing to plan"), (("plan", "--add", "2y"), "2y")):
+        ran = await node.run(*words, tenant=unique)
+        assert (ran.code, found in ran.err) == (2, True), ran.err
+    ran = await node.run("plan", "--drain", "sim-0O", tenant=unique)
+    assert (ran.code, "no worker sim-0O" in ran.err) == (3, True)

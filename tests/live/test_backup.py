@@ -1,0 +1,260 @@
+"""Backup and restore on a real server, and a ledger that is older than what its workers know."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from moorage.bus.connection import connect
+from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.jetstream import JetStream
+from moorage.scheduler.backup import BackupRefused, backup, read, restore
+from moorage.scheduler.core.state import validate
+from tests.live.scripted_worker import scripted_worker
+from tests.live.stack import QUICK, Caller, RealProcess, Stack, caller, is_alive, stack
+from tests.servers import MortalServer, Server, WheelServer
+from tests.waiting import until
+
+#: a lease that outlives a restore on a busy machine
+LONG_S: Final = 12.0
+
+
+async def take(made: Stack, to: Path) -> Path:
+    file, _ = await backup(made.ledger_url, made.subjects.prefix, to)
+    return file
+
+
+async def bring_back(made: Stack, file: Path, *, replace: bool = False) -> None:
+    prefix = made.subjects.prefix
+    await restore(made.ledger_url, made.url, prefix, 1, file, replace=replace, say=lambda text: None)
+
+
+async def start(made: Stack, **numbers: float) -> RealProcess:
+    return await made.set_scheduler("", QUICK | numbers, made.url, made.ledger_url)
+
+
+async def a_leader(made: Stack, acme: Caller, **numbers: float) -> RealProcess:
+    process = await start(made, **numbers)
+    await acme.leader()
+    return process
+
+
+# ------------------------------------------------------------------------------------------------------------- backup
+
+
+async def test_a_backup_is_the_ledgers_state_and_comes_whole_or_not_at_all(
+    nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await a_leader(made, acme)
+        for job in ("a", "b"):
+            await acme.submit(job, gpu={"model": "none"})
+        await acme.queue("submit", {"job": "queued", "gpu": {"model": "none"}, "run": {"argv": ["true"]}})
+        await acme.reaches("queued", "QUEUED")
+
+        file = await take(made, tmp_path)
+        assert re.fullmatch(r"moorage-[0-9a-f]{16}-\d+\.backup", file.name)
+        assert file.stat().st_mode & 0o777 == 0o600
+        header, state = read(file)
+        validate(state)
+        assert (header.seq, header.jobs) == (state.seq, 3)
+        assert set(state.tenants["acme"].jobs) == {"a", "b", "queued"}
+        assert state.tenants["acme"].submit_cursor > 0
+
+        with pytest.raises(BackupRefused, match="is there already"):
+            await take(made, file)
+        whole = file.read_bytes()
+        for damaged in (whole[:-1], whole[:-9] + b"x" + whole[-8:], b"junk", whole.replace(b'"seq"', b'"sew"', 1)):
+            file.write_bytes(damaged)
+            with pytest.raises(BackupRefused, match=r"damaged|no backup|cannot be read"):
+                read(file)
+        assert [each.name for each in tmp_path.iterdir()] == [file.name], "nothing partial is left"
+        with pytest.raises(BackupRefused, match="there is no ledger"):
+            await backup(made.ledger_url, "nobody", tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------ restore
+
+
+async def test_a_running_job_outlives_a_restore_and_what_came_behind_the_backup_is_ended(
+    fresh_server: EmbeddedServer, unique: str, tmp_path: Path
+) -> None:
+    """One job runs that the backup knows, one that it does not; the request queue's cursors hold on a lost queue."""
+    async with stack(fresh_server, unique) as made, caller(made) as acme:
+        first = await a_leader(made, acme, lease_s=LONG_S)
+        await made.agent("w", "4xH100", worker="w1")
+        await acme.workers_up("w1")
+        pids = {job: made.folder / job for job in ("known", "unknown")}
+        script = "echo $$ > {file}.new; mv {file}.new {file}; exec sleep 600"
+        await acme.queue("submit", {"job": "early", "run": {"argv": ["true"]}, "gpu": {}})
+        await acme.reaches("early", "SUCCEEDED")
+        await acme.submit("known", "/bin/sh", "-c", script.format(file=pids["known"]))
+        await acme.reaches("known", "RUNNING")
+        file = await take(made, tmp_path)
+        await acme.submit("unknown", "/bin/sh", "-c", script.format(file=pids["unknown"]), run={"grace_s": 0.2})
+        await acme.reaches("unknown", "RUNNING")
+        await until(lambda: all(path.exists() for path in pids.values()), what="both running")
+        pid_of = {job: int(path.read_text()) for job, path in pids.items()}
+
+        with pytest.raises(BackupRefused, match="somebody leads"):
+            await bring_back(made, file, replace=True)
+        assert await first.terminate() == 0
+        with pytest.raises(BackupRefused, match="there is a ledger"):
+            await bring_back(made, file)
+        async with await connect(made.url, "test") as users:
+            await JetStream(users).delete_stream(made.subjects.request_stream)
+        await bring_back(made, file, replace=True)
+
+        await start(made, lease_s=LONG_S)
+        await acme.leader(1 << 20)
+        await until(lambda: not is_alive(pid_of["unknown"]), what="what the backup does not know ended")
+        assert await acme.state("unknown") == ""
+        assert await acme.state("known") == "RUNNING"
+        assert (await acme.submit("early", run={"argv": ["true"]}))["duplicate"], "a finished id is known still"
+        await acme.queue("submit", {"job": "late", "run": {"argv": ["true"]}, "gpu": {}})
+        shown = await acme.reaches("late", "SUCCEEDED")
+        assert shown["changes"][-1]["fence"] > 1 << 32, "no fence of the lost ledger comes again"
+        assert is_alive(pid_of["known"])
+        assert await acme.state("known") == "RUNNING"
+        await acme.api("cancel", {"job": "known"})
+        await acme.reaches("known", "CANCELLED")
+        await acme.all_free()
+
+
+async def test_nothing_is_placed_on_a_restored_ledger_before_its_workers_are_heard_or_lost(
+    nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    """The backup shows a job on a worker that is gone by now: where it ran since, nobody can tell."""
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        first = await a_leader(made, acme)
+        async with scripted_worker(acme.nc, made.subjects, "w1", 1) as worker:
+            await acme.submit("held")
+            await worker.step("held", "claimed", "started")
+            file = await take(made, tmp_path)
+        assert await first.terminate() == 0
+        await bring_back(made, file, replace=True)
+        await start(made)
+        await acme.leader(1 << 20)
+        began = asyncio.get_running_loop().time()
+        async with scripted_worker(acme.nc, made.subjects, "w2", 2) as other:
+            await acme.submit("new")
+            await until(lambda: any(place.job == "new" for place in other.placed), what="a placement")
+            waited_s = asyncio.get_running_loop().time() - began
+        lost_s = QUICK["lease_s"] + QUICK["grace_s"] + QUICK["margin_s"]
+        assert waited_s > lost_s - 1.0, f"placed after {waited_s:.1f} s, and the lost worker's lease may take {lost_s}"
+
+
+async def test_a_queue_that_is_another_is_not_read_over(nats_server: Server, unique: str, tmp_path: Path) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        first = await a_leader(made, acme)
+        for number in range(3):
+            await acme.queue("submit", {"job": f"q{number}", "gpu": {"model": "none"}, "run": {"argv": ["true"]}})
+        await acme.reaches("q2", "QUEUED")
+        file = await take(made, tmp_path)
+        assert await first.terminate() == 0
+        async with await connect(made.url, "test") as users:
+            js = JetStream(users)
+            config = (await js.stream_info(made.subjects.request_stream)).config
+            await js.delete_stream(made.subjects.request_stream)
+            await js.ensure_stream({key: config[key] for key in ("name", "subjects", "max_bytes", "storage")})
+        await acme.queue("submit", {"job": "passed-over", "run": {"argv": ["true"]}})
+        with pytest.raises(BackupRefused, match="it is another one"):
+            await bring_back(made, file, replace=True)
+
+
+async def test_a_half_made_restore_is_led_by_nobody_and_done_again(
+    nats_server: Server, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        first = await a_leader(made, acme)
+        await acme.submit("a", gpu={"model": "none"})
+        file = await take(made, tmp_path)
+        assert await first.terminate() == 0
+
+        class Crash(Exception):
+            pass
+
+        async def crash(*_: Any) -> None:
+            raise Crash
+
+        with monkeypatch.context() as patched:
+            patched.setattr("moorage.scheduler.ledger.Ledger.begin_restored", crash)
+            with pytest.raises(Crash):
+                await bring_back(made, file, replace=True)
+        stray = await start(made)
+        await stray.process.wait()
+        assert "hole" in stray.words()
+        await bring_back(made, file)
+        await start(made)
+        await acme.leader(1 << 20)
+        assert await acme.state("a") == "QUEUED"
+
+
+# ---------------------------------------------------------------------------------- an older backup, put there by hand
+
+
+async def test_a_servers_folder_from_an_older_backup_is_led_by_nobody(
+    mortal_server: MortalServer, fresh_data_dir: Path, unique: str, tmp_path: Path
+) -> None:
+    """Not our restore: somebody copied JetStream's own folder back. Its workers know better, and say so."""
+    assert isinstance(mortal_server, WheelServer)
+    async with stack(mortal_server, unique) as made, caller(made) as acme:
+        first = await a_leader(made, acme)
+        pid_file = made.folder / "pid"
+        await made.agent("w", "4xH100", worker="w1")
+        await acme.workers_up("w1")
+        await mortal_server.stop()
+        older = tmp_path / "older"
+        await asyncio.to_thread(copy_tree, fresh_data_dir / "jetstream", older)
+        await mortal_server.start()
+        await acme.leader()
+        await first.kill()
+        second = await start(made)
+        await acme.leader(2)
+        await acme.submit("new", "/bin/sh", "-c", f"echo $$ > {pid_file}; exec sleep 600", run={"grace_s": 0.2})
+        await acme.reaches("new", "RUNNING")
+        third = await start(made)
+        await second.kill()
+        await acme.leader(3)
+        await acme.workers_up("w1")  # it has heard of this reign
+
+        await mortal_server.stop()
+        await third.kill()
+        await asyncio.to_thread(replace_tree, older, fresh_data_dir / "jetstream")
+        await mortal_server.start()
+        refusing = await start(made)
+        await refusing.process.wait()
+        assert "older backup" in refusing.words()
+        assert "moorage admin restore" in refusing.words()
+        # and for good: each further try would have come nearer to the workers' number
+        again = await start(made)
+        await again.process.wait()
+        assert "leading epoch" not in again.words()
+
+        # the operator's word: this is all there is
+        file = await take(made, tmp_path)
+        await bring_back(made, file, replace=True)
+        await start(made)
+        await acme.leader(1 << 20)
+        await acme.workers_up("w1")
+        await until(lambda: not is_alive(int(pid_file.read_text())), what="what nobody knows any more ended")
+        assert await acme.state("new") == ""
+        await acme.submit("after")
+        await acme.reaches("after", "SUCCEEDED")
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    import shutil
+
+    shutil.copytree(source, target)
+
+
+def replace_tree(source: Path, target: Path) -> None:
+    import shutil
+
+    shutil.rmtree(target)
+    shutil.copytree(source, target)

@@ -1,0 +1,135 @@
+"""`plan`: what it says is what then happens on the same state, and asking changes nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moorage.scheduler.whatif import child
+from moorage.scheduler.whatif.plan import PlanAsk, Planned, decode_planned, plan
+from moorage.schemas.frames import Device
+from tests.scheduler.driving import H100, Driving
+from tests.scheduler.test_forecast import MINUTE, learned, submit
+from tests.scheduler.test_relax import ASKS, HOSTS, world
+
+
+def planned(drive: Driving, asks: dict[str, Any] | None = None, *, tenant: str = "t", **edits: Any) -> Planned:
+    body = {} if asks is None else {"request": {"run": {"driver": "noop"}, **asks}}
+    asked = msgspec.convert({**body, **edits}, PlanAsk)
+    answer = child.ask(lambda: plan(drive.engine, drive.now + 1, tenant, asked))
+    assert answer is not None
+    return decode_planned(answer)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(HOSTS, st.lists(ASKS, max_size=5), ASKS)
+def test_a_plan_right_before_a_submit_is_what_then_happens_and_changes_nothing(
+    hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], asks: dict[str, Any]
+) -> None:
+    drive = world(hosts, jobs, {"gpu": {"count": 1}})
+    before = (drive.state.digest, drive.state.seq, drive.engine.queue.size, drive.engine.fleet.changes)
+    told = planned(drive, asks)
+    assert (drive.state.digest, drive.state.seq, drive.engine.queue.size, drive.engine.fleet.changes) == before
+    assert told.ledger == drive.state.seq
+    drive.submit("x", **json.loads(json.dumps(asks)), if_seq=told.ledger)
+    happened = [
+        (index, drive.member("x", index).worker.id, drive.slots("x", index))
+        for index, state in enumerate(drive.states("x"))
+        if state == "PLACED"
+    ]
+    slots = [
+        (place["replica"], place["worker"], [int(gpu.rpartition("-")[2]) for gpu in place["gpus"]])
+        for place in told.places
+    ]
+    assert slots == happened
+    assert (told.starts == "now") == bool(happened)
+
+
+def waiting() -> Driving:
+    """One GPU of two is held by a workload of ten minutes for four minutes already, the other one by nobody knows."""
+    drive = Driving()
+    drive.worker("w0", 1)
+    learned(drive, [10] * 4)
+    submit(drive, "runs")
+    drive.now += 4 * MINUTE
+    drive.renew()
+    return drive
+
+
+def test_later_says_when_and_where_and_why_not_now() -> None:
+    told = planned(waiting(), {"gpu": {}})
+    assert (told.starts, told.on) == ("later", "w0")
+    assert told.in_ms is not None
+    assert abs(told.in_ms["p50_ms"] - 6 * MINUTE) < 1_000
+    assert told.in_ms["p90_ms"] >= told.in_ms["p50_ms"]
+    assert told.waiting is not None
+    assert told.waiting["reason"] == "busy"
+
+
+def test_never_unknown_and_refused_are_three_things() -> None:
+    drive = waiting()
+    assert planned(drive, {"gpu": {"count": 2}}).starts == "never"
+    refused = planned(drive, {"gpu": {"model": "H200"}, "on_no_match": "reject"})
+    assert (refused.starts, refused.problem and refused.problem.code) == ("refused", "no-match")
+    fresh = Driving()
+    fresh.worker("w0", 1)
+    submit(fresh, "runs", "new")
+    assert planned(fresh, {"gpu": {}}).starts == "unknown"
+
+
+def test_with_a_host_more_it_would_start_now_and_so_would_those_that_wait() -> None:
+    drive = waiting()
+    submit(drive, "mine")
+    submit(drive, "theirs", tenant="u")
+    host = {"devices": msgspec.to_builtins([Device(n, "nvidia", H100, f"SIM-{n}") for n in range(4)])}
+    told = planned(drive, {"gpu": {"count": 2}}, add=[host])
+    assert (told.starts, told.places[0]["worker"]) == ("now", "plan-0")
+    assert told.starting == {"own": ["mine"], "own_jobs": 1, "other_jobs": 1}
+    assert "theirs" not in repr(told)
+
+
+def test_without_a_worker_it_goes_elsewhere_or_never_and_the_worker_is_empty_in_time() -> None:
+    drive = waiting()
+    told = planned(drive, drain=["w0"])
+    assert told.starts == "none"
+    assert told.empty is not None
+    assert abs((told.empty["w0"] or 0) - 6 * MINUTE) < 1_000
+    assert planned(drive, {"gpu": {}}, drain=["w0"]).starts == "unknown"
+
+
+def test_under_a_quota() -> None:
+    drive = waiting()
+    drive.worker("w1", 1)
+    assert planned(drive, {"gpu": {}}).starts == "now"
+    told = planned(drive, {"gpu": {}}, quota=1)
+    assert told.starts == "later"
+    assert told.waiting is not None
+    assert told.waiting["reason"] == "limit"
+
+
+def test_after_the_ledger_has_moved_on_the_plan_is_refused_and_time_alone_is_no_move() -> None:
+    drive = waiting()
+    drive.worker("w1", 1)
+    seq = planned(drive, {"gpu": {}}).ledger
+    for _ in range(3):
+        drive.tick(1000)  # heartbeats
+    assert drive.submit("a", gpu={}, if_seq=seq)["kind"] == "accepted"
+    moved = drive.submit("b", gpu={}, if_seq=seq)
+    assert (moved["code"], moved["field"]) == ("moved-on", "$.if_seq")
+    assert drive.submit("a", gpu={}, if_seq=seq)["duplicate"], "the same id and content is the same job"
+    drive.submit("c", gpu={}, if_seq=seq, sequence=3)
+    assert drive.job("c").state == "REJECTED"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"drain": ["w"] * 257}, {"quota": -1}, {"colour": 1}, {"request": {"replicas": 0, "run": {"argv": ["a"]}}}],
+)
+def test_what_cannot_be_planned(arguments: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(arguments, PlanAsk)

@@ -1,0 +1,249 @@
+"""Preemption: who may, whom it ends, whose the freed GPUs are, and that it survives a new leader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.scheduler.core import waiting
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.preemption import VOID_MS
+from tests.scheduler.driving import Driving
+
+ON = Config(preempt_priority=80, preempt_after=60.0)
+GANG = {"scheduling": "gang"}
+
+
+def running(config: Config = ON, gpus: int = 4, hosts: int = 1, **asked: Any) -> Driving:
+    """Hosts full of jobs of one GPU each, `j0` the oldest; a second apart, all past `preempt_after`."""
+    drive = Driving(config)
+    for index in range(hosts):
+        drive.worker(f"w{index}", gpus, cpu_milli=64_000)
+    for number in range(gpus * hosts):
+        drive.submit(f"j{number}", gpu={}, **asked)
+        drive.settle()
+        drive.pass_time(1_000)
+    drive.pass_time(70_000)
+    return drive
+
+
+def urgent(drive: Driving, name: str = "urgent", **asked: Any) -> None:
+    drive.submit(name, priority=90, **({"gpu": {}} | asked))
+    drive.pass_time(1_500)
+
+
+def ended(drive: Driving, count: int) -> list[str]:
+    return [f"j{n}" for n in range(count) if drive.states(f"j{n}") != ["RUNNING"]]
+
+
+def test_off_by_default() -> None:
+    drive = running(Config())
+    urgent(drive)
+    drive.pass_time(30_000)
+    assert (drive.states("urgent"), ended(drive, 4)) == (["QUEUED"], [])
+
+
+def test_the_one_that_loses_least_ends_and_waits_again_for_no_count() -> None:
+    drive = running()
+    urgent(drive)
+    drive.settle()
+    assert ended(drive, 4) == ["j3"]
+    assert drive.states("urgent") == ["RUNNING"]
+    assert (drive.states("j3"), drive.replica("j3").retries, drive.replica("j3").losses) == (["QUEUED"], 0, 0)
+    whys = [change.get("why") for event in drive.events for change in event["changes"] if event["job"] == "j3"]
+    assert "preempted by job urgent: priority 90 over 50" in whys
+    drive.run_out("w0")
+    drive.settle()
+    assert drive.states("j3") == ["RUNNING"]
+
+
+@pytest.mark.parametrize(
+    ("priority", "low", "does"), [(79, 50, False), (80, 50, True), (90, 90, False), (90, 95, False), (90, 89, True)]
+)
+def test_only_a_higher_priority_from_the_setting_on(priority: int, low: int, does: bool) -> None:
+    drive = running(gpus=1, priority=low)
+    drive.submit("asks", gpu={}, priority=priority)
+    drive.pass_time(2_500)
+    drive.settle()
+    assert drive.states("asks") == (["RUNNING"] if does else ["QUEUED"])
+
+
+def test_what_has_just_begun_runs_in_peace() -> None:
+    drive = Driving(ON)
+    drive.worker("w0", 1)
+    drive.submit("young", gpu={})
+    drive.settle()
+    urgent(drive)
+    drive.pass_time(50_000)
+    assert drive.states("young") == ["RUNNING"]
+    drive.pass_time(15_000)
+    drive.settle()
+    assert (drive.states("young"), drive.states("urgent")) == (["QUEUED"], ["RUNNING"])
+
+
+def test_nobody_ends_where_that_would_not_make_room() -> None:
+    drive = running()
+    urgent(drive, gpu={"count": 5})
+    urgent(drive, "other", resources={"cpu_milli": 100_000})
+    assert ended(drive, 4) == []
+
+
+def test_as_few_as_free_what_is_needed_on_one_host() -> None:
+    drive = running(hosts=2)
+    worker = drive.workers["w1"]
+    worker.finish(next(iter(worker.held)))
+    drive.settle()
+    urgent(drive, gpu={"count": 2})
+    drive.settle()
+    assert drive.states("urgent") == ["RUNNING"]
+    assert len([name for name in ended(drive, 8) if drive.states(name) == ["QUEUED"]]) == 1
+
+
+def test_the_lowest_priority_ends_first() -> None:
+    drive = Driving(ON)
+    drive.worker("w0", 3)
+    for name, priority in (("mid", 50), ("low", 10), ("high", 70)):
+        drive.submit(name, gpu={}, priority=priority)
+        drive.settle()
+    drive.pass_time(70_000)
+    urgent(drive)
+    drive.settle()
+    assert [drive.states(name) for name in ("low", "mid", "high")] == [["QUEUED"], ["RUNNING"], ["RUNNING"]]
+
+
+def test_a_gang_ends_whole_and_a_gang_is_placed_whole() -> None:
+    drive = Driving(ON)
+    for index in range(2):
+        drive.worker(f"w{index}", 4)
+    drive.submit("gang", gpu=GANG | {"count": 4}, replicas=2, priority=20)
+    drive.settle()
+    drive.pass_time(70_000)
+    urgent(drive, gpu=GANG | {"count": 4}, replicas=2)
+    drive.settle()
+    assert drive.states("gang") == ["QUEUED", "QUEUED"]
+    drive.pass_time(2_000)
+    drive.settle()
+    assert drive.states("urgent") == ["RUNNING", "RUNNING"]
+
+
+def slow(drive: Driving, jobs: int) -> None:
+    """What runs takes its time to end: the workers speak for nobody until told."""
+    for worker in drive.workers.values():
+        worker.auto = False
+    assert jobs
+
+
+def finish_ending(drive: Driving) -> None:
+    for worker in drive.workers.values():
+        for key in [key for key in worker.held if drive.states(key[1], key[0])[0] == "ENDING"]:
+            worker.finish(key, -15, "end")
+        worker.auto = True
+    drive.settle()
+
+
+def test_the_freed_gpus_are_the_preemptors_whoever_came_before() -> None:
+    drive = running()
+    slow(drive, 4)
+    drive.submit("big", gpu={"count": 2}, priority=90)
+    drive.pass_time(1_500)
+    assert drive.job("big").preempts is not None
+    drive.submit("first", gpu={}, priority=95)  # may preempt too, but not take what is freed for another
+    worker = drive.workers["w0"]
+    ending = [key for key in worker.held if drive.states(key[1])[0] == "ENDING"]
+    assert len(ending) == 2
+    worker.finish(ending[0], -15, "end")
+    drive.settle()
+    drive.tick()
+    assert drive.states("first")[0] == "QUEUED"
+    worker.finish(ending[1], -15, "end")
+    worker.auto = True
+    drive.settle()
+    assert drive.states("big") == ["RUNNING"]
+    assert drive.job("big").preempts is None
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_new_leader_goes_on_and_ends_nobody_twice(snapshot: bool) -> None:
+    drive = running()
+    slow(drive, 4)
+    drive.submit("big", gpu={"count": 2}, priority=90)
+    drive.pass_time(1_500)
+    before = drive.job("big").preempts
+    if snapshot:
+        drive.take_snapshot()
+    drive.lead()
+    drive.renew()
+    assert drive.job("big").preempts == before
+    drive.submit("small", gpu={}, priority=90)
+    drive.pass_time(5_000)
+    finish_ending(drive)
+    assert drive.states("big") == ["RUNNING"]
+    assert before is not None
+    assert sorted(drive.states(f"j{n}")[0] for n in range(4)).count("QUEUED") >= 2
+
+
+def test_explain_says_for_whose_end_it_waits() -> None:
+    drive = running()
+    slow(drive, 4)
+    drive.submit("big", gpu={"count": 2}, priority=90)
+    drive.pass_time(1_500)
+    found = waiting.explain_job(drive.engine, "t", "big")
+    assert isinstance(found, dict)
+    assert found["reason"] == "preempting"
+    assert "job j2, job j3" in found["because"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "hold"])
+def test_the_hosts_are_open_again_when_the_preemptor_goes(how: str) -> None:
+    drive = running()
+    slow(drive, 4)
+    drive.submit("big", gpu={"count": 2}, priority=90)
+    drive.pass_time(1_500)
+    if how == "cancel":
+        drive.cancel("big")
+    else:
+        drive.order("hold", job="big")
+    drive.submit("next", gpu={}, priority=60)
+    drive.pass_time(2_000)
+    assert not drive.state.preempting
+    finish_ending(drive)
+    assert drive.states("next") == ["RUNNING"]
+
+
+def test_hosts_that_fail_the_preemptor_are_not_held_for_ever() -> None:
+    drive = running(hosts=2, gpus=2)
+    slow(drive, 4)
+    drive.submit("big", gpu={"count": 2}, priority=90)
+    drive.pass_time(1_500)
+    preempts = drive.job("big").preempts
+    assert preempts is not None
+    name = drive.state.worker_by_num[preempts[0][0]].id
+    drive.operate("cordon", name)
+    finish_ending(drive)
+    drive.pass_time(VOID_MS + 3_000)
+    drive.settle()
+    drive.pass_time(3_000)
+    drive.settle()
+    assert drive.states("big") == ["RUNNING"], "on the other host, by a second preemption"
+
+
+def test_borrowed_gpus_are_taken_back_for_whom_they_are_guaranteed_and_no_more() -> None:
+    drive = Driving(Config(reclaim=True, preempt_after=0.0))
+    drive.worker("w0", 4)
+    drive.order("share", tenant="own", gpus=2)
+    drive.order("share", tenant="t", gpus=1)
+    for number in range(4):
+        drive.submit(f"j{number}", gpu={}, priority=100)
+        drive.settle()
+    drive.pass_time(5_000)
+    for number in range(3):
+        drive.submit(f"o{number}", gpu={}, tenant="own", priority=0)
+    drive.pass_time(5_000)
+    for _ in range(4):
+        drive.settle()
+        drive.pass_time(2_000)
+    assert [drive.states(f"o{n}", "own") for n in range(3)] == [["RUNNING"], ["RUNNING"], ["QUEUED"]]
+    assert sum(drive.states(f"j{n}") == ["RUNNING"] for n in range(4)) == 2
+    whys = [change.get("why") for event in drive.events for change in event["changes"] if change["state"] == "ENDING"]
+    assert set(whys) == {"preempted: borrowed GPUs go back to tenant own"}

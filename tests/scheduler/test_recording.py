@@ -1,0 +1,84 @@
+"""A recording of a leader: its decisions come out byte for byte again, and a difference is found."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from moorage.scheduler.recording import CannotReplay, RecordedEngine, Recorder, replay
+from tests.scheduler.driving import SUBJECTS, Driving
+
+
+def recorded(path: Path) -> Driving:
+    """Jobs, a gang, a cancel, a refusal, a limit, a drain, loads and a takeover, all recorded."""
+    drive = Driving()
+    recorder = Recorder(path)
+
+    def lead() -> None:
+        drive.engine = RecordedEngine(drive.state, drive.config, SUBJECTS, drive.engine.leader, drive.now, recorder)
+
+    lead()
+    drive.worker("w0", 2)
+    drive.worker("w1", 2)
+    for number in range(6):
+        drive.submit(f"j{number}", gpu={})
+    drive.settle()
+    drive.load("w0", s0="ecc")
+    drive.order("limit", gpus=3)
+    drive.submit("gang", replicas=2, gpu={"scheduling": "gang"})
+    drive.cancel("j1")
+    drive.run_out("w1")
+    drive.operate("drain", "w0")
+    drive.pass_time(5_000)
+    drive.lead()
+    lead()
+    drive.renew()
+    drive.run_out("w0")
+    drive.settle()
+    recorder.close()
+    return drive
+
+
+def test_every_decision_comes_out_byte_for_byte(tmp_path: Path) -> None:
+    path = tmp_path / "leader.rec"
+    drive = recorded(path)
+    found = list(replay(path))
+    assert all(one.same for one in found)
+    assert [one.seq for one in found] == [seq for seq in range(2, len(drive.records) + 1) if seq != _epoch(drive)]
+    assert found[-1].state.digest == drive.state.digest
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def _epoch(drive: Driving) -> int:
+    """The sequence of the second reign's epoch record, which no engine builds."""
+    return drive.state.epoch_seq
+
+
+def test_a_recording_that_breaks_off_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "leader.rec"
+    recorded(path)
+    whole = path.read_bytes()
+    count = len(list(replay(path)))
+    path.write_bytes(whole[: len(whole) - 7])
+    assert 0 < len(list(replay(path))) < count
+
+
+def test_a_decision_by_other_rules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moorage.scheduler.core import rank
+
+    path = tmp_path / "leader.rec"
+    recorded(path)
+    monkeypatch.setattr(rank, "best_slots", lambda mask, fit, count: 1 << (mask.bit_length() - 1))
+    found = list(replay(path))
+    assert any(not one.same for one in found)
+
+
+def test_what_is_no_recording_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes((3).to_bytes(4, "big") + b"\xc1\xc1\xc1")
+    with pytest.raises(CannotReplay):
+        list(replay(path))
+    path.write_bytes((2).to_bytes(4, "big") + b"\x91\xc0")
+    assert list(replay(path)) == []
