@@ -67,6 +67,7 @@ def test_only_a_higher_priority_from_the_setting_on(priority: int, low: int, doe
     drive.pass_time(2_500)
     drive.settle()
     assert drive.states("asks") == (["RUNNING"] if does else ["QUEUED"])
+    assert drive.replica("j0").attempt == 1, "nor ended and placed again before whoever asked"
 
 
 def test_what_has_just_begun_runs_in_peace() -> None:
