@@ -255,8 +255,9 @@ def devices(worker: str, models: Iterable[str], vendor: str = "nvidia", memory_m
 class Driving:
     """One leader at a time over one ledger kept in memory; `records` are the ledger's bytes."""
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Config | None = None, level: int = FORMAT) -> None:
         self.config = config or Config()
+        self.level = level  # at which the ledger begins
         self.now = 1_000_000
         self.records: list[bytes] = []
         self.snapshot: bytes | None = None
@@ -285,7 +286,7 @@ class Driving:
             validate(state)
             assert state.digest == self.shadow.digest
         epoch = Record(
-            FORMAT,
+            state.level if self.records else self.level,
             state.epoch + 1,
             7 + state.epoch,
             0,

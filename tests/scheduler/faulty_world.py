@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.records import STEP_WIDTH, Act, Op, decode_record
+from moorage.scheduler.core.records import FORMAT, STEP_WIDTH, Act, Op, decode_record
 from moorage.scheduler.core.state import IS_TERMINAL
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
@@ -41,14 +41,14 @@ class Clock:
 class FaultyWorld:
     """`run(steps)` with faults, then `heal()`: everything must come to an end."""
 
-    def __init__(self, seed: int, workers: int = 3) -> None:
+    def __init__(self, seed: int, workers: int = 3, level: int = FORMAT) -> None:
         self.random = random.Random(seed)
         preempts = seed % 2 == 0  # drawn beside the seed's own numbers: what they led to before, they do again
         config = Config(
             ended_max=15, jobs_max=60, tombstones_max=20, preempt_priority=60 if preempts else 101, preempt_after=0.05,
             reclaim=preempts, order="fifo" if seed % 5 == 4 else "fair",
         )  # fmt: skip
-        self.drive = Driving(config)
+        self.drive = Driving(config, level)
         self.faulty = True
         self.clocks: dict[str, Clock] = {}
         self.mail: list[tuple[int, int, str, Any]] = []  # due ms, tie, to, what

@@ -12,7 +12,7 @@ from typing import Final
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Host
 from moorage.scheduler.core.lifecycle import Lifecycle
-from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Count
+from moorage.scheduler.core.records import LEVEL_OF_0_3, RECORD_BYTES_MAX, Act, Count
 from moorage.scheduler.core.state import State, Worker
 from moorage.schemas.frames import Renew, Unwell
 
@@ -33,6 +33,8 @@ class Health:
         worker = host.worker
         if not (frame.unwell or worker.unwell or worker.well) or worker.num in draft.examined:
             return
+        if self.state.level < LEVEL_OF_0_3:
+            return  # its load frames say that they are sick, as ever
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # it is said again with the next renewal
         draft.examined.add(worker.num)
@@ -79,7 +81,7 @@ class Health:
         mask = (worker.quarantined | worker.unwell_mask) & (slots or -1)
         self.lifecycle.release(draft, worker, mask)
         draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined & mask, by])
-        if mask:
+        if mask and self.state.level >= LEVEL_OF_0_3:
             draft.acts.append([Act.WELL, worker.num, mask | worker.well, by])
         for job in self.state.jobs.values() if mask else ():
             if not job.over and any(num == worker.num and kept & mask for num, kept in job.avoid):

@@ -15,7 +15,7 @@ from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.plan import Planner
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, Act, actor
+from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, LEVEL_OF_0_3, Act, actor
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, State, Tenant
 from moorage.scheduler.core.state import Order as Standing
@@ -34,6 +34,17 @@ from moorage.schemas.operate import (
     Share,
     ShareAct,
 )
+
+
+def level_problem(what: str, level: int) -> Problem:
+    """An order whose record the schedulers of the release before could not follow."""
+    return problem(
+        "failed-precondition",
+        f"{what} need feature level {LEVEL_OF_0_3}: schedulers of the release before cannot follow a ledger with them",
+        found=f"feature level {level}",
+        allowed=f"{LEVEL_OF_0_3} or above",
+        next=f"once every scheduler is upgraded: moorage admin feature-level --to {LEVEL_OF_0_3}",
+    )
 
 
 class Orders:
@@ -190,7 +201,9 @@ class Orders:
 
     # --------------------------------------------------------------------------------------------------- fair share
 
-    def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done:
+    def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
+        if self.state.level < LEVEL_OF_0_3:
+            return level_problem("shares of tenants", self.state.level)
         name, before = asked.tenant, draft.share_of(asked.tenant)
         weight = (asked.weight or 0) if isinstance(asked.weight, int | None) else before[0]
         gpus = (asked.gpus or 0) if isinstance(asked.gpus, int | None) else before[1]

@@ -14,6 +14,9 @@ import msgspec
 #: the newest record format, which is the newest feature level: 1 is all up to release 0.2, 2 is 0.3. A release folds
 #: this one and the one before; a leader writes the ledger's level, which an operator raises once every scheduler can
 FORMAT: Final = 2
+#: the level from which on shares, preemption, windows, notices and the health of devices may stand in a ledger: a
+#: scheduler of 0.2 that follows it knows none of them
+LEVEL_OF_0_3: Final = 2
 RECORD_BYTES_MAX: Final = 512 * 1024
 STEP_WIDTH: Final = 6
 
