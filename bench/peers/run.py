@@ -57,14 +57,15 @@ RATIOS: tuple[tuple[str, str, str, str], ...] = (
 HEAD = """# Results beside others
 
 Written by `make bench-peers`: all on one machine, one after the other in each round; min, median and max. The settings
-are each peer's best that we found, and stand in its runner in `bench/peers`.
+stand in each peer's runner in `bench/peers`; a few were tried for each, not all that there are.
 
 - Ours is durable (fsynced before a submit is answered) and the peers are not: Ray and Dask keep nothing, HyperQueue
   runs without its journal, and Slurm saves its state now and then.
 - GPUs are made up everywhere. Ours are simulated workers' where no process is started, so 2,048 slots cost nothing but
-  their bookkeeping; a peer has a process or a thread for each slot, and 8 is what suits it best on this machine. With 8
+  their bookkeeping; a peer has a process or a thread for each slot, and was measured with 8. With 8
   slots ours is bound by them: a slot is busy for two records of the ledger at least.
-- submit→start is one job in flight, from the submit's call to the job's own clock.
+- submit→start is one job in flight, from the submit's call to the job's own clock; Slurm's has sbatch's own start in it.
+- Slurm's jobs are a shell script, ours and HyperQueue's /bin/true.
 """
 
 
