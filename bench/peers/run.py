@@ -64,8 +64,8 @@ stand in each peer's runner in `bench/peers`; a few were tried for each, not all
 - GPUs are made up everywhere. Ours are simulated workers' where no process is started, so 2,048 slots cost nothing but
   their bookkeeping; a peer has a process or a thread for each slot, and was measured with 8. With 8
   slots ours is bound by them: a slot is busy for two records of the ledger at least.
-- submit→start is one job in flight, from the submit's call to the job's own clock; Slurm's has sbatch's own start in it.
-- Slurm's jobs are a shell script, ours and HyperQueue's /bin/true.
+- submit→start is one job in flight, from the submit's call to the job's own clock; Slurm's has sbatch's own start in
+  it. Slurm's jobs are a shell script, ours and HyperQueue's /bin/true.
 """
 
 
