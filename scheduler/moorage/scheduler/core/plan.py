@@ -22,7 +22,6 @@ from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.reserve import (
     MOVE_MS,
     PATIENCE_MS,
-    WHOLE_TIMES,
     Reservation,
     expected,
     fills_hosts,
@@ -69,6 +68,7 @@ class Planner:
         self.reservation: Reservation | None = None
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._looked_ms = -PATIENCE_MS
+        self._granted = 0
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
         #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
@@ -373,14 +373,14 @@ class Planner:
                 job = draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)
                 if job is not None and draft.time_ms - job.accepted_ms > PATIENCE_MS:
                     head = self._turns.head(line) if self._turns is not None else -line.priority
-                    times = WHOLE_TIMES if fills_hosts(self.fleet, line.shape) else 1
-                    waited_ms = times * (draft.time_ms - job.accepted_ms)
-                    impatient.append((head, -waited_ms, line.entries[0], line))
+                    later = int(self._granted % 4 != 3 and not fills_hosts(self.fleet, line.shape))
+                    impatient.append((head, later, line.entries[0], line))
         for _, _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
             hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
             if hosts:
                 self.reservation = Reservation(item, line, hosts, start_ms)
                 self._moved_ms = draft.time_ms
+                self._granted += 1
                 return
 
     def _move(self, held: Reservation, now_ms: int) -> None:
