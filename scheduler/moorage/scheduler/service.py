@@ -27,7 +27,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
 from moorage.scheduler.core.outputs import Message
 from moorage.scheduler.core.state import State
-from moorage.scheduler.dead_letters import MAY_CHANGE, DeadLetters
+from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.history import History
@@ -119,8 +119,7 @@ class Scheduler:
     async def _run(self) -> None:
         await self.ledger.ensure()
         await self._js.ensure_stream(QueueReader.stream(self.subjects, self._replicas))
-        letters = DeadLetters.stream(self.subjects, self._replicas, self.config.dead_letters_keep)
-        await self._js.ensure_stream(letters, MAY_CHANGE)
+        await DeadLetters.ensure(self._js, self.subjects, self._replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
         gaps = 0
