@@ -8,7 +8,7 @@ FROM   ?= 0
 MINUTES ?= 30
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-placement \
+.PHONY: help test demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench-placement \
         bench-decisions bench-queueing bench-peers transcripts nats-image record-frames sim sim-long chaos chaos-long soak \
         hostile fsyncs fuzz clean
 
@@ -43,6 +43,9 @@ record-frames: $(STAMP)  ## what this release says, for the tests of the next on
 
 docs: $(STAMP)  ## regenerate the reference pages and the JSON schemas from the code
 	$(BIN)/python -m docs.generate
+
+pictures: $(STAMP)  ## draw those of docs/scheduling.md with moorage simulate
+	$(BIN)/python -m docs.pictures
 
 site: $(STAMP)  ## the documentation as a site in .site; a broken link is an error
 	@test -x $(BIN)/zensical || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -89,6 +89,7 @@ class Accidents:
         world.network.faults = Faults(delay_ms=(0.1, 2))
         for machine in world.machines.values():
             machine.disk_is_full = False
+            machine.hurry()
         for account in ("users", "ledger"):
             for stream in world.bus.streams(account).values():
                 stream.is_full = False

@@ -82,6 +82,7 @@ class World:
         self.machines: dict[str, Machine] = {}
         self.processes: dict[str, Process] = {}
         self._leaders: dict[str, Scheduler] = {}
+        self._opened: set[tuple[int, int, int]] = set()  # job, worker, slots: what an operator has opened to it again
 
     def run(self) -> None:
         """Raises `Violated`."""
@@ -266,7 +267,18 @@ class World:
         while (waits := self._waits_for()) is not None:
             if loop.time() > ends_s:
                 self.judge.violated(f"{HEALED_S:g} s after the last fault: {waits}")
+            self._open_avoided()
             await asyncio.sleep(2)
+
+    def _open_avoided(self) -> None:
+        """What an operator does for a job that waits for another device than this fleet has, by what `explain` says."""
+        state = self.judge.state
+        for job in state.jobs.values():
+            for num, mask in () if job.over or job.state != "QUEUED" else job.avoid:
+                if (job.num, num, mask) not in self._opened:
+                    self._opened.add((job.num, num, mask))
+                    worker, slots = state.worker_by_num[num].id, [slot for slot in range(64) if mask >> slot & 1]
+                    self.ask_admin("release", {"worker": worker, "slots": slots, "by": "sim"})
 
     def _waits_for(self) -> str | None:
         reigns = [leader.reign for leader in self._leaders.values() if leader.reign is not None]

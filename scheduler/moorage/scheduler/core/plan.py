@@ -349,8 +349,10 @@ class Planner:
         self._looked_ms = draft.time_ms
         held = self.reservation
         if held is not None:
-            if still_holds(self.fleet, held):
-                held.start_ms = expected(self.fleet, held, self.estimates, draft.time_ms)
+            with self.fleet.avoiding(held.shape.avoid):
+                holds = still_holds(self.fleet, held)
+                held.start_ms = expected(self.fleet, held, self.estimates, draft.time_ms) if holds else None
+            if holds:
                 return
             self._give_up()
         impatient: list[tuple[Head, int, Line]] = []
@@ -365,7 +367,8 @@ class Planner:
                     head = self._turns.head(line) if self._turns is not None else -line.priority
                     impatient.append((head, line.entries[0], line))
         for _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
-            hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
+            with self.fleet.avoiding(line.shape.avoid):  # and not where it would not be put
+                hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
             if hosts:
                 self.reservation = Reservation(item, line, hosts, start_ms)
                 return

@@ -277,10 +277,10 @@ def rooms_of(host: Host, width: int) -> tuple[list[int], list[int] | None, int]:
     if not host.shared:
         return rooms, None, count
     modes = [0] * width
-    closed = host.busy | host.sick | host.worker.quarantined
+    shut = host.shut
     for slot, device in host.shared.items():
         modes[slot] = device.mode
-        if not host.waiting and not closed >> slot & 1:
+        if not host.waiting and not shut >> slot & 1:
             most = host.cls.sharers(device.mode)
             memory = host.cls.devices[slot][3]
             room = min(100 - device.percent, 100 * (most - device.users) // most)

@@ -137,7 +137,7 @@ def _rooms(
         return
     mask, open_, last, known = host.cls.fit(shape).mask, host.open, now, True
     for at, sure, freed in ends:
-        open_ |= freed & host.lent
+        open_ |= freed & host.lent & ~host.shut
         known = known and sure
         room = min((open_ & mask).bit_count() // shape.count, emptied)
         if room > last:
