@@ -168,9 +168,9 @@ class Scheduler:
             try:
                 if await self.ledger.follow(state):
                     heard = time.monotonic()
-                    self._folded = state.seq
                     if not state.leader:
                         return
+                self._folded = state.seq
             except BusError as error:
                 log.warning("the ledger cannot be read now: %s", error)
                 # It counts from the last record that was read, yet not before it was readable for half of the time:
