@@ -43,7 +43,7 @@ from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.inventory.simulated import simulated_hosts
 from moorage.worker.settings import WorkerSettings
-from tests.sim.accidents import Accidents
+from tests.sim.accidents import REORDER_MS, Accidents
 from tests.sim.callers import Callers
 from tests.sim.claimers import Claimers
 from tests.sim.devices import MachineInventory
@@ -57,6 +57,8 @@ CONFIG: Final = Config(ended_max=20, jobs_max=80, tombstones_max=30)
 #: virtual seconds of faults, and after them until everything must be over
 FAULTY_S: Final = 120.0
 HEALED_S: Final = 900.0
+#: after the last fault nothing that was sent before it comes later than this
+LATE_S: Final = max(REORDER_MS) / 1000 + 1
 SNAPSHOT_RECORDS: Final = 60
 PROBATION_S: Final = 10.0
 FLEET_FRAME_S: Final = 10.0
@@ -153,6 +155,11 @@ class World:
         self.callers.healed_s = asyncio.get_running_loop().time()
         self.accidents.heal()
         await asyncio.gather(*self.callers.asked)
+        if self.faults:
+            late_s = self.callers.healed_s + LATE_S - asyncio.get_running_loop().time()
+            await asyncio.sleep(max(0.0, late_s))
+            self.accidents.take_back()
+            await asyncio.gather(*self.callers.asked)
         await self._until_over()
 
     # ------------------------------------------------------------------------------------------ processes
