@@ -8,9 +8,9 @@ FROM   ?= 0
 MINUTES ?= 30
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
-.PHONY: help test demo types lint check docs site mutants bench bench-quick bench-core bench-cli bench-placement \
-        bench-decisions bench-queueing bench-peers transcripts nats-image record-frames sim sim-long chaos chaos-long soak \
-        hostile fsyncs fuzz clean
+.PHONY: help test demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
+        placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
+        sim-long chaos chaos-long soak hostile fsyncs fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -43,6 +43,9 @@ record-frames: $(STAMP)  ## what this release says, for the tests of the next on
 
 docs: $(STAMP)  ## regenerate the reference pages and the JSON schemas from the code
 	$(BIN)/python -m docs.generate
+
+pictures: $(STAMP)  ## draw those of docs/scheduling.md with moorage simulate
+	$(BIN)/python -m docs.pictures
 
 site: $(STAMP)  ## the documentation as a site in .site; a broken link is an error
 	@test -x $(BIN)/zensical || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
@@ -96,6 +99,9 @@ bench-decisions: $(STAMP)  ## what a decision costs: µs mean, p50, p99, and the
 
 bench-peers: $(STAMP)  ## ours beside Ray, Dask, HyperQueue and Slurm, each from its own package, into bench/RESULTS-peers.md
 	$(BIN)/python -m bench.peers.run
+
+bench-fairness: $(STAMP)  ## two tenants of weights 3:1 on real processes for ten minutes
+	$(BIN)/python -m bench.fairness
 
 bench-queueing: $(STAMP)  ## waits on the Philly jobs: ours beside FIFO, EASY, greedy backfill and SJF
 	$(BIN)/python -m bench.queueing --out bench/QUEUEING.md

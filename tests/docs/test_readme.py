@@ -79,7 +79,8 @@ def test_the_commands_in_its_text_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for line in re.findall(r"`((?:make|moorage) [^`]+)`", README):
         words = shlex.split(line)
-        assert words[1] in (targets if words[0] == "make" else verbs), line
+        known = targets if words[0] == "make" else verbs
+        assert words[1] in known or " ".join(words[1:3]) in known, line
 
 
 def test_its_links_lead_somewhere() -> None:

@@ -491,6 +491,21 @@ async def test_a_standby_takes_over_from_a_killed_leader(nats_server: Server, un
         assert await second.terminate() == 0
 
 
+async def test_junk_in_the_ledger_is_no_sign_of_its_leaders_life(nats_server: Server, unique: str) -> None:
+    """A record every tenth of a second that is not of the reign: a standby counts its leader's silence all the same."""
+    async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:
+        first = await made.scheduler(config=QUICK)
+        await acme.leader()
+        second = await made.scheduler(config=QUICK)
+        await until(lambda: "folded" in second.words(), what="the second standing by")
+        await first.kill()
+        leads = asyncio.create_task(acme.leader(2))
+        while not leads.done():
+            assert isinstance(await here.js.append(here.subjects.ledger_record, b"junk"), Ack)
+            await asyncio.wait([leads], timeout=0.1)
+        assert (await leads)["epoch"] == 2
+
+
 async def test_a_stopped_leader_that_wakes_writes_and_answers_nothing_and_stands_by(
     nats_server: Server, unique: str
 ) -> None:

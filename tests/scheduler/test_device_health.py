@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core import views
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.records import Act, decode_record
+from moorage.scheduler.core.reserve import PATIENCE_MS
 from moorage.scheduler.core.state import State
 from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.frames import End, Unwell
@@ -101,6 +103,84 @@ def test_a_device_is_not_given_again_to_the_job_it_failed_under_and_is_to_others
     drive.tick()
     drive.settle()
     assert slots_of(drive, "j") == ("w1", 1)
+
+
+def failed_under(job: str = "j", config: Config | None = None, **asked: Any) -> Driving:
+    """The only GPU of the fleet failed under a job and is well again."""
+    drive = Driving(config)
+    drive.worker("w0", gpus=1)
+    drive.submit(job, gpu={}, **asked)
+    drive.settle()
+    say(drive, "w0", FAILED)
+    drive.settle()
+    say(drive, "w0")
+    return drive
+
+
+def test_no_host_is_held_back_for_a_job_that_may_not_have_its_device() -> None:
+    drive = failed_under()
+    drive.pass_time(PATIENCE_MS + 5_000)
+    assert drive.engine.planner.reservation is None
+    drive.submit("other", gpu={})
+    drive.settle()
+    assert slots_of(drive, "other") == ("w0", 1)
+    assert drive.job("j").state == "QUEUED"
+
+
+def test_nobody_ends_for_a_job_that_may_not_have_the_device() -> None:
+    drive = failed_under(config=Config(preempt_priority=80, preempt_after=60.0), priority=90)
+    drive.submit("other", gpu={})
+    drive.settle()
+    drive.pass_time(100_000)
+    drive.settle()
+    assert drive.job("other").state == "RUNNING"
+    drive.submit("next", gpu={}, priority=90)
+    drive.pass_time(2_000)
+    drive.settle()
+    assert drive.job("next").state == "RUNNING", "and somebody ends for one that may"
+
+
+@pytest.mark.parametrize("gpu", [{}, {"scheduling": "gang"}])
+def test_an_operators_word_opens_a_device_that_is_well_again_to_the_job_it_failed_under(gpu: dict[str, str]) -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    drive.submit("j", replicas=2, gpu=gpu)
+    drive.settle()
+    say(drive, "w0", FAILED)
+    drive.settle()
+    say(drive, "w0")
+    drive.pass_time(5_000)
+    drive.settle()
+    assert "QUEUED" in drive.states("j")
+    assert drive.operate("release", "w0", slots=[1])["changed"] is False
+    assert drive.operate("release", "w0", slots=[0])["slots"] == [0]
+    drive.settle()
+    assert drive.states("j") == ["RUNNING", "RUNNING"]
+    assert drive.operate("release", "w0")["changed"] is False
+
+
+def test_a_word_on_one_device_leaves_the_job_its_others() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    drive.submit("j", gpu={"count": 2})
+    drive.settle()
+    say(drive, "w0", FAILED, Unwell(1, "xid", "Xid 48: an uncorrectable (double-bit) memory error", True))
+    drive.settle()
+    assert drive.job("j").avoid == ((0, 3),)
+    drive.operate("release", "w0", slots=[1])
+    assert drive.job("j").avoid == ((0, 1),)
+
+
+def test_nobody_joins_the_sharers_of_an_unwell_device() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    share = {"sharing": "mps", "share": {"memory_mib": 1_000, "compute_percent": 10}}
+    drive.submit("first", gpu=share)
+    drive.settle()
+    say(drive, "w0", Unwell(0, "reset-needed", "the driver asks for a reset", False))
+    drive.submit("next", gpu=share)
+    drive.settle()
+    assert (drive.job("first").state, drive.job("next").state) == ("RUNNING", "QUEUED")
 
 
 def test_probation_keeps_it_closed_and_ends_nobody() -> None:

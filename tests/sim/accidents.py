@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SUBJECTS: Final = Subjects()
 #: what a doomed process still does before it dies
 DOOMED_ACTS_MAX: Final = 60
+#: milliseconds by which a message comes late at most
+REORDER_MS: Final = (20, 500, 4_000, 12_000)
 
 
 class Accidents:
@@ -71,7 +73,7 @@ class Accidents:
             drop=rng.choice((0, 0, 0.01, 0.05)) * faults,
             duplicate=rng.choice((0, 0.02, 0.1)) * faults,
             reorder=rng.choice((0, 0.02, 0.1)) * faults,
-            reorder_ms=rng.choice((20, 500, 4_000, 12_000)),
+            reorder_ms=rng.choice(REORDER_MS),
             delay_ms=(0.1, rng.choice((1, 20, 300))),
             lose_ack=rng.choice((0, 0.02, 0.1)) * faults,
             deny_ack=rng.choice((0, 0.5)),
@@ -89,6 +91,7 @@ class Accidents:
         world.network.faults = Faults(delay_ms=(0.1, 2))
         for machine in world.machines.values():
             machine.disk_is_full = False
+            machine.hurry()
         for account in ("users", "ledger"):
             for stream in world.bus.streams(account).values():
                 stream.is_full = False
@@ -99,6 +102,11 @@ class Accidents:
             self._restore_snapshots(self._lost)
         for task in self._asked:
             task.cancel()
+        self.take_back()
+
+    def take_back(self) -> None:
+        """What operators did is undone. Once more when the network holds no message of theirs any more."""
+        world = self.world
         for name in world.hosts:  # one that never joined is not known, and not cordoned
             world.ask_admin("uncordon", {"worker": name, "by": "sim"})
         for tenant in TENANTS:

@@ -88,14 +88,14 @@ class Claimers:
         if lease is None:
             return
         hold = LocalHold(lease.uuid, mode, ticket)
-        self._judge.held_locally(self._machine, hold)
-        self._machine.local.append(hold)
-        try:
-            await asyncio.sleep(self._rng.expovariate(1 / HELD_S))
-        finally:
-            if hold in self._machine.local:
-                self._machine.local.remove(hold)
-            lease.release()
+        with lease:  # also where the judge raises
+            self._judge.held_locally(self._machine, hold)
+            self._machine.local.append(hold)
+            try:
+                await asyncio.sleep(self._rng.expovariate(1 / HELD_S))
+            finally:
+                if hold in self._machine.local:
+                    self._machine.local.remove(hold)
         self._pool.validate()
 
     def _placed(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:

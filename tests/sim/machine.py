@@ -36,6 +36,8 @@ from tests.sim.devices import LocalHold, MachineInventory, Memory, Ran
 
 #: what a start takes at most, and a death by SIGKILL
 SPAWN_S: Final = 0.03
+#: how long a job takes at most once the faults are over: what is to be seen then is that everything ends
+HURRIED_S: Final = 2.0
 #: seconds until a new supervisor of a machine answers
 SUPERVISOR_START_S: Final = 0.1
 
@@ -53,6 +55,7 @@ class Machine:
         self.local: list[LocalHold] = []  # what its agent's own process holds
         self.memory = Memory(random.Random(rng.random()), is_late=faults > 0)
         self.disk_is_full = False
+        self.hurries = False
         self.inventory: MachineInventory | None = None  # of the agent that started last
         self.on_start: Callable[[Ran], None] = lambda _: None
         self.supervisor: Supervisor | None = None
@@ -82,6 +85,12 @@ class Machine:
         self.memory.rebooted()
         self.boots += 1
 
+    def hurry(self) -> None:
+        """From now on jobs take `HURRIED_S` at most, those that run too: the rest of long sleeps shows nothing new."""
+        self.hurries = True
+        if self.supervisor is not None:
+            self.supervisor.hurry()
+
     def began(self, ran: Ran) -> None:
         self.ran.append(ran)
         self.living.append(ran)
@@ -99,6 +108,7 @@ class Child:
     ran: Ran | None = None
     event: Started | None = None
     over: asyncio.TimerHandle | None = None
+    code: int = 0  # with which it exits by itself
     cause: Reason = "exit"
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
@@ -191,6 +201,13 @@ class Supervisor:
         else:
             self._fence_passed()
 
+    def hurry(self) -> None:
+        soon_s = self._loop.time() + HURRIED_S
+        for child in self.children.values():
+            if child.over is not None and child.cause == "exit" and child.over.when() > soon_s:
+                child.over.cancel()
+                child.over = self._loop.call_at(soon_s, self._exited, child, child.code)
+
     def listed(self) -> Listed:
         return Listed(
             n=0,
@@ -220,8 +237,10 @@ class Supervisor:
         child.event = Started(key=start.key, pid=len(self.machine.ran), started_boottime_s=now)
         self._emit(child.event)
         seconds = float(start.argv[1])
-        code = int(start.argv[2]) if len(start.argv) > 2 else 0
-        child.over = self._loop.call_later(seconds, self._exited, child, code)
+        child.code = int(start.argv[2]) if len(start.argv) > 2 else 0
+        if self.machine.hurries:
+            seconds = min(seconds, HURRIED_S)
+        child.over = self._loop.call_later(seconds, self._exited, child, child.code)
         if start.timeout_s is not None:
             child.timers.append(self._loop.call_later(start.timeout_s, self.end, start.key, "timeout", start.grace_s))
 

@@ -17,6 +17,8 @@ SEEDS: Final = int(os.environ.get("MOORAGE_SIM_SEEDS", "300"))
 #: seeds that went wrong once, and what it was
 REGRESSIONS: Final = {
     10: "a standby that was slower than the leader's snapshots stopped for good instead of taking the newest",
+    66: "a probation that ended gave out a device whose memory had not come back",
+    128: "a host was held back for ever for a job that was not to have its device again",
     206: "a gang's rank that waited on a worker whose supervisor died kept that worker out for ever",
     238: "the same",
 }

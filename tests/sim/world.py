@@ -43,7 +43,7 @@ from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.inventory.simulated import simulated_hosts
 from moorage.worker.settings import WorkerSettings
-from tests.sim.accidents import Accidents
+from tests.sim.accidents import REORDER_MS, Accidents
 from tests.sim.callers import Callers
 from tests.sim.claimers import Claimers
 from tests.sim.devices import MachineInventory
@@ -57,6 +57,8 @@ CONFIG: Final = Config(ended_max=20, jobs_max=80, tombstones_max=30)
 #: virtual seconds of faults, and after them until everything must be over
 FAULTY_S: Final = 120.0
 HEALED_S: Final = 900.0
+#: after the last fault nothing that was sent before it comes later than this
+LATE_S: Final = max(REORDER_MS) / 1000 + 1
 SNAPSHOT_RECORDS: Final = 60
 PROBATION_S: Final = 10.0
 FLEET_FRAME_S: Final = 10.0
@@ -82,6 +84,7 @@ class World:
         self.machines: dict[str, Machine] = {}
         self.processes: dict[str, Process] = {}
         self._leaders: dict[str, Scheduler] = {}
+        self._opened: set[tuple[int, int, int]] = set()  # job, worker, slots: what an operator has opened to it again
 
     def run(self) -> None:
         """Raises `Violated`."""
@@ -152,6 +155,11 @@ class World:
         self.callers.healed_s = asyncio.get_running_loop().time()
         self.accidents.heal()
         await asyncio.gather(*self.callers.asked)
+        if self.faults:
+            late_s = self.callers.healed_s + LATE_S - asyncio.get_running_loop().time()
+            await asyncio.sleep(max(0.0, late_s))
+            self.accidents.take_back()
+            await asyncio.gather(*self.callers.asked)
         await self._until_over()
 
     # ------------------------------------------------------------------------------------------ processes
@@ -266,7 +274,18 @@ class World:
         while (waits := self._waits_for()) is not None:
             if loop.time() > ends_s:
                 self.judge.violated(f"{HEALED_S:g} s after the last fault: {waits}")
+            self._open_avoided()
             await asyncio.sleep(2)
+
+    def _open_avoided(self) -> None:
+        """What an operator does for a job that waits for another device than this fleet has, by what `explain` says."""
+        state = self.judge.state
+        for job in state.jobs.values():
+            for num, mask in () if job.over or job.state != "QUEUED" else job.avoid:
+                if (job.num, num, mask) not in self._opened:
+                    self._opened.add((job.num, num, mask))
+                    worker, slots = state.worker_by_num[num].id, [slot for slot in range(64) if mask >> slot & 1]
+                    self.ask_admin("release", {"worker": worker, "slots": slots, "by": "sim"})
 
     def _waits_for(self) -> str | None:
         reigns = [leader.reign for leader in self._leaders.values() if leader.reign is not None]

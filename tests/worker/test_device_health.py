@@ -201,10 +201,28 @@ def test_the_pool_gives_out_the_others_and_who_holds_it_keeps_it() -> None:
     with pytest.raises(SlotsRefused, match="quarantined"):
         pool.try_claim_slots([0], "exclusive", "next")
     pool.try_claim_slots([1], "exclusive", "next")
-    seen.unquarantine(0)  # a member's memory came back: the device is unwell all the same
-    assert pool.slot_states()[0].quarantine
+    pool.quarantine(0, "memory kept after job", "memory")
+    pool.unquarantine(0, "memory")  # it came back: the device is unwell all the same
+    assert pool.slot_states()[0].quarantine == "xid: Xid 79: the GPU has fallen off the bus"
     assert seen.well([0], 1, 3.0) == [0]
     pool.try_claim_slots([0], "exclusive", "again")
+    pool.validate()
+
+
+def test_a_probation_that_ends_gives_out_no_device_whose_memory_is_not_back() -> None:
+    pool = GpuPool(DEVICES)
+    seen = watch(pool)
+    pool.try_claim_slots([1, 2], "exclusive", "others")
+    seen.happened(0, Fault("xid", Gravity.FAILED, "an event"), 1.0)
+    pool.quarantine(0, "memory kept after job", "memory")
+    seen.seen([WELL] * 3, 2.0)
+    seen.seen([WELL] * 3, 3.0 + PROBATION_S)
+    assert not seen.told, "the device itself is well again"
+    assert pool.slot_states()[0].quarantine == "memory kept after job"
+    assert pool.try_claim() is None
+    pool.unquarantine(0, "memory")
+    with pool.try_claim() or pytest.fail("it is in use again") as lease:
+        assert lease.slot == 0
     pool.validate()
 
 

@@ -102,7 +102,10 @@ class Ledger:
     # ------------------------------------------------------------------------------------------ reading
 
     async def follow(self, state: State) -> int:
-        """Fold what stands behind `state.seq` into it; returns how many records. Raises `LedgerGap`, `LedgerBroken`."""
+        """Fold what stands behind `state.seq` into it. Raises `LedgerGap`, `LedgerBroken`.
+
+        Returns how many records of the reign there were: what is skipped is no sign of its leader's life.
+        """
         stream, count = self._subjects.ledger_stream, 0
         info = await self._js.stream_info(stream)
         if info.last_seq < state.seq:
@@ -113,9 +116,8 @@ class Ledger:
             return 0
         try:
             async for message in self._js.read_range(stream, from_seq=state.seq + 1, to_seq=info.last_seq):
-                self.fold_message(state, message)
-                count += 1
-                if count % 200 == 0:
+                count += self.fold_message(state, message)
+                if message.seq % 200 == 0:
                     await asyncio.sleep(0)
         except StreamGap as gap:
             raise LedgerGap(f"the ledger has a hole behind record {state.seq}: {gap}") from None
@@ -152,13 +154,14 @@ class Ledger:
         """Delete the records below a sequence, by their subject: the epoch record stays (ledger-rules H36)."""
         return await self._js.purge(self._subjects.ledger_stream, subject=self._subjects.ledger_record, below_seq=seq)
 
-    def fold_message(self, state: State, message: StoredMessage) -> None:
-        """Fold one stored record; junk is a counted no-op."""
+    def fold_message(self, state: State, message: StoredMessage) -> bool:
+        """Fold one stored record; junk is a counted no-op, and False."""
         record = self._decode(message)
         if record is None or record.epoch < state.epoch:
             self._skip(state, message)
-        else:
-            fold(state, record, message.seq)
+            return False
+        fold(state, record, message.seq)
+        return True
 
     def _skip(self, state: State, message: StoredMessage) -> None:
         """Go past junk and past what a stale leader wrote. On the epoch's subject the guard names it from now on."""

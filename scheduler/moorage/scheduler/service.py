@@ -27,7 +27,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Operate, Order, Resign, SnapshotTaken
 from moorage.scheduler.core.outputs import Message
 from moorage.scheduler.core.state import State
-from moorage.scheduler.dead_letters import MAY_CHANGE, DeadLetters
+from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.history import History
@@ -119,8 +119,7 @@ class Scheduler:
     async def _run(self) -> None:
         await self.ledger.ensure()
         await self._js.ensure_stream(QueueReader.stream(self.subjects, self._replicas))
-        letters = DeadLetters.stream(self.subjects, self._replicas, self.config.dead_letters_keep)
-        await self._js.ensure_stream(letters, MAY_CHANGE)
+        await DeadLetters.ensure(self._js, self.subjects, self._replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
         gaps = 0
@@ -169,9 +168,9 @@ class Scheduler:
             try:
                 if await self.ledger.follow(state):
                     heard = time.monotonic()
-                    self._folded = state.seq
                     if not state.leader:
                         return
+                self._folded = state.seq
             except BusError as error:
                 log.warning("the ledger cannot be read now: %s", error)
                 # It counts from the last record that was read, yet not before it was readable for half of the time:

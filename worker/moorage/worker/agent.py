@@ -95,6 +95,8 @@ QUEUE_MAX: Final = 65_536
 #: pages of output that are read at once; the leader asks again
 LOG_READS_MAX: Final = 16
 PORT_TRIES_MAX: Final = 256
+#: who keeps a slot of the pool closed
+MEMORY_KEPT: Final = "memory"
 LOG_AGAIN_S: Final = 30.0
 _TICK: Final = Tick()
 _TURN_OVER: Final = TurnOver()
@@ -469,13 +471,14 @@ class Agent:
                 holders.discard(name)
                 if not holders:
                     self._quarantined.pop(slot, None)
-                    self.watch.unquarantine(slot)
+                    self.pool.unquarantine(slot, MEMORY_KEPT)
 
     def _quarantine(self, command: Quarantine) -> None:
         member = command.member
         for slot in command.slots:
             self._quarantined.setdefault(slot, set()).add(member.name)
-            self.pool.quarantine(slot, f"memory kept after {member.job}" if not member.stuck else "cannot be ended")
+            why = f"memory kept after {member.job}" if not member.stuck else "cannot be ended"
+            self.pool.quarantine(slot, why, MEMORY_KEPT)
         lease = self._leases.get(member.name)
         if lease is not None and not member.stuck:
             lease.release()  # its other devices are free; those in quarantine stay out of use

@@ -23,6 +23,9 @@ from moorage.worker.pool import GpuPool, SlotState
 
 log = logging.getLogger("moorage.worker")
 
+#: who keeps a slot of the pool closed
+CLOSED_BY: Final = "health"
+
 
 class _File(msgspec.Struct):
     boot: str
@@ -81,23 +84,14 @@ class DeviceWatch:
     def _settle(self, now: float) -> bool:
         before, self.told = self.told, self.health.unwell(now)
         unwell = {each.slot: f"{each.kind}: {each.detail}" for each in self.told}
-        states = self._pool.slot_states() if unwell or self._ours else []
         for slot in self._ours - unwell.keys():
-            self._pool.unquarantine(slot)
-        for slot, reason in unwell.items():
-            if not states[slot].quarantine:
-                self._pool.quarantine(slot, reason)
+            self._pool.unquarantine(slot, CLOSED_BY)
+        for slot in unwell.keys() - self._ours:
+            self._pool.quarantine(slot, unwell[slot], CLOSED_BY)
         self._ours = frozenset(unwell)
         if self.health.changed:
             self._write()
         return self.told != before
-
-    def unquarantine(self, slot: int) -> None:
-        """What kept a slot out of use for a member's sake is over: it is in use again, unless its device is unwell."""
-        self._pool.unquarantine(slot)
-        for each in self.told:
-            if each.slot == slot:
-                self._pool.quarantine(slot, f"{each.kind}: {each.detail}")
 
     # ------------------------------------------------------------------------------------------- what is made of it
 

@@ -65,7 +65,8 @@ class _Slot:
     device: Device
     mode: Sharing | None = None
     holders: list[int] = field(default_factory=list)  # lease numbers; `GpuPool._leases` says whose
-    quarantine: str = ""
+    closed_by: dict[str, str] = field(default_factory=dict)  # who keeps it out of use, and why
+    quarantine: str = ""  # the newest of these reasons
 
     @property
     def free(self) -> bool:
@@ -226,10 +227,11 @@ class GpuPool:
 
     # ------------------------------------------------------------------------------- quarantine, and who may use what
 
-    def quarantine(self, slot: int, reason: str) -> None:
-        """Take a slot out of use: whoever holds it keeps it, nobody gets it after. A later reason replaces the first.
+    def quarantine(self, slot: int, reason: str, by: str = "") -> None:
+        """Take a slot out of use: whoever holds it keeps it, nobody gets it after.
 
-        Raises ValueError for an empty reason, IndexError for a slot that is not there.
+        `by` says who closes it, by any word: it stays closed until each who closed it has opened it. A later reason of
+        the same one replaces the first. Raises ValueError for an empty reason, IndexError for a slot that is not there.
         """
         if not reason:
             raise ValueError("a quarantine needs a reason")
@@ -237,16 +239,20 @@ class GpuPool:
         found = self._at(slot)
         if found.free:
             self._free -= 1
-        found.quarantine = reason[:REASON_CHARS_MAX]
+        found.closed_by.pop(by, None)  # the newest reason stands last
+        found.closed_by[by] = found.quarantine = reason[:REASON_CHARS_MAX]
         self._changed()
 
-    def unquarantine(self, slot: int) -> None:
-        """Give a slot back to use; a slot that nobody holds goes to the oldest waiter. Not quarantined: nothing."""
+    def unquarantine(self, slot: int, by: str = "") -> None:
+        """Open a slot that `by` closed; it is in use again once nobody keeps it closed, first for the oldest waiter.
+
+        Not closed by this one: nothing.
+        """
         self._reap()
         found = self._at(slot)
-        if not found.quarantine:
+        if found.closed_by.pop(by, None) is None:
             return
-        found.quarantine = ""
+        found.quarantine = next(reversed(found.closed_by.values()), "")
         if found.free:
             self._count_free()
         self._serve()

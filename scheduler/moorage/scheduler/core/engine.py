@@ -685,10 +685,10 @@ class Engine:
         if job.over or job.hold is not None:
             return  # a release adds it anew
         new, priority = self.shape_of(job), self.priority_of(job)
-        for replica in job.replicas if new.together == 1 else ():
-            if replica.state == QUEUED and replica.not_before <= self.state.time_ms:
-                item = entry(job.num, replica.index)
-                self.queue.remove(priority, old, item, job.tenant)
+        for replica in job.replicas[:1] if new.together > 1 else job.replicas:
+            item = entry(job.num, replica.index)
+            # one that pauses is not in line: its timer puts it there, though its time may have come
+            if replica.state == QUEUED and self.queue.remove(priority, old, item, job.tenant):
                 self.queue.add(priority, new, item, job.tenant)
 
     def _tell(self, folded: Folded, out: Outputs) -> None:

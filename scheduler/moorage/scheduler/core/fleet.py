@@ -219,19 +219,20 @@ class Host:
         self.bucket = -1
 
     @property
+    def shut(self) -> int:
+        """Slots that nobody is put on, whoever of ours leaves them: used by others, unwell, or in quarantine."""
+        return self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask
+
+    @property
     def open(self) -> int:
         """Slots that may be given out wholly; none while a local claimer waits for a device (H42)."""
-        return (
-            0
-            if self.waiting
-            else self.free & ~(self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask)
-        )
+        return 0 if self.waiting else self.free & ~self.shut
 
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> bool:
         """Whether one more sharer of this shape's mode and share fits on a device that others share."""
         if device.mode != shape.mode or device.users >= self.cls.sharers(shape.mode):
             return False
-        if self.waiting or (self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask) >> slot & 1:
+        if self.waiting or self.shut >> slot & 1:
             return False
         if shape.compute_percent and device.percent + shape.compute_percent > 100:
             return False
@@ -251,9 +252,7 @@ class Host:
         if shape.count:
             slots = fit.mask & (self.open if now else self.lent)
             if when == "emptied":
-                slots &= (
-                    0 if self.waiting else ~(self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask)
-                )
+                slots &= 0 if self.waiting else ~self.shut
             rooms, devices = 0, slots.bit_count()
             for slot, device in self.shared.items() if now else ():
                 if fit.mask >> slot & 1 and self.room_beside(slot, device, shape):

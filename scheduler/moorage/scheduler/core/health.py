@@ -76,20 +76,27 @@ class Health:
     def release(self, draft: Draft, worker: Worker, slots: int, by: str) -> int:
         """An operator's word that devices are well: they are open again, also to jobs that they failed under.
 
-        `slots` is a mask, 0 for all that are in quarantine or unwell. Returns the mask of those that were.
+        `slots` is a mask, 0 for all that are in quarantine, unwell, or avoided by a job: a device that is well again by
+        itself stays closed to the job that it failed under until this is said. Returns the mask of those that were.
         """
-        mask = (worker.quarantined | worker.unwell_mask) & (slots or -1)
+        named = slots or -1
+        mask = (worker.quarantined | worker.unwell_mask) & named
         self.lifecycle.release(draft, worker, mask)
         draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined & mask, by])
         if mask and self.state.level >= LEVEL_OF_0_3:
             draft.acts.append([Act.WELL, worker.num, mask | worker.well, by])
-        for job in self.state.jobs.values() if mask else ():
-            if not job.over and any(num == worker.num and kept & mask for num, kept in job.avoid):
+        lifted = 0
+        for job in self.state.jobs.values():
+            kept = 0 if job.over else dict(job.avoid).get(worker.num, 0)
+            if kept & named:
+                lifted |= kept & named
                 draft.acts.append([Act.AVOID, job.num, worker.num, 0])
+                if kept & ~named:
+                    draft.acts.append([Act.AVOID, job.num, worker.num, kept & ~named])
                 draft.bytes += ACT_BYTES
                 draft.avoided.add(job)
         draft.bytes += 2 * ACT_BYTES
-        return mask
+        return mask | lifted
 
     @staticmethod
     def _bytes(worker: Worker, frame: Renew) -> int:

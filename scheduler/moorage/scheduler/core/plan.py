@@ -22,6 +22,7 @@ from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.reserve import (
     MOVE_MS,
     PATIENCE_MS,
+    WHOLE_OF,
     Reservation,
     expected,
     fills_hosts,
@@ -68,7 +69,7 @@ class Planner:
         self.reservation: Reservation | None = None
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._looked_ms = -PATIENCE_MS
-        self._granted = 0
+        self._granted = 0  # reservations given
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
         #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
@@ -359,11 +360,13 @@ class Planner:
         self._looked_ms = draft.time_ms
         held = self.reservation
         if held is not None:
-            if still_holds(self.fleet, held):
-                self._move(held, draft.time_ms)
-                return
+            with self.fleet.avoiding(held.shape.avoid):
+                if still_holds(self.fleet, held):
+                    self._move(held, draft.time_ms)
+                    return
             self._give_up()
-        impatient: list[tuple[Head, int, int, Line]] = []
+        whole_first = self._granted % WHOLE_OF != WHOLE_OF - 1
+        impatient: list[tuple[Head, bool, int, Line]] = []
         for line in self.queue.lines.values():
             while line.entries and not (
                 self._waits(draft, line.entries[0]) and not self.queue.is_taken(line, line.entries[0])
@@ -373,10 +376,11 @@ class Planner:
                 job = draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)
                 if job is not None and draft.time_ms - job.accepted_ms > PATIENCE_MS:
                     head = self._turns.head(line) if self._turns is not None else -line.priority
-                    later = int(self._granted % 4 != 3 and not fills_hosts(self.fleet, line.shape))
+                    later = whole_first and not fills_hosts(self.fleet, line.shape)
                     impatient.append((head, later, line.entries[0], line))
         for _, _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
-            hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
+            with self.fleet.avoiding(line.shape.avoid):  # and not where it would not be put
+                hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
             if hosts:
                 self.reservation = Reservation(item, line, hosts, start_ms)
                 self._moved_ms = draft.time_ms

@@ -85,7 +85,8 @@ class Preempting:
             if right is None:
                 continue
             searches += 1
-            found = self.policy.choose(draft, line.shape, right, barred(line))
+            with self.policy.fleet.avoiding(line.shape.avoid):
+                found = self.policy.choose(draft, line.shape, right, barred(line))
             if found is not None:
                 self._end(draft, right, found)
 

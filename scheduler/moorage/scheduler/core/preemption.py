@@ -126,11 +126,10 @@ class _Search:
         shape, mine = self.shape, [m for v in victims for m in v.members if m.worker is host.worker]
         room = 1 << 30
         if shape.count:
-            out = host.busy | host.sick | host.worker.quarantined
             freed = 0
             for member in mine:
                 freed |= member.mask
-            devices = host.cls.fit(shape).mask & (host.open | (0 if host.waiting else freed & host.lent & ~out))
+            devices = host.cls.fit(shape).mask & (host.open | (0 if host.waiting else freed & host.lent & ~host.shut))
             room = devices.bit_count() // shape.count
         if shape.cpu_milli and host.cpu_milli:
             cpu = host.cpu_free + sum(self.policy.shape_of(m.replica.job).cpu_milli for m in mine)

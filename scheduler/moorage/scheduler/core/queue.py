@@ -80,10 +80,14 @@ class Queue:
         self._taken.add((self._key(priority, shape, tenant), item))
         self.size -= 1
 
-    def remove(self, priority: int, shape: Shape, item: int, tenant: str) -> None:
-        """An entry that stands in its line leaves it for good, at the cost of a walk along the line."""
-        self.lines[self._key(priority, shape, tenant)].entries.remove(item)
+    def remove(self, priority: int, shape: Shape, item: int, tenant: str) -> bool:
+        """An entry leaves its line for good, at the cost of a walk along the line; whether it stood there."""
+        line = self.lines.get(self._key(priority, shape, tenant))
+        if line is None or item not in line.entries:
+            return False
+        line.entries.remove(item)
         self.size -= 1
+        return True
 
     def is_taken(self, line: Line, item: int) -> bool:
         return bool(self._taken) and ((-line.priority, line.shape.index, line.tenant), item) in self._taken

@@ -265,10 +265,9 @@ class Fgd(Classic):
             self._waste = Waste(table, self.mix.top())
             self._steps: Ints = np.array([step * self._waste.weight // 10_000 for step in _SIGMOID], np.int64)
         fits, gain, slots = gains(table, self._waste, ask, rows, cells)
-        found = np.full(len(rows), -1, np.int64)
-        found[slice(None) if fits is None else fits] = np.searchsorted(self._steps, gain, side="right")
-        self._best = (rows if fits is None else rows[fits], slots)
-        return found
+        steps = np.searchsorted(self._steps, gain, side="right")
+        self._best = (rows, slots)
+        return steps if fits is None else np.where(fits, steps, -1)
 
     def slot_of(self, table: HostTable, ask: Ask, row: int) -> int:
         fits, slots = self._best

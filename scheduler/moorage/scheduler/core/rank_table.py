@@ -115,7 +115,7 @@ class HostTable:
 
     def changed_since(self, seen: int) -> Ints:
         """The rows that changed after the change of this number."""
-        return np.flatnonzero(self.changed[: len(self.nums)] > seen)
+        return (self.changed[: len(self.nums)] > seen).nonzero()[0]
 
     def modes_of(self, rows: Ints) -> Ints:
         """The mode in which each device of some rows is shared, 0 for none."""
@@ -277,10 +277,10 @@ def rooms_of(host: Host, width: int) -> tuple[list[int], list[int] | None, int]:
     if not host.shared:
         return rooms, None, count
     modes = [0] * width
-    closed = host.busy | host.sick | host.worker.quarantined
+    shut = host.shut
     for slot, device in host.shared.items():
         modes[slot] = device.mode
-        if not host.waiting and not closed >> slot & 1:
+        if not host.waiting and not shut >> slot & 1:
             most = host.cls.sharers(device.mode)
             memory = host.cls.devices[slot][3]
             room = min(100 - device.percent, 100 * (most - device.users) // most)
@@ -305,6 +305,7 @@ class Ask:
         "memory",
         "mode",
         "needs",
+        "ranked",
         "ranks",
         "shape",
     )
@@ -326,6 +327,7 @@ class Ask:
         self.fits: Bools = np.array([not fit.reason for fit in found], np.bool_)
         self.all_fit = bool(self.fits.all())
         self.ranks: Ints = np.array([2 - fit.rank if not fit.reason else 0 for fit in found], np.int64)
+        self.ranked = bool(self.ranks.any())
         self.masks: Bools | None = None
         if shape.mode != NO_GPU and any(
             not fit.reason and fit.mask != (1 << len(cls.devices)) - 1
@@ -349,19 +351,20 @@ class Ask:
 
     def able(self, table: HostTable, rows: Ints) -> tuple[Ints, Ints]:
         """Those of some rows that have the class, processors, memory and devices now, and their cells."""
-        cells: Ints = table.cells[rows]
+        cells = table.cells.take(rows, 0)
         ok: Bools = cells[:, CPU] >= self.cpu
         if self.memory:
             ok &= cells[:, MEMORY] >= self.memory
         if not self.all_fit:
-            ok &= self.fits[cells[:, CLASS]]
+            ok &= self.fits.take(cells[:, CLASS])
         if self.mode == EXCLUSIVE:
             if self.masks is None:
                 ok &= cells[:, FREE] >= self.count
             else:
                 whole = (cells[:, ROOM:] == 100) & self.masks[cells[:, CLASS]]
                 ok &= whole.sum(1) >= self.count
-        return rows[ok], cells[ok]
+        kept = ok.nonzero()[0]
+        return (rows, cells) if len(kept) == len(rows) else (rows.take(kept), cells.take(kept, 0))
 
     def rooms(self, table: HostTable, rows: Ints, cells: Ints, room: Ints) -> Ints:
         """What the devices of some rows have left for this shape; `room` with `NO_ROOM` where it may not go."""

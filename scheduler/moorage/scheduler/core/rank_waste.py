@@ -4,6 +4,10 @@ F of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023), in whole numbers:
 of the mix. A device counts as useless for a request when the host lacks its processors, the device is of another
 model, or less is left on it than the request needs; and all free devices do when there are fewer than it asks for.
 
+A share leaves room that later ones fill, or nobody: so the room of a device is followed through some arrivals of the
+mix (`ahead`), each taking its place there if it fits, before it is judged by the next. Processors are judged by the
+next arrival alone: the devices of a host share them, and each would take them anew.
+
 That sum splits into one term for each device and one for their number, which depend on the host's processors only by
 *level*: how many of the mix's distinct demands for processors are covered. So F is a few look-ups in two tables:
 
@@ -30,9 +34,9 @@ SHARES_MAX: Final = 128
 
 
 class Waste:
-    """The tables of one mix over one table's kinds of devices."""
+    """The tables of one mix over one table's kinds of devices; `ahead` arrivals are looked ahead, 0 is FGD itself."""
 
-    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], ahead: int = 0) -> None:
         total = sum(count for _, count in mix) or 1
         weighed = [(shape, max(1, count * WEIGHTS // total)) for shape, count in mix]
         self.weight = sum(weight for _, weight in weighed) or 1
@@ -53,7 +57,9 @@ class Waste:
                         several[kind.index, level, shape.count] += weight
         served = fits.cumsum(1).cumsum(2)  # weight that a device with so much room serves
         room = np.arange(ROOMS)
-        self.waste: Ints = room * (self.weight - served)
+        idle = idle_after(fits.sum(1)[:, :NO_ROOM], self.weight, ahead)
+        self.waste: Ints = room * (served[:, -1:] - served)
+        self.waste[:, :, :NO_ROOM] += idle[:, None]
         self.waste[:, :, NO_ROOM] = 0
         # of those it serves, requests for more devices than are free find none of them of use
         longer = several.cumsum(1)
@@ -86,3 +92,19 @@ class Waste:
     def shares_bytes(self) -> int:
         """What the tables of shares take, in bytes."""
         return sum(int(table.nbytes) for table in self._shares.values())
+
+
+def idle_after(takes: Ints, weight: int, ahead: int) -> Ints:
+    """What is of no use to the arrival after the next `ahead`, of a device by kind and room: percent times `weight`.
+
+    `takes` is the weight of the requests that take so many percent, by kind; who does not fit goes elsewhere.
+    """
+    room = np.arange(takes.shape[1])
+    taken = room[:, None] - room
+    passing = takes[:, np.maximum(taken, 0)] * (taken > 0)  # from this room to that one
+    stays = weight - takes.cumsum(1)
+    passing[:, room, room] = stays
+    idle: Ints = room * stays
+    for _ in range(ahead):
+        idle = (passing @ idle[:, :, None])[:, :, 0] // weight
+    return idle

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 PATIENCE_MS: Final = 30_000
 #: a reservation's hosts are chosen anew at most so often, where others will be free sooner: a walk over the fleet
 MOVE_MS: Final = 30_000
-#: who needs whole hosts counts as having waited so many times as long when a reservation is given: room for it comes
-#: only where hosts are held back, for others by itself; nobody who has waited so many times as long is passed by it
-WHOLE_TIMES: Final = 16
+#: of so many reservations all but one go first to those that need whole hosts: room for them comes only where hosts are
+#: held back, for others by itself. The last goes by arrival alone, so nobody is passed by more than the others
+WHOLE_OF: Final = 4
 #: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
@@ -148,7 +148,7 @@ def _rooms(
         return
     mask, open_, last, known = host.cls.fit(shape).mask, host.open, now, True
     for at, sure, freed in ends:
-        open_ |= freed & host.lent
+        open_ |= freed & host.lent & ~host.shut
         known = known and sure
         room = min((open_ & mask).bit_count() // shape.count, emptied)
         if room > last:

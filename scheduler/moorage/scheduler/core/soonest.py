@@ -54,7 +54,7 @@ def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
     fit = host.cls.fit(shape).mask
     found: list[tuple[int, int]] = []
     for after_ms, _, member in ends:
-        open_ |= member.mask & host.lent & ~(host.busy | host.sick | host.worker.quarantined)
+        open_ |= member.mask & host.lent & ~host.shut
         asked = member.replica.job.shape
         assert isinstance(asked, Shape)
         cpu, memory = cpu + asked.cpu_milli, memory + asked.memory_mib

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -132,12 +133,12 @@ class SupervisorLink:
         self._pending = [member for member in self._pending if member.key != key]
         if self._supervised is not None:
             member = EndMember(key=key, grace_s=grace_s, why=why, notice_s=notice_s)
-            self._spawn(self._quietly(self._supervised.end([member])))
+            self._spawn(self._quietly(partial(self._supervised.end, [member])))
 
     def forget(self, keys: list[str]) -> None:
         """Their ends are dealt with; their output stays as long as the keeper's bounds say."""
         if self._supervised is not None:
-            self._spawn(self._quietly(self._supervised.forget(keys, keep_output=True)))
+            self._spawn(self._quietly(partial(self._supervised.forget, keys, keep_output=True)))
 
     def set_fence(self, worker: str, deadline_s: float, grace_s: float) -> None:
         """The earliest deadline of all workers holds: with more than one here, one's partition is everybody's."""
@@ -145,7 +146,7 @@ class SupervisorLink:
         fence = min(self._fences.values())
         if fence != self._fence and self._supervised is not None:
             self._fence = fence
-            self._spawn(self._quietly(self._supervised.fence(*fence)))
+            self._spawn(self._quietly(partial(self._supervised.fence, *fence)))
 
     # -- inside
 
@@ -189,9 +190,10 @@ class SupervisorLink:
             if worker in self._listeners:
                 self._listeners[worker].on_start_refused(of_worker, why)
 
-    async def _quietly(self, asked: Coroutine[Any, Any, None]) -> None:
+    async def _quietly(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """It asks here, and not before: a task that is cancelled before its first step leaves no coroutine behind."""
         try:
-            await asked
+            await ask()
         except SupervisorGone:
             pass  # the next one's list says what became of it
         except SupervisorError as error:
@@ -247,7 +249,7 @@ class SupervisorLink:
         replaced, self.boot = boot != self.boot, boot
         self._supervised = supervised
         if self._fence is not None:
-            self._spawn(self._quietly(supervised.fence(*self._fence)))
+            self._spawn(self._quietly(partial(supervised.fence, *self._fence)))
         # what was asked for meanwhile is in no list, so its listeners tell it lost: it must not start after that
         self._pending.clear()
         for worker, listener in list(self._listeners.items()):

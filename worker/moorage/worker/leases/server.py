@@ -59,6 +59,8 @@ FREE_WAIT_S: Final = 10.0
 #: how long holders have when an operator drains the worker, which says no time
 DRAIN_S: Final = 3600.0
 DRAINED: Final = "the worker is drained"
+#: who keeps a slot of the pool closed
+CLOSED_BY: Final = "asked back"
 PROBE_S: Final = 0.25
 PROBE_QUARANTINED_S: Final = 5.0
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -399,14 +401,14 @@ class LeaseServer:
 
     def _mark(self, slot: int, holder: Holder, reason: str) -> None:
         self._marked.setdefault(slot, set()).add(holder)
-        self._pool.quarantine(slot, reason)
+        self._pool.quarantine(slot, reason, CLOSED_BY)
 
     def _unmark(self, slot: int, holder: Holder) -> None:
         """Sharers of a device may each have been marked: the last one lifts the quarantine."""
         marks = self._marked.get(slot, set())
         marks.discard(holder)
         if not marks and self._marked.pop(slot, None) is not None:
-            self._pool.unquarantine(slot)
+            self._pool.unquarantine(slot, CLOSED_BY)
 
 
 def matches(spec: GpuSpec, device: Device) -> bool:
