@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.scheduler.core.backfill import FREED_MS
-from moorage.scheduler.core.reserve import PATIENCE_MS
+from moorage.scheduler.core.reserve import MOVE_MS, PATIENCE_MS, WHOLE_OF
 from tests.scheduler.driving import Driving
 
 
@@ -119,3 +119,47 @@ def test_the_biggest_gang_starts_when_what_ran_has_ended(limits: bool) -> None:
         assert drive.now - began < 400_000, "the gang starves"
     longest = max(remaining, 160_000)  # of those that start before the reservation stands
     assert drive.now - began <= 1.2 * longest + PATIENCE_MS
+
+
+def test_three_of_four_reservations_go_to_whole_hosts_and_one_by_arrival() -> None:
+    """A stream of jobs for whole hosts, one always waiting, passes an older small one at most three times."""
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("first", gpu={"count": 8})
+    drive.settle()
+    drive.submit("half", gpu={"count": 5})
+    for number in range(6):
+        drive.submit(f"whole-{number}", gpu={"count": 8})
+    order = []
+    running = "first"
+    while running != "half":
+        drive.pass_time(PATIENCE_MS + 2_000)
+        held = drive.engine.planner.reservation
+        assert held is not None
+        order.append(drive.state.jobs[held.num].name)
+        drive.run_out("w0")
+        drive.settle()
+        running = next(job.name for job in drive.state.jobs.values() if "RUNNING" in drive.states(job.name))
+    assert order[-1] == "half"
+    assert 1 < len(order) <= WHOLE_OF
+
+
+def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, 8)
+        drive.submit(f"on-{name}", gpu={"count": 8}, run=limited(4_000 if name == "w0" else 6_000))
+        drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.reservation
+    assert held is not None
+    assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == ["w0"]
+    drive.submit("short", gpu={"count": 8}, priority=90, run=limited(60))
+    drive.cancel("on-w1")
+    drive.run_out("w1")
+    drive.settle()  # w1 is free, and whoever has the higher priority takes it for a minute
+    drive.pass_time(2 * MOVE_MS)
+    held = drive.engine.planner.reservation
+    where = [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] if held is not None else ["started"]
+    assert where in (["w1"], ["started"])

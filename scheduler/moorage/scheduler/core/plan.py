@@ -19,7 +19,16 @@ from moorage.scheduler.core.preempting import Preempting
 from moorage.scheduler.core.queue import REPLICA_BITS, Head, Line, Queue
 from moorage.scheduler.core.rank import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
-from moorage.scheduler.core.reserve import PATIENCE_MS, Reservation, expected, soonest, still_holds
+from moorage.scheduler.core.reserve import (
+    MOVE_MS,
+    PATIENCE_MS,
+    WHOLE_OF,
+    Reservation,
+    expected,
+    fills_hosts,
+    soonest,
+    still_holds,
+)
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.turns import Turns
@@ -60,6 +69,8 @@ class Planner:
         self.reservation: Reservation | None = None
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._looked_ms = -PATIENCE_MS
+        self._granted = 0  # reservations given
+        self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
         #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
         self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
@@ -350,12 +361,12 @@ class Planner:
         held = self.reservation
         if held is not None:
             with self.fleet.avoiding(held.shape.avoid):
-                holds = still_holds(self.fleet, held)
-                held.start_ms = expected(self.fleet, held, self.estimates, draft.time_ms) if holds else None
-            if holds:
-                return
+                if still_holds(self.fleet, held):
+                    self._move(held, draft.time_ms)
+                    return
             self._give_up()
-        impatient: list[tuple[Head, int, Line]] = []
+        whole_first = self._granted % WHOLE_OF != WHOLE_OF - 1
+        impatient: list[tuple[Head, bool, int, Line]] = []
         for line in self.queue.lines.values():
             while line.entries and not (
                 self._waits(draft, line.entries[0]) and not self.queue.is_taken(line, line.entries[0])
@@ -365,13 +376,28 @@ class Planner:
                 job = draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)
                 if job is not None and draft.time_ms - job.accepted_ms > PATIENCE_MS:
                     head = self._turns.head(line) if self._turns is not None else -line.priority
-                    impatient.append((head, line.entries[0], line))
-        for _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
+                    later = whole_first and not fills_hosts(self.fleet, line.shape)
+                    impatient.append((head, later, line.entries[0], line))
+        for _, _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
             with self.fleet.avoiding(line.shape.avoid):  # and not where it would not be put
                 hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
             if hosts:
                 self.reservation = Reservation(item, line, hosts, start_ms)
+                self._moved_ms = draft.time_ms
+                self._granted += 1
                 return
+
+    def _move(self, held: Reservation, now_ms: int) -> None:
+        """See again when a reservation's hosts will hold it, and now and then whether others would sooner."""
+        held.start_ms = expected(self.fleet, held, self.estimates, now_ms)
+        if now_ms - self._moved_ms < MOVE_MS:
+            return
+        self._moved_ms = now_ms
+        hosts, start_ms = soonest(self.fleet, held.shape, self.estimates, now_ms)
+        if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
+            return
+        held.hosts, held.start_ms = hosts, start_ms
+        self.fleet.changes += 1  # the hosts it leaves are open again
 
     def _fill_in(self, draft: Draft, line: Line, room: float) -> int:
         """`_backfill`, counted; nobody is told of in the evidence but who came by the order."""

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from moorage.scheduler.core.backfill import Estimates
 
 PATIENCE_MS: Final = 30_000
+#: a reservation's hosts are chosen anew at most so often, where others will be free sooner: a walk over the fleet
+MOVE_MS: Final = 30_000
+#: of so many reservations all but one go first to those that need whole hosts: room for them comes only where hosts are
+#: held back, for others by itself. The last goes by arrival alone, so nobody is passed by more than the others
+WHOLE_OF: Final = 4
 #: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
@@ -43,6 +48,12 @@ class Reservation:
     def num(self) -> int:
         """The job that it is for."""
         return self.item >> REPLICA_BITS
+
+
+def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
+    """Whether it asks at once for as many GPUs as the largest host that could run it has, or more."""
+    most = max((len(cls.devices) for cls, _ in fleet.capable(shape)), default=0)
+    return 0 < most <= shape.count * shape.together
 
 
 def still_holds(fleet: Fleet, held: Reservation) -> bool:
