@@ -21,7 +21,7 @@ def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
 def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
         script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; while :; do sleep 0.01; done"
-        member = sh("j", script, timeout_s=1.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=0.5)
+        member = sh("j", script, timeout_s=3.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=2.5)
         ended = await rig.run(member)
         assert (ended.reason, ended.exit_code, ended.signal) == ("timeout", 0, None)
         assert rig.text("j").split() == ["saved", "ending"]
