@@ -13,6 +13,7 @@ from moorage.cli.render import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import Answer
 
 #: between the two looks: two renewals of one node (2 s each, and what their answer may wait), more than one of a
 #: cluster (3 s)
@@ -54,7 +55,7 @@ def audit(
             answer = await client.operate("audit")
             standing = {key: row for key, row in drift_of(answer.data).items() if key in standing}
         drift = list(standing.values())
-        frame = {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": drift}}
+        frame = _frame(answer, drift)
         if not options.shown(frame, drift):
             for worker, kind, member in standing:
                 tell(f"{worker}\t{kind}\t{member or '-'}\t{KINDS.get(kind, kind)}")
@@ -81,11 +82,15 @@ async def _watch(client: AsyncClient, options: RowOptions) -> int:
         now = {key: row for key, row in found.items() if key in seen}
         changes = [{**row, "change": "comes"} for key, row in now.items() if key not in standing]
         changes += [{**row, "change": "goes"} for key, row in standing.items() if key not in now]
-        frame = {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": changes}}
-        if changes and not options.shown(frame, changes):
+        if changes and not options.shown(_frame(answer, changes), changes):
             for row in changes:
                 tell("\t".join((row["change"], row["worker"], row["kind"], row.get("member", "") or "-")))
         standing, seen = now, found
+
+
+def _frame(answer: Answer, drift: list[dict[str, Any]]) -> dict[str, Any]:
+    """The wire's frame, with what the looks came to in the place of what the last one found."""
+    return {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": drift}}
 
 
 def drift_of(data: dict[str, Any]) -> dict[_Key, dict[str, Any]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import UnsetType
+
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.finished import job_key
@@ -34,6 +36,11 @@ from moorage.schemas.operate import (
     Share,
     ShareAct,
 )
+
+
+def _given(value: int | UnsetType | None, before: int) -> int:
+    """What an act asks for: None is none, written 0; what it does not name stays as it was."""
+    return before if isinstance(value, UnsetType) else value or 0
 
 
 def level_problem(what: str, level: int) -> Problem:
@@ -159,8 +166,7 @@ class Orders:
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
         name, before = asked.tenant, draft.limits_of(asked.tenant)
-        gpus = (asked.gpus or 0) if isinstance(asked.gpus, int | None) else before[0]
-        jobs = (asked.jobs or 0) if isinstance(asked.jobs, int | None) else before[1]
+        gpus, jobs = _given(asked.gpus, before[0]), _given(asked.jobs, before[1])
         changed = (gpus, jobs) != before
         if changed:
             self._write(draft, Act.LIMIT, name, gpus, jobs, by=by, why=asked.why)
@@ -205,8 +211,7 @@ class Orders:
         if self.state.level < LEVEL_OF_0_3:
             return level_problem("shares of tenants", self.state.level)
         name, before = asked.tenant, draft.share_of(asked.tenant)
-        weight = (asked.weight or 0) if isinstance(asked.weight, int | None) else before[0]
-        gpus = (asked.gpus or 0) if isinstance(asked.gpus, int | None) else before[1]
+        weight, gpus = _given(asked.weight, before[0]), _given(asked.gpus, before[1])
         changed = (weight, gpus) != before
         if changed:
             self._write(draft, Act.SHARE, name, weight, gpus, by=by, why=asked.why)
