@@ -11,7 +11,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import islice
 from typing import Final
 
-from moorage.scheduler.core.ageing import Ageing
+from moorage.scheduler.core.ageing import Ageing, within
 from moorage.scheduler.core.backfill import DEPTH_MAX, Estimates
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import Rates
@@ -77,6 +77,7 @@ class Planner:
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
         #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
         self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
+        self._classes: list[int] = []  # this pass: the priorities of those who wait, where jobs age
         self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
         self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts barred to them
         self._turns: Turns | None = None  # this pass: the order under fair share
@@ -186,7 +187,10 @@ class Planner:
 
     def _begin(self, draft: Draft) -> None:
         self._draft = draft
-        standing = self.standing if self.ageing is not None else None
+        standing = None
+        if self.ageing is not None:
+            standing = self.standing
+            self._classes = sorted({line.priority for line in self.queue.lines.values() if line.entries})
         self._turns = Turns(draft, self.rates, standing) if self.is_fair(draft) else None
         if self.order != "fifo":
             self._reserve(draft)
@@ -210,11 +214,14 @@ class Planner:
 
     def standing_of(self, priority: int, item: int) -> int:
         """The same of one entry of the queue."""
+        return priority if self.ageing is None else within(self._classes, priority, self.aged_of(priority, item))
+
+    def aged_of(self, priority: int, item: int) -> int:
+        """What an entry's priority has come to, whether there is such a class or not."""
         if self.ageing is None or self._draft is None:
             return priority
-        draft = self._draft
-        job = draft.state.jobs.get(item >> REPLICA_BITS)
-        return self.ageing.of(priority, draft.time_ms - job.accepted_ms) if job is not None else priority
+        job = self._draft.state.jobs.get(item >> REPLICA_BITS)
+        return priority if job is None else self.ageing.of(priority, self._draft.time_ms - job.accepted_ms)
 
     def _count(self, draft: Draft, line: Line, replicas: int) -> None:
         """What was placed counts at once in whose turn it is."""
@@ -428,7 +435,8 @@ class Planner:
 
     def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
         """Who would get hosts reserved now, with these jobs (their numbers) gone; changes nothing."""
-        whole_first, head_of = self._granted % WHOLE_OF != WHOLE_OF - 1, self._head_of()
+        whole_first = self._granted % WHOLE_OF != WHOLE_OF - 1
+        head_of = self._head_of()
         impatient: list[tuple[Head, bool, int, Line]] = []
         for line in self.queue.lines.values():
             item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)

@@ -100,8 +100,8 @@ def _cancel_ahead(trials: Trials) -> Iterator[dict[str, Any]]:
 def _go_ahead(trials: Trials) -> Iterator[dict[str, Any]]:
     job = trials.job
     stops = trials.stops(trials.priority, trials.item, frozenset((job.num,)))
-    standing = trials.engine.planner.standing_of
-    priority = 1 + max((standing(line.priority, item) for line, item in stops), default=PRIORITY_MAX)
+    aged = trials.engine.planner.aged_of
+    priority = 1 + max((aged(line.priority, item) for line, item in stops), default=PRIORITY_MAX)
     if priority <= PRIORITY_MAX and trials.in_place(priority=priority, lets_go=lambda line: True):
         say = f"ask your operator for priority {priority}: then it is first"
         yield _order(say, f"moorage admin priority {job.name} --tenant {job.tenant} --to {priority}")

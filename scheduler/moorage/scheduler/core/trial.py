@@ -173,8 +173,12 @@ class Trials:
         """Whether the first of a line goes before an entry of this priority; under fair share it may be anybody."""
         if self.engine.planner.is_fair(self.draft):
             return True
-        standing = self.engine.planner.standing_of
-        theirs, mine = standing(line.priority, first), priority if item is None else standing(priority, item)
+        planner = self.engine.planner
+        theirs, mine = planner.standing_of(line.priority, first), priority
+        if item is not None:
+            mine = planner.standing_of(priority, item)
+        if mine <= planner.aged_of(line.priority, first):
+            theirs = max(theirs, mine)  # it comes up to this class once there is somebody in it
         return theirs > mine or (theirs == mine and (item is None or first < item))
 
     def stops(

@@ -89,9 +89,8 @@ def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
 
 def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
     """What it counts as by its age, where that is more than its priority."""
-    ageing, waited_ms = engine.planner.ageing, engine.state.time_ms - job.accepted_ms
-    counts = priority if ageing is None else ageing.of(priority, waited_ms)
-    return {"counts_as": counts, "waited_ms": waited_ms} if counts > priority else {}
+    counts = engine.planner.standing_of(priority, entry(job.num, 0))
+    return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
 
 
 def _ahead(trials: Trials, reason: str) -> dict[str, Any]:
