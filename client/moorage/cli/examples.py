@@ -50,7 +50,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "plan": (
         "moorage plan --gpu 8xH100 -- ./train.sh",
         "moorage plan --gpu 8xA100 --add 2x8xA100 -- ./train.sh",
-        "moorage plan --drain n07",
+        "moorage plan --drain n07 --quota acme=16 --quota vision=32 --share acme=3:8",
     ),
     "replay": (
         "moorage replay leader.rec",
