@@ -27,6 +27,7 @@ from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
     from moorage.client.admin import Admin
+    from moorage.client.feed import Feed
     from moorage.client.job import Job, Result
     from moorage.client.lease import Lease, OnAskedBack
     from moorage.client.transport import ClientTransport, Link
@@ -89,6 +90,7 @@ class AsyncClient:
         self.timeout_s = seconds(timeout)
         self.wait_timeout_s = seconds(wait_timeout)
         self.watches: set[_Follower] = set()
+        self._feed: Feed | None = None
         self._requests = Requests()
         self.context: Context | None = None
         self._target = target
@@ -133,6 +135,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close; jobs go on."""
+        self._feed = None  # those who are on it end with the connection
         if self._mux is not None:
             await self._mux.close()
             self._mux = None
@@ -142,6 +145,22 @@ class AsyncClient:
                 await self._transport.release(connection)
             else:
                 await connection.close()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is followed here that one more had better hear the tenant's frames (see `feed`)."""
+        from moorage.client.feed import CROWD
+
+        return len(self.watches) >= CROWD
+
+    @property
+    def feed(self) -> Feed:
+        """The tenant's frames, heard once for all who follow jobs on this client."""
+        if self._feed is None:
+            from moorage.client.feed import Feed
+
+            self._feed = Feed(self)
+        return self._feed
 
     def _on_state(self, state: State) -> None:
         if state is State.CONNECTED:
@@ -202,11 +221,14 @@ class AsyncClient:
 
         What is lost on the way is asked for again where its worker keeps it; `lost_bytes` tells what is missing still.
         Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when it
-        is over, and when this call is cancelled, the job goes on.
+        is over, and when this call is cancelled, the job goes on. Unless `events` says otherwise, a crowd of them on
+        one client hears the tenant's frames (see `feed`).
         Raises `JobFailed` (its `result` has the output, too) unless it SUCCEEDED, `TimedOut`, and as `submit`.
         """
         from moorage.client.running import run
 
+        if self.crowded and not isinstance(what, Request) and not (isinstance(what, Mapping) and "events" in what):
+            fields.setdefault("events", "tenant")
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
         return await run(self, self.request(what, gpu, key, fields), timeout_s)
 
