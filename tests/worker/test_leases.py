@@ -56,6 +56,12 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+def answers(path: Path) -> bool:
+    """Whether somebody listens on this UNIX socket; the file alone may be a killed agent's."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        return peer.connect_ex(str(path)) == 0
+
+
 class HolderProcess:
     """A process that borrows."""
 
@@ -391,7 +397,7 @@ async def test_a_killed_agent_s_leases_are_gone_and_the_holder_is_told(nats_url:
         path = state / SOCKET_NAME
         async with agent_process(state, nats_url, unique) as agent:
             await leader.joined("w1")
-            await until(path.exists, what="the socket")
+            await until(lambda: answers(path), what="the socket")
             async with borrow(path, "2xH100") as lease:
                 assert len(lease.uuids) == 2
                 agent.send_signal(signal.SIGKILL)
@@ -399,5 +405,6 @@ async def test_a_killed_agent_s_leases_are_gone_and_the_holder_is_told(nats_url:
                 assert (lease.lost, asked.reason, asked.left_s) == (True, "agent-gone", 0.0)
         async with agent_process(state, nats_url, unique):
             await leader.joined("w1", joins=2)
+            await until(lambda: answers(path), what="the new agent's socket in the killed one's place")
             async with borrow(path, "4xH100", timeout_s=10) as lease:  # nothing is remembered of the former agent's
                 assert len(lease.uuids) == 4
