@@ -104,11 +104,14 @@ class AsyncClient(Connected):
 
         What is lost on the way is asked for again where its worker keeps it; `lost_bytes` tells what is missing still.
         Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when it
-        is over, and when this call is cancelled, the job goes on.
+        is over, and when this call is cancelled, the job goes on. Unless `events` says otherwise, a crowd of them on
+        one client hears the tenant's frames (see `feed`).
         Raises `JobFailed` (its `result` has the output, too) unless it SUCCEEDED, `TimedOut`, and as `submit`.
         """
         from moorage.client.running import run
 
+        if self.crowded and not isinstance(what, Request) and not (isinstance(what, Mapping) and "events" in what):
+            fields.setdefault("events", "tenant")
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
         return await run(self, self.request(what, gpu, key, fields), timeout_s)
 
