@@ -33,16 +33,20 @@ LS_MAX: Final = 1000
 CONTENDED_AT: Final = 5
 
 
-def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
-    """One job, whole: its request, replicas and last transitions."""
+def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict[str, Any] | Problem:
+    """One job, whole: its request, replicas and last transitions.
+
+    From the next record on its own subject tells of it, too, unless not `follow`: who asks hears the tenant's frames.
+    """
     job = engine.state.job(tenant, name)
     if job is None:
         return finished_row(engine, tenant, name)
     request = decode_request(job.body)
-    job.own_subject = True  # somebody follows it: from the next record on its own subject tells of it, too
+    if follow:
+        job.own_subject = True
     return {
         **summary(engine, job),
-        "own_subject": True,
+        "own_subject": follow or engine.own_subject(job),
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
         "replica_states": [_replica(engine, replica) for replica in job.replicas],
