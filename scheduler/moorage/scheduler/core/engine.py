@@ -708,9 +708,9 @@ class Engine:
         for job in folded.jobs.values():
             if job.told < job.rev:
                 own = job.own_subject
-                events.append((job.tenant, job.name, tell(job), self._own_subject(job) if own is None else own))
+                events.append((job.tenant, job.name, tell(job), self.own_subject(job) if own is None else own))
 
-    def _own_subject(self, job: Job) -> bool:
+    def own_subject(self, job: Job) -> bool:
         """Whether this job's events go to its own subject too: its request says `"events": "tenant"` where not."""
         if job.own_subject is None:
             job.own_subject = self.request_of(job).events == "job"
