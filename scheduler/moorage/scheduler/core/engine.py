@@ -128,7 +128,7 @@ class Engine:
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
             self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
-            self._could_ever, config.ages,
+            self._could_ever, config.ages, int(config.reserve_after * 1000),
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
