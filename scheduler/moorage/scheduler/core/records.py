@@ -155,8 +155,8 @@ class Act:
 
 #: beside the acts: the notice that stands in an END step
 NOTICE: Final = "notice"
-#: the feature level from which on each of these may stand in a ledger, as who knows only the level before could not follow
-#: it; what is not named always may
+#: the feature level from which on each of these may stand in a ledger: a scheduler that knows the level before alone
+#: could not follow it. What is not named always may
 LEVEL_OF: Final[dict[str, int]] = {
     NOTICE: 2,
     Act.HEALTH: 2,
