@@ -44,7 +44,7 @@ from moorage.scheduler.core.preempting import Preempting
 from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
-from moorage.scheduler.core.records import LEVEL_OF_0_3, RECORD_BYTES_MAX, Act, Op, Record, encode_record
+from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
@@ -531,8 +531,8 @@ class Engine:
             return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
         if event.verb == "drain":
             act = event.drain or DrainAct(worker=event.worker)
-            if act.has_window and self.state.level < LEVEL_OF_0_3:
-                return level_problem("drains with a time", self.state.level)
+            if act.has_window and not draft.may(Act.WINDOW):
+                return level_problem("drains with a time", Act.WINDOW, self.state.level)
             changed = self.windows.drain(draft, worker, act, event.by)
             drain = as_drain(window_of(act, draft.time_ms, event.by))
             return Done(event.verb, changed, worker=event.worker, members=members, drain=drain)
