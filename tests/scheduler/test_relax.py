@@ -182,6 +182,6 @@ def test_whatever_is_asked_the_trials_are_bounded(
 ) -> None:
     drive = world(hosts, jobs, asks)
     engine = drive.engine
-    relaxer = Relaxer(engine.fleet, engine.shapes, engine.request_of(drive.job("j")), frozenset(), lambda _: False)
+    relaxer = Relaxer(engine.fleet, engine.shapes.of, engine.request_of(drive.job("j")), frozenset(), lambda _: False)
     assert relaxer.fixes() == []
     assert relaxer.trials <= 200

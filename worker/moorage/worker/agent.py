@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast
 
+from msgspec.structs import replace
+
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder, decode_request, encode
 from moorage.schemas.errors import MoorageError, Problem, Refused, problem, refuse
@@ -603,7 +605,7 @@ class Agent:
                 self.facts.machine,
                 self.boot,
                 command.n,
-                self.hello(),
+                replace(self.hello(), drivers_for=self.policy.told()),
                 facts=command.facts,
                 holding=command.holding,
                 reign=session.reign,

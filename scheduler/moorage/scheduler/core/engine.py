@@ -166,6 +166,9 @@ class Engine:
         """Index a folded state: nobody counts as heard yet, every session as heard of now (ledger-rules H28)."""
         for worker in self.state.worker_by_num:
             if worker.session:
+                self.fleet.rules_of(worker.hello)  # whom all rules name, before the first shape is made
+        for worker in self.state.worker_by_num:
+            if worker.session:
                 host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
                 host.last_ms = mono_ms
         for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
@@ -221,11 +224,15 @@ class Engine:
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
         if shape is None:
-            shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
+            shape = job.shape = self.shape_for(self.shape_of_asked(self.requests.read(job.body)[1]), job.tenant)
             if job.avoid:
                 shape = job.shape = self.shapes.avoiding(shape, job.avoid)
         assert isinstance(shape, Shape)
         return shape
+
+    def shape_for(self, shape: Shape, tenant: str) -> Shape:
+        """A shape as this tenant asks for it: what workers let it have may be less, or more, than others."""
+        return self.shapes.asked_by(shape, tenant) if tenant in self.fleet.named else shape
 
     def workload_of(self, job: Job) -> str:
         """What it runs, as durations are learned by (see `durations`)."""
@@ -473,6 +480,7 @@ class Engine:
             draft.acts.append([Act.CURSOR, event.tenant, event.which, event.through])
             draft.bytes += 64
             return
+        event.shape = self.shape_for(event.shape, event.tenant)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             self._reply_submit(flight, event, outcome)
@@ -740,7 +748,7 @@ class Engine:
                 out.answers.append((submit.reply, encode(answer, json=submit.json)))
 
     def _workers(self, flight: _InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
-        joined = {event.worker for event, _ in flight.joined}
+        joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
         for worker in workers:
             if worker.id in joined and worker.session:
                 self.sessions.joined(
@@ -756,6 +764,10 @@ class Engine:
                     host.closed = worker.flag != "open"
                     self.fleet.changes += 1  # a shared device that opens again moves no bucket
                     self.fleet.refresh(host)
+        for tenant in sorted(self.fleet.named - named):  # once in a reign for each
+            known = self.state.tenants.get(tenant)
+            for job in list(known.jobs.values()) if known is not None else ():
+                self._reshape(job)
 
     def _answer_join(self, event: FromWorker, session: str, wanted: WantedFrames, out: Outputs) -> None:
         frame = event.frame

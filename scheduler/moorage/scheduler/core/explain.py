@@ -14,6 +14,7 @@ REASONS: Final[dict[str, str]] = {
     "no-worker": "no worker has joined",
     "not-heard": "no worker that could run it was heard in this reign yet",
     "driver": "no worker offers the driver",
+    "rules": "no worker that is left lets its tenant have the driver, by rules of its own",
     "label": "no worker has the labels that it requires",
     "no-gpu": "no worker that is left has a GPU",
     "sharing": "no worker that is left offers the sharing mode",
@@ -42,8 +43,8 @@ REASONS: Final[dict[str, str]] = {
 
 #: reasons that no waiting cures while the fleet is as it is
 NEVER_REASONS: Final = frozenset(
-    {"no-worker", "driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count", "host-size"}
-    | {"gang-size"}
+    {"no-worker", "driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count"}
+    | {"host-size", "gang-size"}
 )
 
 
@@ -144,7 +145,7 @@ def explain(
     return Explanation("placing", counts, [])
 
 
-_ORDER: Final = ("driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
+_ORDER: Final = ("driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
 
 
 def _depth(reason: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
-from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.scheduler.core.shape import Shape
 from moorage.schemas.gpu import format_token, model_matches
 from moorage.schemas.job import Request, Resources
 
@@ -66,13 +66,19 @@ def surely(host: Host, shape: Shape) -> int:
 
 
 class Relaxer:
-    """Tries changes of one request. `may` says whether its tenant may lease what a shape asks for."""
+    """Tries changes of one request. `shape_of` gives the shape of one as its tenant asks for it, and `may` says
+    whether that tenant may lease what it asks for."""
 
     def __init__(
-        self, fleet: Fleet, shapes: Shapes, request: Request, barred: frozenset[int], may: Callable[[Shape], bool]
+        self,
+        fleet: Fleet,
+        shape_of: Callable[[Request], Shape],
+        request: Request,
+        barred: frozenset[int],
+        may: Callable[[Shape], bool],
     ) -> None:
         self._fleet = fleet
-        self._shapes = shapes
+        self._shape_of = shape_of
         self._request = request
         self._barred = barred
         self._may = may
@@ -86,7 +92,7 @@ class Relaxer:
         if self.trials >= TRIALS_MAX:
             return False
         self.trials += 1
-        shape = self._shapes.of(request)
+        shape = self._shape_of(request)
         return self._may(shape) and starts_now(self._fleet, shape, self._barred)
 
     def _singles(self) -> list[Fix]:

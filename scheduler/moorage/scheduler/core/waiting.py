@@ -18,9 +18,12 @@ from moorage.scheduler.core.views import CONTENDED_AT, finished_row, held_by
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import NOT_PERMITTED
 from moorage.schemas.gpu import format_token
+from moorage.schemas.job import Request
 
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
-UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "held", "preempting", "backoff", "contended"})
+UNCURED = frozenset(
+    {"placing", "no-worker", "not-heard", "driver", "rules", "held", "preempting", "backoff", "contended"}
+)
 
 
 def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -> dict[str, Any] | Problem:
@@ -54,11 +57,13 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     data["holders"] = holders(found.held_on, shape, tenant)
     data["held_by"] = found.troubles or (_told(data["holders"]) if found.held_on else [])
     data.update(standing)
+    if found.reason == "rules":
+        data.update(_ruled_out(engine, shape, tenant))
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
     last = next((row[8] for row in reversed(job.story) if row[8]), "")
-    if not standing and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
+    if "because" not in data and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
         data["because"] = last
     data["waiting_replicas"] = len(waiting)
     data["priority"] = priority
@@ -72,9 +77,28 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
         # what is held back for somebody, be it for this very job, is not free to one that comes anew
         held = engine.planner.reservation
         kept = (held.hosts if held is not None else barred) | leaving
-        relaxer = Relaxer(engine.fleet, engine.shapes, request, kept, lambda asked: _may(engine, job, asked))
+
+        def asked(changed: Request) -> Shape:
+            return engine.shape_for(engine.shapes.of(changed), tenant)
+
+        relaxer = Relaxer(engine.fleet, asked, request, kept, lambda shape: _may(engine, job, shape))
         data["fixes"] = [fix.as_data() for fix in relaxer.fixes()]
     return data
+
+
+def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
+    """Which workers do not let the tenant have the driver, and what they let it have; a few of them."""
+    hosts = [
+        host for cls in engine.fleet.classes.values() if cls.fit(shape).reason == "rules" for host in cls.hosts.values()
+    ]
+    return {
+        "because": f"{NOT_PERMITTED}tenant {tenant} may not have the driver {shape.driver} on"
+        f" {many(len(hosts), 'worker')}",
+        "held_by": [
+            f"{host.worker.id}: lets it have {', '.join(sorted(host.cls.permitted(shape.tenant))) or 'no driver'}"
+            for host in hosts[:HOLDERS_MAX]
+        ],
+    }
 
 
 def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
