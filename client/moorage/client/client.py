@@ -47,7 +47,7 @@ class AsyncClient(Connected):
     `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds each answer,
     retries included; `connect_timeout` the first connection; `wait_timeout` is the default of `Job.result`, `run`,
     `wait` and `as_completed`. `on_wait` is called whenever something must be asked again. `transport` takes the place
-    of NATS, as `SimFleet` in tests; `target` then means nothing.
+    of NATS, as `SimFleet` in tests, and of a `target`. A keyword that a verb does not have is a TypeError.
     """
 
     # ------------------------------------------------------------------------------------------------------- jobs
@@ -104,11 +104,14 @@ class AsyncClient(Connected):
 
         What is lost on the way is asked for again where its worker keeps it; `lost_bytes` tells what is missing still.
         Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when it
-        is over, and when this call is cancelled, the job goes on.
+        is over, and when this call is cancelled, the job goes on. Unless `events` says otherwise, a crowd of them on
+        one client hears the tenant's frames (see `feed`).
         Raises `JobFailed` (its `result` has the output, too) unless it SUCCEEDED, `TimedOut`, and as `submit`.
         """
         from moorage.client.running import run
 
+        if self.crowded and not isinstance(what, Request) and not (isinstance(what, Mapping) and "events" in what):
+            fields.setdefault("events", "tenant")
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
         return await run(self, self.request(what, gpu, key, fields), timeout_s)
 
@@ -231,6 +234,9 @@ class AsyncClient(Connected):
         """
         from moorage.client.planning import plan_arguments
 
+        if what is None and (gpu is not None or fields):
+            beside = ", ".join([*(["gpu"] if gpu is not None else []), *fields])
+            raise TypeError(f"{beside} without a request: the first argument says what would run")
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
         return await self.answer("plan", plan_arguments(request, drain, add, quota))
 

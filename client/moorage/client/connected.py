@@ -21,6 +21,7 @@ from moorage.schemas.names import is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
+    from moorage.client.feed import Feed
     from moorage.client.transport import ClientTransport, Link
 
 TIMEOUT_S_DEFAULT: Final = 30.0
@@ -51,6 +52,8 @@ class Connected:
         on_wait: Callable[[], None] | None = None,
         transport: ClientTransport | None = None,
     ) -> None:
+        if target is not None and transport is not None:
+            raise TypeError("a target and a transport exclude each other: the transport takes the place of NATS")
         self.tenant = find_tenant(tenant)
         if not is_tenant(self.tenant):
             raise rejected(
@@ -64,6 +67,7 @@ class Connected:
         self.timeout_s = seconds(timeout)
         self.wait_timeout_s = seconds(wait_timeout)
         self.watches: set[_Follower] = set()
+        self._feed: Feed | None = None
         self._requests = Requests()
         self.context: Context | None = None
         self._target = target
@@ -108,6 +112,7 @@ class Connected:
 
     async def close(self) -> None:
         """Close; jobs go on."""
+        self._feed = None  # those who are on it end with the connection
         if self._mux is not None:
             await self._mux.close()
             self._mux = None
@@ -117,6 +122,22 @@ class Connected:
                 await self._transport.release(connection)
             else:
                 await connection.close()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is followed here that one more had better hear the tenant's frames (see `feed`)."""
+        from moorage.client.feed import CROWD
+
+        return len(self.watches) >= CROWD
+
+    @property
+    def feed(self) -> Feed:
+        """The tenant's frames, heard once for all who follow jobs on this client."""
+        if self._feed is None:
+            from moorage.client.feed import Feed
+
+            self._feed = Feed(self)
+        return self._feed
 
     def _on_state(self, state: State) -> None:
         if state is State.CONNECTED:

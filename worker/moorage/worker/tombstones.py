@@ -8,8 +8,9 @@ from moorage.schemas.frames import Fact, FactKind
 from moorage.worker.fact_outbox import FactOutbox
 from moorage.worker.member_messages import MemberName
 
-#: remembered ends; beyond it the oldest answered ones become the floor below which everything is over
-TOMBSTONES_MAX: Final = 65_536
+#: remembered ends, some 500 bytes each; beyond it the oldest answered ones become the floor below which everything is
+#: over. A frame that is late by so many ends of one worker says nothing that anybody waits for.
+TOMBSTONES_MAX: Final = 8_192
 
 _Base = tuple[str, str, int]
 

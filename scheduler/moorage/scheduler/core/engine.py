@@ -45,7 +45,7 @@ from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
 from moorage.scheduler.core.records import LEVEL_OF_0_3, RECORD_BYTES_MAX, Act, Op, Record, encode_record
-from moorage.scheduler.core.sessions import Sessions
+from moorage.scheduler.core.sessions import Sessions, lose_bytes
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, QUEUED, Job, Member, Replica, State, Worker, started_ms
@@ -73,14 +73,6 @@ QUEUE_SPARE: Final = 1_000
 #: renewal intervals after which whoever was not heard in a reign is not waited for
 BEHIND_RENEWALS: Final = 1.5
 _DEADLINE, _START_WITHIN, _BACKOFF = range(3)
-
-
-def _lose_bytes(worker: Worker) -> int:
-    """What the end of a session writes at most: two steps a member, and more for the ranks of its gangs."""
-    return sum(
-        2 * STEP_BYTES * (len(member.replica.job.replicas) if member.replica.job.gang else 1)
-        for member in worker.members.values()
-    )
 
 
 _Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
@@ -128,7 +120,7 @@ class Engine:
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
             self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
-            self._could_ever,
+            self._could_ever, config.ages,
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
@@ -164,13 +156,12 @@ class Engine:
 
     def _resume(self, mono_ms: int) -> None:
         """Index a folded state: nobody counts as heard yet, every session as heard of now (ledger-rules H28)."""
-        for worker in self.state.worker_by_num:
-            if worker.session:
-                self.fleet.rules_of(worker.hello)  # whom all rules name, before the first shape is made
-        for worker in self.state.worker_by_num:
-            if worker.session:
-                host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
-                host.last_ms = mono_ms
+        standing = [worker for worker in self.state.worker_by_num if worker.session]
+        for worker in standing:
+            self.fleet.rules_of(worker.hello)  # whom any rules name, before the first shape is made
+        for worker in standing:
+            host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
+            host.last_ms = mono_ms
         for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
             job = self.state.jobs[num]
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
@@ -212,7 +203,7 @@ class Engine:
 
     def _preempting(self) -> Preempting:
         config = self.config
-        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000))
+        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000), config.ages)
         return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
 
     def _could_ever(self, shape: Shape) -> bool:
@@ -391,6 +382,15 @@ class Engine:
             return mono_ms - self._began_mono_ms >= lost_ms
         return time_ms >= state.restored_ms + lost_ms
 
+    @property
+    def may_place(self) -> bool:
+        """Whether anybody is placed at all, as things stand."""
+        return self._may_place(self.state.time_ms, self._built_ms)
+
+    def standing_draft(self) -> Draft:
+        """What stands: the record in flight over the state, an empty one where none is. To be read only."""
+        return self._in_flight.draft if self._in_flight is not None else Draft(self.state, self.state.time_ms)
+
     def _waited(self, mono_ms: int) -> bool:
         """Whether every worker that lives had time to renew in this reign."""
         return mono_ms - self._began_mono_ms > BEHIND_RENEWALS * self.config.renew_s * 1000
@@ -559,7 +559,7 @@ class Engine:
         for worker in self.sessions.silent(mono_ms):
             if worker.num in heard:
                 continue
-            if not draft.empty and draft.bytes + _lose_bytes(worker) > DRAFT_BYTES_MAX:
+            if not draft.empty and draft.bytes + lose_bytes(worker) > DRAFT_BYTES_MAX:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
@@ -592,7 +592,7 @@ class Engine:
             size = 2 * STEP_BYTES * len(frame.facts)
         if isinstance(frame, Join | Goodbye):
             worker = self.state.workers.get(event.worker)
-            size += _lose_bytes(worker) if worker is not None else 0
+            size += lose_bytes(worker) if worker is not None else 0
         return size == 0 or draft.empty or draft.bytes + size <= DRAFT_BYTES_MAX
 
     def _due(self, draft: Draft) -> None:
@@ -707,9 +707,9 @@ class Engine:
         for job in folded.jobs.values():
             if job.told < job.rev:
                 own = job.own_subject
-                events.append((job.tenant, job.name, tell(job), self._own_subject(job) if own is None else own))
+                events.append((job.tenant, job.name, tell(job), self.own_subject(job) if own is None else own))
 
-    def _own_subject(self, job: Job) -> bool:
+    def own_subject(self, job: Job) -> bool:
         """Whether this job's events go to its own subject too: its request says `"events": "tenant"` where not."""
         if job.own_subject is None:
             job.own_subject = self.request_of(job).events == "job"
@@ -764,9 +764,8 @@ class Engine:
                     host.closed = worker.flag != "open"
                     self.fleet.changes += 1  # a shared device that opens again moves no bucket
                     self.fleet.refresh(host)
-        for tenant in sorted(self.fleet.named - named):  # once in a reign for each
-            known = self.state.tenants.get(tenant)
-            for job in list(known.jobs.values()) if known is not None else ():
+        for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a reign for each
+            for job in self.state.tenants[tenant].jobs.values():
                 self._reshape(job)
 
     def _answer_join(self, event: FromWorker, session: str, wanted: WantedFrames, out: Outputs) -> None:
