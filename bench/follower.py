@@ -1,4 +1,7 @@
-"""A process that follows jobs by the SDK: `follower.py URL TENANT PREFIX COUNT [output]`.
+"""A process that follows jobs by the SDK: `follower.py URL TENANT PREFIX COUNT [output] [own]`.
+
+As `AsyncClient.run` does it: the first `CROWD` on their jobs' own subjects, the others by the tenant's frames; with
+`own` each on its job's own subject.
 
 Says `ready` once it hears `PREFIX-0` to `PREFIX-<COUNT - 1>`, which are submitted after that, and `over` with the sum
 of the revisions that it saw once each of them has ended. A gap, a double or a follower that does not end is a failure.
@@ -15,14 +18,14 @@ from moorage.client import AsyncClient, Event, Watch
 
 
 async def main() -> None:
-    url, tenant, prefix, count, *output = sys.argv[1:]
+    url, tenant, prefix, count, *how = sys.argv[1:]
+    watches: list[Watch] = []
     async with AsyncClient(url, tenant=tenant, timeout=60.0) as moorage:
-        watches = [
-            Watch(moorage, name, output=bool(output), request=moorage.request((), key=name, fields={"driver": "noop"}))
-            for name in (f"{prefix}-{number}" for number in range(int(count)))
-        ]
-        for watch in watches:
-            await watch.open()
+        for name in (f"{prefix}-{number}" for number in range(int(count))):
+            events = "tenant" if moorage.crowded and "own" not in how else "job"
+            request = moorage.request((), key=name, fields={"driver": "noop", "events": events})
+            watches.append(Watch(moorage, name, output="output" in how, request=request))
+            await watches[-1].open()
         print("ready", flush=True)
         print("over", sum(await asyncio.gather(*(followed(watch) for watch in watches))), flush=True)
 

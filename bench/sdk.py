@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.callers import Callers
 from bench.stack import SUBJECTS, Stack, stack
 from moorage.client import AsyncClient
+from moorage.client.feed import CROWD
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Resources
 
@@ -28,7 +29,9 @@ STOPPED_JOBS = 5000
 BATCH = 10_000
 FOLLOWED = 1000
 FOLLOWED_JOBS = 3000
-FOLLOWED_TURNS = 5
+FOLLOWED_TURNS = 10
+#: as many ended jobs as the leader keeps whole
+FOLLOWED_WARM = 4
 #: said on the stopped follower's subjects: more than the kernel and the server keep for it
 FLOOD_BYTES = 320 * 1024 * 1024
 FLOOD_FRAME_BYTES = 512 * 1024
@@ -100,8 +103,9 @@ async def batches() -> Figures:
 
 async def followers() -> Figures:
     """The leader's CPU a job: as `submit` asks for it, with the tenant's events alone; to each job's own subject too,
-    where nobody is; and as `submit` asks for it, but with 1,000 followers, each of another job, who are there before it
-    is submitted, so that its request says so."""
+    where nobody is; and as `submit` asks for it, but with 1,000 followers of different jobs, who are there before these
+    are submitted: in one client, as `run` hears them, and each on its job's own subject, as if in clients of their own.
+    """
     async with stack(FLEET) as it, AsyncClient(it.url, tenant="t0", timeout=60.0) as moorage:
         bare = await Callers.open(it, tenants=1)
         left: list[str] = []
@@ -121,22 +125,30 @@ async def followers() -> Figures:
             await bare.until_ended(already + FOLLOWED_JOBS)
             return it.cpu_s("scheduler") - cpu_s
 
-        await load("warm")
-        alone, unheard, followed = 0.0, 0.0, 0.0
+        async def followed(name: str, own: int, *how: str) -> float:
+            async with _following(it, name, FOLLOWED, *how) as following:
+                took_s = await load(name, own)
+                assert await following.line() == f"over {5 * FOLLOWED}"
+                return took_s
+
+        for turn in range(FOLLOWED_WARM):
+            await load(f"w{turn}")
+        alone = unheard = together = each = 0.0
         for turn in range(FOLLOWED_TURNS):  # in turns, so that all meet the same machine
             alone += await load(f"a{turn}")
             unheard += await load(f"u{turn}", FOLLOWED_JOBS)
-            async with _following(it, f"f{turn}") as following:
-                followed += await load(f"f{turn}", FOLLOWED)
-                assert await following.line() == f"over {5 * FOLLOWED}"
+            together += await followed(f"t{turn}", CROWD)
+            each += await followed(f"f{turn}", FOLLOWED, "own")
         await bare.close()
     jobs = FOLLOWED_JOBS * FOLLOWED_TURNS
     return {
         "events to the tenant alone, scheduler's CPU µs a job": alone / jobs * 1e6,
-        "events to 1,000 followers of different jobs, scheduler's CPU µs a job": followed / jobs * 1e6,
+        "events to 1,000 followers of different jobs, scheduler's CPU µs a job": together / jobs * 1e6,
+        "events to 1,000 followers on own subjects, scheduler's CPU µs a job": each / jobs * 1e6,
         "events to own subjects where nobody is, scheduler's CPU µs a job": unheard / jobs * 1e6,
-        "1,000 followers / tenant alone, scheduler's CPU": followed / alone,
-        "1,000 followers / nobody there, scheduler's CPU": followed / unheard,
+        "1,000 followers / tenant alone, scheduler's CPU": together / alone,
+        "1,000 followers on own subjects / tenant alone, scheduler's CPU": each / alone,
+        "own subjects where nobody is / tenant alone, scheduler's CPU": unheard / alone,
     }
 
 

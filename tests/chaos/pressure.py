@@ -138,7 +138,11 @@ def slope_an_hour(samples: list[tuple[float, float]]) -> float:
 
 async def soak(minutes: float) -> dict[str, Any]:
     """Half of the peak rate for so long; the first third is warm-up and not counted."""
-    async with moorage() as (made, scheduler, worker, server), caller(made) as acme, caller(made, "operator") as op:
+    async with (
+        moorage() as (made, scheduler, worker, server),
+        caller(made, follows=False) as acme,
+        caller(made, "operator") as op,
+    ):
         load = Load(acme)
         await load.run(time.monotonic() + PEAK_S)
         peak = load.accepted / PEAK_S
@@ -248,7 +252,7 @@ class Hostile:
 
 async def hostile(seconds: float) -> dict[str, Any]:
     """Throughput of an honest tenant alone and beside fifty that are not, in turns."""
-    async with moorage() as (made, *_), caller(made) as acme, caller(made, "operator") as op:
+    async with moorage() as (made, *_), caller(made, follows=False) as acme, caller(made, "operator") as op:
         await Load(acme).run(time.monotonic() + 5)  # warm
         alone: list[float] = []
         beside: list[float] = []

@@ -23,7 +23,8 @@ from moorage.schemas.job import TERMINAL
 from tests.live.stack import QUICK, RealProcess, Stack, stack
 from tests.waiting import until
 
-JOBS = 8
+#: more than `feed.CROWD`: some are followed on their own subject, some by the tenant's frames
+JOBS = 24
 _ROOTS = os.pathsep.join(str(Path(root).parent) for root in moorage.__path__)
 
 #: follows each job named, events and output, and says each transition as it comes, then that it ended
@@ -64,7 +65,7 @@ async def world(server: EmbeddedServer, prefix: str) -> AsyncIterator[World]:
         await client.fleet()
         standby = await made.scheduler(config=QUICK)
         await until(lambda: "folded" in standby.words(), 30, "a standby")
-        await made.agent("w", "4xH100", worker="w1", drivers=("noop",))
+        await made.agent("w", "12xH100", worker="w1", drivers=("noop",))
         await until(lambda: _is_up(client), 30, "the worker is up")
         yield World(made, client, leader)
 

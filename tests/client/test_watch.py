@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from moorage.client import AsyncClient, Event, NotFound, TimedOut
+from moorage.client.feed import CROWD
 from moorage.client.watch import Watch
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import Answer
+from moorage.schemas.frames import Accepted, Answer
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
 from tests.waiting import until
 
@@ -219,3 +220,79 @@ async def test_what_is_heard_from_the_beginning_needs_no_asking(nats_url: str, u
             assert await following.revisions() == ("SUCCEEDED", [1, 2, 3])
             await following.ends()
         assert [verb for verb, _ in scheduler.asked] == ["show"]
+
+
+async def test_a_crowd_hears_the_tenants_frames_together(nats_url: str, unique: str) -> None:
+    """Those on their own subject and those in the crowd have the same story; the leader has only the first to tell."""
+    first = shown("j", "QUEUED", change(1, "ACCEPTED"))
+    async with follow(nats_url, unique, first) as (scheduler, alone), contextlib.AsyncExitStack() as opened:
+        client = alone.watch._client
+        for _ in range(CROWD - 1):
+            await opened.enter_async_context(client.watch("other"))
+        crowd = [Following(await opened.enter_async_context(client.watch("j"))) for _ in range(2)]
+        everybody = [alone, *crowd]
+        for following in everybody:
+            assert await following.revisions() == ("QUEUED", [1])
+        assert [asked.get("events") for _, asked in scheduler.asked] == [None, "tenant", "tenant"]
+        for changes in ([change(2, "PLACED")], [change(3), change(4, "SUCCEEDED")]):
+            state = changes[-1].state
+            event = scheduler.event("j", state, *changes)
+            await scheduler.say("j", state, *changes)
+            await scheduler.say_to_tenant(scheduler.event("other", "QUEUED", change(2)), event)
+            for following in everybody:
+                assert await following.revisions() == (state, [each.rev for each in changes])
+        for following in everybody:
+            await following.ends()
+        assert len(scheduler.asked) == 3
+
+
+async def test_a_frame_of_the_tenant_that_cannot_be_read_makes_the_crowd_ask(nats_url: str, unique: str) -> None:
+    before, after = shown("j", "QUEUED", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
+    async with (
+        follow(nats_url, unique, before, before, after) as (scheduler, alone),
+        contextlib.AsyncExitStack() as all_,
+    ):
+        client = alone.watch._client
+        for _ in range(CROWD - 1):
+            await all_.enter_async_context(client.watch("other"))
+        crowd = Following(await all_.enter_async_context(client.watch("j")))
+        for following in (alone, crowd):
+            await following.revisions()
+        await scheduler.say_raw(scheduler.subjects.events(unique), b"{not json")
+        assert await crowd.revisions() == ("SUCCEEDED", [2])
+        await crowd.ends()
+
+
+async def test_the_last_of_a_crowd_hears_the_tenant_no_more(nats_url: str, unique: str) -> None:
+    async with AsyncClient(nats_url, tenant=unique) as client, contextlib.AsyncExitStack() as opened:
+        for _ in range(CROWD):
+            await opened.enter_async_context(client.watch("other"))
+        feed = client.feed
+        for _ in range(2):  # again after the last has left
+            async with client.watch("j"), client.watch("k"):
+                assert feed._subscription is not None
+            assert feed._subscription is None
+
+
+async def test_what_is_run_in_a_crowd_has_no_subject_of_its_own(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will("submit", Accepted("j", 9, "QUEUED"))
+        running = [
+            asyncio.create_task(client.run(["x"], key=f"j{number}", driver="noop", timeout="20s"))
+            for number in range(CROWD + 1)
+        ]
+        chosen = asyncio.create_task(client.run(["x"], key="chosen", driver="noop", timeout="20s", events="job"))
+        await until(lambda: len(scheduler.asked) == CROWD + 2, what="all are submitted")
+        said = {request["job"]: request.get("events", "job") for _, request in scheduler.asked}
+        assert said == {
+            **dict.fromkeys((f"j{number}" for number in range(CROWD)), "job"),
+            "j16": "tenant",
+            "chosen": "job",
+        }
+        story = [change(1, "ACCEPTED"), change(2, "SUCCEEDED", code=0)]
+        for number in range(CROWD):
+            await scheduler.say(f"j{number}", "SUCCEEDED", *story)
+        await scheduler.say("chosen", "SUCCEEDED", *story)
+        await scheduler.say_to_tenant(scheduler.event("j16", "SUCCEEDED", *story))
+        for result in await asyncio.gather(*running, chosen):
+            assert (result.state, len(result.changes)) == ("SUCCEEDED", 2)

@@ -339,11 +339,15 @@ class Caller:
 
 
 @contextlib.asynccontextmanager
-async def caller(made: Stack, tenant: str = "acme", url: str | None = None) -> AsyncIterator[Caller]:
+async def caller(
+    made: Stack, tenant: str = "acme", url: str | None = None, *, follows: bool = True
+) -> AsyncIterator[Caller]:
+    """`follows`: whether it hears, and keeps, every event of its tenant: for a long run that is more than fits."""
     nc = await nats.connect((url or made.url).split(","), reconnect_time_wait=0.1, max_reconnect_attempts=-1)
     try:
         one = Caller(nc, made.subjects, tenant)
-        await one.follow()
+        if follows:
+            await one.follow()
         yield one
     finally:
         try:

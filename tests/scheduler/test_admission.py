@@ -516,6 +516,17 @@ def test_a_job_that_is_told_by_the_tenants_frames_has_its_own_subject_once_it_is
     assert [event[3] for event in drive.tick().events] == [True]
 
 
+def test_who_hears_the_tenants_frames_asks_without_a_subject_of_its_own() -> None:
+    drive = Driving()
+    drive.offer_submit("j", body=b'{"job":"j","run":{"driver":"noop"},"events":"tenant"}')
+    drive.tick()
+    shown = views.show(drive.engine, "t", "j", follow=False)
+    assert isinstance(shown, dict)
+    assert not shown["own_subject"]
+    drive.offer_cancel("j")
+    assert [event[3] for event in drive.tick().events] == [False]
+
+
 def test_whom_a_leader_told_is_told_by_the_next() -> None:
     drive = Driving()
     drive.offer_submit("j", body=b'{"job":"j","run":{"driver":"noop"},"events":"tenant"}')

@@ -21,6 +21,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
+from moorage.worker.leases import returning
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import LeaseRefused, borrow, recall
 from moorage.worker.leases.protocol import SOCKET_NAME
@@ -54,6 +55,12 @@ async def main(path, gpu, how):
 
 asyncio.run(main(*sys.argv[1:]))
 """
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens on this UNIX socket; the file alone may be a killed agent's."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        return peer.connect_ex(str(path)) == 0
 
 
 class HolderProcess:
@@ -206,8 +213,8 @@ async def test_a_killed_holder_s_device_goes_round_once_its_memory_is_seen_free(
 async def test_memory_that_does_not_come_back_quarantines_the_device_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_server, "PROBE_S", 0.01)
-    monkeypatch.setattr(lease_server, "PROBE_QUARANTINED_S", 0.01)
+    monkeypatch.setattr(returning, "PROBE_S", 0.01)
+    monkeypatch.setattr(returning, "PROBE_QUARANTINED_S", 0.01)
     async with lender("1xH100", free_wait_s=0.05) as w:
         async with borrow(w.path):
             w.inventory.keep_memory(0, 300)
@@ -219,7 +226,7 @@ async def test_memory_that_does_not_come_back_quarantines_the_device_until_it_do
 async def test_sharers_are_counted_and_freed_when_the_driver_lists_them_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_server, "PROBE_S", 0.01)
+    monkeypatch.setattr(returning, "PROBE_S", 0.01)
     async with lender("2xH100", modes=("exclusive", "time-slice")) as w:
         async with borrow(w.path, "1x@time-slice") as one, borrow(w.path, "1xH100@time-slice") as two:
             assert (one.uuids, one.mode, w.taken()) == (two.uuids, "time-slice", [0])
@@ -391,7 +398,7 @@ async def test_a_killed_agent_s_leases_are_gone_and_the_holder_is_told(nats_url:
         path = state / SOCKET_NAME
         async with agent_process(state, nats_url, unique) as agent:
             await leader.joined("w1")
-            await until(path.exists, what="the socket")
+            await until(lambda: answers(path), what="the socket")
             async with borrow(path, "2xH100") as lease:
                 assert len(lease.uuids) == 2
                 agent.send_signal(signal.SIGKILL)
@@ -399,5 +406,6 @@ async def test_a_killed_agent_s_leases_are_gone_and_the_holder_is_told(nats_url:
                 assert (lease.lost, asked.reason, asked.left_s) == (True, "agent-gone", 0.0)
         async with agent_process(state, nats_url, unique):
             await leader.joined("w1", joins=2)
+            await until(lambda: answers(path), what="the new agent's socket in the killed one's place")
             async with borrow(path, "4xH100", timeout_s=10) as lease:  # nothing is remembered of the former agent's
                 assert len(lease.uuids) == 4

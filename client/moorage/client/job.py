@@ -99,7 +99,8 @@ class Job:
         """Every transition from acceptance on, each once and in order; ends by itself when the job is over.
 
         The first event holds all transitions so far, of a job that was over long ago too while its history is kept
-        (a week by default). `timeout` bounds it in all. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
+        (a week by default). News of why it waits, without a transition, come where this client follows few jobs alone
+        (see `feed.CROWD`). `timeout` bounds it in all. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
         """
         async with Watch(self._client, self.id) as watch:
             async for item in watch.follow(None if timeout is None else seconds(timeout)):

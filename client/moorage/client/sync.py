@@ -17,13 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from moorage.bus.contexts import Context
 from moorage.client import job as asynchronous
-from moorage.client.client import (
-    CONNECT_TIMEOUT_S_DEFAULT,
-    TIMEOUT_S_DEFAULT,
-    WAIT_TIMEOUT_S_DEFAULT,
-    AsyncClient,
-    What,
-)
+from moorage.client.client import AsyncClient, What
+from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_TIMEOUT_S_DEFAULT
 from moorage.client.errors import BatchRejected
 from moorage.client.job import Result
 from moorage.client.steps import Step

@@ -17,11 +17,12 @@ import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
+from moorage.client.feed import Feed
 from moorage.client.kept import Joiner, newest_attempts, read_page
 from moorage.client.kept import Piece as Piece
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Change, Event, Events, Output
+from moorage.schemas.frames import Change, Event, Output
 from moorage.schemas.job import RUNNING, TERMINAL
 
 if TYPE_CHECKING:
@@ -39,12 +40,13 @@ RETRY_S: Final = 0.5
 OUTPUT_GRACE_S: Final = 1.0
 #: the same where what does not come can be asked for
 KEPT_GRACE_S: Final = 0.2
+#: `show` for who hears the tenant's frames: the job's own subject stays as it is
+BY_FRAMES: Final = {"events": "tenant"}
 HANDLER: Final = "handler"
 #: drivers that mark the end of each stream
 _ENDS_ITS_STREAMS: Final = ("process", HANDLER)
 
 _decode_event: Final[Decoder[Event]] = Decoder(Event)
-_decode_events: Final[Decoder[Events]] = Decoder(Events)
 _decode_output: Final[Decoder[Output]] = Decoder(Output)
 
 
@@ -55,7 +57,8 @@ class Watch:
     beginning (of that the last `tail` lines of each stream, where it is not None), without gap and without double;
     `replica` chooses one. `state` is the last one seen; `lost` counts pieces of output that were thrown away here.
     With `request`, what will be submitted once this is open, its story is heard from the beginning, and nothing needs
-    to be asked.
+    to be asked; its `events` say where. Without, the job's own subject is heard, or where `CROWD` others are open on
+    this client the tenant's frames, once for all of them.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Watch:
         replica: int | None = None,
         request: Request | None = None,
     ) -> None:
+        if tail is not None and not past:
+            raise TypeError("tail is of the output that is kept: it goes with past=True")
         self.job = job
         self.state = ""
         self.rev = 0
@@ -85,7 +90,7 @@ class Watch:
         self._open_streams: set[tuple[int, int, str]] = set()
         self._ended_streams: set[tuple[int, int, str]] = set()
         self._subscriptions: list[Subscribed] = []
-        self._hears_tenant = False
+        self._feed: Feed | None = None  # where it hears the tenant's frames
 
     async def __aenter__(self) -> Watch:
         await self.open()
@@ -97,8 +102,9 @@ class Watch:
     async def open(self) -> None:
         """Subscribe. Raises `NotPermitted`."""
         client, subjects = self._client, self._client.subjects
+        together = client.crowded if self._request is None else self._request.events == "tenant"
         client.watches.add(self)
-        if self._request is not None and self._request.events == "tenant":
+        if together:
             await self._hear_tenant()
         else:
             self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
@@ -115,6 +121,9 @@ class Watch:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.leave(self.job, self._hear, self.refresh)
 
     def refresh(self) -> None:
         """Ask for the job again: something may have been missed."""
@@ -130,19 +139,11 @@ class Watch:
 
     def _on_event(self, delivery: Delivery) -> None:
         try:
-            self._put(_decode_event(delivery.data))
+            self._hear(_decode_event(delivery.data))
         except Refused:
             self.refresh()
 
-    def _on_tenant_events(self, delivery: Delivery) -> None:
-        try:
-            for event in _decode_events(delivery.data).jobs:
-                if event.job == self.job:
-                    self._put(event)
-        except Refused:
-            self.refresh()
-
-    def _put(self, event: Event) -> None:
+    def _hear(self, event: Event) -> None:
         if len(self._pending) >= PENDING_MAX:
             self._stale = True
         else:
@@ -289,7 +290,7 @@ class Watch:
         """Ask for the job; the first time a missing scheduler is told, later it is waited for."""
         self._stale = False
         try:
-            answer = await self._client.answer("show", {"job": self.job})
+            answer = await self._client.answer("show", {"job": self.job, **({} if self._feed is None else BY_FRAMES)})
         except Unreachable:
             if first:
                 raise
@@ -298,7 +299,7 @@ class Watch:
             return []
         data = self.shown = answer.data
         told = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
-        if not told and not self._hears_tenant:
+        if not told and self._feed is None:
             # a scheduler of an older release: its events go out in the tenant's frames alone; listen there, look again
             self._stale = True
             await self._hear_tenant()
@@ -320,9 +321,9 @@ class Watch:
         return [self._take(event)]
 
     async def _hear_tenant(self) -> None:
-        self._hears_tenant = True
-        subject = self._client.subjects.events(self._client.tenant)
-        self._subscriptions.append(await self._client.subscribe(subject, self._on_tenant_events))
+        feed = self._client.feed
+        await feed.join(self.job, self._hear, self.refresh)
+        self._feed = feed
 
     async def _history(self, changes: list[Change], rev: int) -> tuple[list[Change], int]:
         """Every transition that is kept behind the last one seen, of `changes` those that nothing else tells."""

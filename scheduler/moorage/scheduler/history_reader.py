@@ -78,9 +78,11 @@ class HistoryReader:
 
     # ------------------------------------------------------------------------------------------- questions
 
-    def show(self, tenant: str, name: str, reply: str, json: bool) -> dict[str, Any] | Problem | None:
-        """What `show` answers now; None where the stream is asked first."""
-        data = views.show(self._engine, tenant, name)
+    def show(
+        self, tenant: str, name: str, reply: str, json: bool, *, follow: bool = True
+    ) -> dict[str, Any] | Problem | None:
+        """What `show` answers now; None where the stream is asked first. `follow` as `views.show` has it."""
+        data = views.show(self._engine, tenant, name, follow=follow)
         if isinstance(data, Problem) or not data.get("compacted"):
             return data
         seq = self._seq(tenant, name)
@@ -101,7 +103,7 @@ class HistoryReader:
         seq = self._seq(tenant, name)
         if seq > 0:
             return self._ask("history", self._of_stream(tenant, name, seq, after, limit), reply, json, name)
-        known = views.show(self._engine, tenant, name)
+        known = views.show(self._engine, tenant, name, follow=False)
         return _gone(name) if isinstance(known, dict) else known
 
     async def story(self, tenant: str, name: str) -> tuple[list[Change], Request | None] | Problem:

@@ -118,7 +118,7 @@ class Scheduler:
 
     async def _run(self) -> None:
         await self.ledger.ensure()
-        await self._js.ensure_stream(QueueReader.stream(self.subjects, self._replicas))
+        await QueueReader.ensure(self._js, self.subjects, self._replicas)
         await DeadLetters.ensure(self._js, self.subjects, self._replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
@@ -438,7 +438,8 @@ class Reign:
             if not isinstance(job, str):
                 raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job)
             if verb == "show":
-                answer = lambda: self.history_reader.show(tenant, job, reply, json)  # noqa: E731
+                follow = arguments.get("events") != "tenant"
+                answer = lambda: self.history_reader.show(tenant, job, reply, json, follow=follow)  # noqa: E731
             elif verb == "history":
                 check_page(arguments)
                 answer = lambda: self.history_reader.history(tenant, arguments, reply, json)  # noqa: E731

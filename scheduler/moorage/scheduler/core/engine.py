@@ -128,7 +128,7 @@ class Engine:
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
             self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
-            self._could_ever,
+            self._could_ever, config.ages,
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
@@ -209,7 +209,7 @@ class Engine:
 
     def _preempting(self) -> Preempting:
         config = self.config
-        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000))
+        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000), config.ages)
         return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
 
     def _could_ever(self, shape: Shape) -> bool:
@@ -383,6 +383,15 @@ class Engine:
         if state.epoch == state.restored_epoch + 1:  # its first reign counts by its own clock
             return mono_ms - self._began_mono_ms >= lost_ms
         return time_ms >= state.restored_ms + lost_ms
+
+    @property
+    def may_place(self) -> bool:
+        """Whether anybody is placed at all, as things stand."""
+        return self._may_place(self.state.time_ms, self._built_ms)
+
+    def standing_draft(self) -> Draft:
+        """What stands: the record in flight over the state, an empty one where none is. To be read only."""
+        return self._in_flight.draft if self._in_flight is not None else Draft(self.state, self.state.time_ms)
 
     def _waited(self, mono_ms: int) -> bool:
         """Whether every worker that lives had time to renew in this reign."""
@@ -699,9 +708,9 @@ class Engine:
         for job in folded.jobs.values():
             if job.told < job.rev:
                 own = job.own_subject
-                events.append((job.tenant, job.name, tell(job), self._own_subject(job) if own is None else own))
+                events.append((job.tenant, job.name, tell(job), self.own_subject(job) if own is None else own))
 
-    def _own_subject(self, job: Job) -> bool:
+    def own_subject(self, job: Job) -> bool:
         """Whether this job's events go to its own subject too: its request says `"events": "tenant"` where not."""
         if job.own_subject is None:
             job.own_subject = self.request_of(job).events == "job"

@@ -32,6 +32,7 @@ REASONS: Final[dict[str, str]] = {
     "host-busy": "the workers with free GPUs have no CPU or memory left",
     "gang": "some of the gang would fit now, not all of it",
     "reserved": "the hosts it would fit on are held for a job that has waited longer",
+    "ahead": "the order is strict, and somebody before it waits",
     "preempting": "others were asked to end for it, and it waits until they have",
     "held": "an operator holds it, or the whole queue of its tenant",
     "limit": "its tenant has as many GPUs leased as an operator's limit allows, or somebody before it waits for that",
@@ -139,9 +140,13 @@ def explain(
     if not staying:
         drained = [f"{host.worker.id}: is to be drained" for host in unbarred[:HOLDERS_MAX]]
         return Explanation("leaving", counts, [], troubles=drained)
-    if shape.together > 1 and sum(host.replicas_of(shape, "now") for host in unbarred) < shape.together:
-        return Explanation("gang", counts, open_hosts)
+    if shape.together > 1 and _now(staying, shape) < shape.together:
+        return Explanation("gang" if _now(unbarred, shape) < shape.together else "leaving", counts, open_hosts)
     return Explanation("placing", counts, [])
+
+
+def _now(hosts: list[Host], shape: Shape) -> int:
+    return sum(host.replicas_of(shape, "now") for host in hosts)
 
 
 _ORDER: Final = ("driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")

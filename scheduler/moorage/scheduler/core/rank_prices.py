@@ -67,7 +67,7 @@ class Prices:
         self.keys = keys
         count = len(keys)
         self.types = np.array(self._of_type, np.int64)
-        hosts = np.bincount(table.cells[: len(table), TYPE][table.alive()], minlength=len(table.types))
+        hosts = np.bincount(table.cells[TYPE, : len(table)][table.alive()], minlength=len(table.types))
         self.gpus = np.zeros(count, np.int64)
         self.stock = np.zeros((2, count), np.int64)  # processors and memory; 0 where not counted
         for kind, number in zip(table.types, hosts.tolist(), strict=True):

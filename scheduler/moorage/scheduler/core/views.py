@@ -33,16 +33,20 @@ LS_MAX: Final = 1000
 CONTENDED_AT: Final = 5
 
 
-def show(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
-    """One job, whole: its request, replicas and last transitions."""
+def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict[str, Any] | Problem:
+    """One job, whole: its request, replicas and last transitions.
+
+    From the next record on its own subject tells of it, too, unless not `follow`: who asks hears the tenant's frames.
+    """
     job = engine.state.job(tenant, name)
     if job is None:
         return finished_row(engine, tenant, name)
     request = decode_request(job.body)
-    job.own_subject = True  # somebody follows it: from the next record on its own subject tells of it, too
+    if follow:
+        job.own_subject = True
     return {
         **summary(engine, job),
-        "own_subject": True,
+        "own_subject": follow or engine.own_subject(job),
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
         "replica_states": [_replica(engine, replica) for replica in job.replicas],
@@ -200,8 +204,12 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
     if not isinstance(limit, int) or not 1 <= limit <= LS_MAX:
         return problem("invalid-argument", "limit must be 1..1000", field="$.limit", found=limit, allowed="1..1000")
     states = arguments.get("states", [])
-    if not isinstance(states, list) or any(state not in STATES for state in states):
-        return problem("invalid-argument", "states must list job states", field="$.states", allowed=", ".join(STATES))
+    if not isinstance(states, list):
+        return problem("invalid-argument", "states is a list of job states", field="$.states", found=states)
+    for state in states:
+        if state not in STATES:
+            no_state = f"{str(state)[:80]!r} is no state of a job"
+            return problem("invalid-argument", no_state, field="$.states", found=state, allowed=", ".join(STATES))
     row = engine.state.tenants.get(tenant)
     jobs: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
