@@ -44,7 +44,7 @@ from moorage.scheduler.core.preempting import Preempting
 from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
-from moorage.scheduler.core.records import LEVEL_OF_0_3, RECORD_BYTES_MAX, Act, Op, Record, encode_record
+from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
 from moorage.scheduler.core.sessions import Sessions, lose_bytes
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
@@ -130,6 +130,7 @@ class Engine:
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.planner.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
+        self._rows_looked = False  # for such as are to go, in this second
         self._rows_ms = max(
             config.finished_keep_ms, int(config.history_keep * 1000)
         )  # a row says where a history stands, too
@@ -362,7 +363,7 @@ class Engine:
             self.planner.plan(draft)
         self._accepting.clear()
         self.planner.fresh.clear()
-        self._compact(draft)
+        self._forget(draft, self._compact(draft))
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
@@ -529,8 +530,8 @@ class Engine:
             return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
         if event.verb == "drain":
             act = event.drain or DrainAct(worker=event.worker)
-            if act.has_window and self.state.level < LEVEL_OF_0_3:
-                return level_problem("drains with a time", self.state.level)
+            if act.has_window and not draft.may(Act.WINDOW):
+                return level_problem("drains with a time", Act.WINDOW, self.state.level)
             changed = self.windows.drain(draft, worker, act, event.by)
             drain = as_drain(window_of(act, draft.time_ms, event.by))
             return Done(event.verb, changed, worker=event.worker, members=members, drain=drain)
@@ -563,11 +564,7 @@ class Engine:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
-        finished = self.state.finished
-        old = finished.older_than(draft.time_ms - self._rows_ms, COMPACT_MAX)
-        old = max(old, min(len(finished) - self.config.finished_rows, COMPACT_MAX))
-        if old > 0:
-            draft.acts.append([Act.EXPIRE, old])
+        self._rows_looked = False
         self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():
@@ -617,15 +614,15 @@ class Engine:
             else:
                 self.lifecycle.expire(draft, job)
 
-    def _compact(self, draft: Draft) -> None:
-        """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence.
+    def _compact(self, draft: Draft) -> int:
+        """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence. How many.
 
         Where the history cannot be written they wait for it, but not without bound: scheduling goes on.
         """
         state, most = self.state, self.config.ended_max
         surplus = min(len(state.ended) - most, COMPACT_MAX)
         if surplus <= 0:
-            return
+            return 0
         must = len(state.ended) - most - max(most, ENDED_SPARE)
         flat: list[Any] = []
         kept: list[int] = []
@@ -641,6 +638,18 @@ class Engine:
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
             draft.bytes += len(kept) * 30
+        return len(kept)
+
+    def _forget(self, draft: Draft, added: int) -> None:
+        """Rows of finished jobs go by age and by number: each second, and as fast as this record adds some."""
+        if self._rows_looked and not added:
+            return
+        self._rows_looked = True
+        finished, most = self.state.finished, max(COMPACT_MAX, 2 * added)
+        old = finished.older_than(draft.time_ms - self._rows_ms, most)
+        old = max(old, min(len(finished) + added - self.config.finished_rows, most))
+        if old > 0:
+            draft.acts.append([Act.EXPIRE, old])
 
     # ------------------------------------------------------------------------------------------ commit
 
