@@ -45,7 +45,7 @@ from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
-from moorage.scheduler.core.sessions import Sessions
+from moorage.scheduler.core.sessions import Sessions, lose_bytes
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, QUEUED, Job, Member, Replica, State, Worker, started_ms
@@ -73,14 +73,6 @@ QUEUE_SPARE: Final = 1_000
 #: renewal intervals after which whoever was not heard in a reign is not waited for
 BEHIND_RENEWALS: Final = 1.5
 _DEADLINE, _START_WITHIN, _BACKOFF = range(3)
-
-
-def _lose_bytes(worker: Worker) -> int:
-    """What the end of a session writes at most: two steps a member, and more for the ranks of its gangs."""
-    return sum(
-        2 * STEP_BYTES * (len(member.replica.job.replicas) if member.replica.job.gang else 1)
-        for member in worker.members.values()
-    )
 
 
 _Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
@@ -138,6 +130,7 @@ class Engine:
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.planner.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
+        self._rows_looked = False  # for such as are to go, in this second
         self._rows_ms = max(
             config.finished_keep_ms, int(config.history_keep * 1000)
         )  # a row says where a history stands, too
@@ -164,10 +157,12 @@ class Engine:
 
     def _resume(self, mono_ms: int) -> None:
         """Index a folded state: nobody counts as heard yet, every session as heard of now (ledger-rules H28)."""
-        for worker in self.state.worker_by_num:
-            if worker.session:
-                host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
-                host.last_ms = mono_ms
+        standing = [worker for worker in self.state.worker_by_num if worker.session]
+        for worker in standing:
+            self.fleet.rules_of(worker.hello)  # whom any rules name, before the first shape is made
+        for worker in standing:
+            host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
+            host.last_ms = mono_ms
         for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
             job = self.state.jobs[num]
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
@@ -221,11 +216,15 @@ class Engine:
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
         if shape is None:
-            shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
+            shape = job.shape = self.shape_for(self.shape_of_asked(self.requests.read(job.body)[1]), job.tenant)
             if job.avoid:
                 shape = job.shape = self.shapes.avoiding(shape, job.avoid)
         assert isinstance(shape, Shape)
         return shape
+
+    def shape_for(self, shape: Shape, tenant: str) -> Shape:
+        """A shape as this tenant asks for it: what workers let it have may be less, or more, than others."""
+        return self.shapes.asked_by(shape, tenant) if tenant in self.fleet.named else shape
 
     def workload_of(self, job: Job) -> str:
         """What it runs, as durations are learned by (see `durations`)."""
@@ -364,7 +363,7 @@ class Engine:
             self.planner.plan(draft)
         self._accepting.clear()
         self.planner.fresh.clear()
-        self._compact(draft)
+        self._forget(draft, self._compact(draft))
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
@@ -482,6 +481,7 @@ class Engine:
             draft.acts.append([Act.CURSOR, event.tenant, event.which, event.through])
             draft.bytes += 64
             return
+        event.shape = self.shape_for(event.shape, event.tenant)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             self._reply_submit(flight, event, outcome)
@@ -560,15 +560,11 @@ class Engine:
         for worker in self.sessions.silent(mono_ms):
             if worker.num in heard:
                 continue
-            if not draft.empty and draft.bytes + _lose_bytes(worker) > DRAFT_BYTES_MAX:
+            if not draft.empty and draft.bytes + lose_bytes(worker) > DRAFT_BYTES_MAX:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
-        finished = self.state.finished
-        old = finished.older_than(draft.time_ms - self._rows_ms, COMPACT_MAX)
-        old = max(old, min(len(finished) - self.config.finished_rows, COMPACT_MAX))
-        if old > 0:
-            draft.acts.append([Act.EXPIRE, old])
+        self._rows_looked = False
         self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():
@@ -593,7 +589,7 @@ class Engine:
             size = 2 * STEP_BYTES * len(frame.facts)
         if isinstance(frame, Join | Goodbye):
             worker = self.state.workers.get(event.worker)
-            size += _lose_bytes(worker) if worker is not None else 0
+            size += lose_bytes(worker) if worker is not None else 0
         return size == 0 or draft.empty or draft.bytes + size <= DRAFT_BYTES_MAX
 
     def _due(self, draft: Draft) -> None:
@@ -618,15 +614,15 @@ class Engine:
             else:
                 self.lifecycle.expire(draft, job)
 
-    def _compact(self, draft: Draft) -> None:
-        """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence.
+    def _compact(self, draft: Draft) -> int:
+        """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence. How many.
 
         Where the history cannot be written they wait for it, but not without bound: scheduling goes on.
         """
         state, most = self.state, self.config.ended_max
         surplus = min(len(state.ended) - most, COMPACT_MAX)
         if surplus <= 0:
-            return
+            return 0
         must = len(state.ended) - most - max(most, ENDED_SPARE)
         flat: list[Any] = []
         kept: list[int] = []
@@ -642,6 +638,18 @@ class Engine:
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
             draft.bytes += len(kept) * 30
+        return len(kept)
+
+    def _forget(self, draft: Draft, added: int) -> None:
+        """Rows of finished jobs go by age and by number: each second, and as fast as this record adds some."""
+        if self._rows_looked and not added:
+            return
+        self._rows_looked = True
+        finished, most = self.state.finished, max(COMPACT_MAX, 2 * added)
+        old = finished.older_than(draft.time_ms - self._rows_ms, most)
+        old = max(old, min(len(finished) + added - self.config.finished_rows, most))
+        if old > 0:
+            draft.acts.append([Act.EXPIRE, old])
 
     # ------------------------------------------------------------------------------------------ commit
 
@@ -749,7 +757,7 @@ class Engine:
                 out.answers.append((submit.reply, encode(answer, json=submit.json)))
 
     def _workers(self, flight: _InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
-        joined = {event.worker for event, _ in flight.joined}
+        joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
         for worker in workers:
             if worker.id in joined and worker.session:
                 self.sessions.joined(
@@ -765,6 +773,9 @@ class Engine:
                     host.closed = worker.flag != "open"
                     self.fleet.changes += 1  # a shared device that opens again moves no bucket
                     self.fleet.refresh(host)
+        for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a reign for each
+            for job in self.state.tenants[tenant].jobs.values():
+                self._reshape(job)
 
     def _answer_join(self, event: FromWorker, session: str, wanted: WantedFrames, out: Outputs) -> None:
         frame = event.frame

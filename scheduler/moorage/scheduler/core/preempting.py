@@ -90,6 +90,10 @@ class Preempting:
             if found is not None:
                 self._end(draft, right, found)
 
+    def seek_at_once(self) -> None:
+        """Victims are looked for with the next pass, however short a time ago they were."""
+        self._sought_ms = 0
+
     def _right(self, draft: Draft, job: Job, line: Line) -> Right | None:
         need = line.shape.count * line.shape.together
         if self.reclaim and 0 < need <= draft.share_of(job.tenant)[1] - draft.leased_by(job.tenant):
