@@ -36,6 +36,7 @@ from moorage.scheduler.core.events import (
 from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import Folded, fold
+from moorage.scheduler.core.in_flight import InFlight
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.orders import Orders, level_problem
 from moorage.scheduler.core.outputs import Outputs, WantedFrames, slots_of
@@ -44,7 +45,7 @@ from moorage.scheduler.core.preempting import Preempting
 from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
-from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, encode_record
+from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, encode_record
 from moorage.scheduler.core.sessions import Sessions, lose_bytes
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
@@ -81,21 +82,6 @@ _Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept |
 def _presses(event: _Rest) -> bool:
     """Whether an event must not wait for the next heartbeat: renewals alone may."""
     return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))
-
-
-class _InFlight:
-    """What waits for the acknowledgement of the record that was built."""
-
-    __slots__ = ("asks", "draft", "joined", "new", "record", "renewed", "replies")
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.record: Record | None = None
-        self.new: dict[tuple[str, str], NewJob] = {}
-        self.replies: list[tuple[Any, str, bool]] = []  # frame, reply, json
-        self.joined: list[tuple[FromWorker, str]] = []
-        self.renewed: list[tuple[FromWorker, Renew, Host]] = []
-        self.asks: list[Ask] = []
 
 
 class Engine:
@@ -139,7 +125,7 @@ class Engine:
         self._submits: deque[Submit | QueueRead] = deque()
         self._rest: deque[_Rest] = deque()
         self._timers: list[tuple[int, int, int]] = []  # ledger ms, kind, job number or queue entry
-        self._in_flight: _InFlight | None = None
+        self._in_flight: InFlight | None = None
         self._accepting: dict[int, Request] = {}  # of the jobs that this record accepts, where their limits matter
         self._pressing = 0  # events in `_rest` that press for a record
         self._looked_ms = 0
@@ -309,7 +295,7 @@ class Engine:
         """
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
-        flight = self._in_flight = _InFlight(draft)
+        flight = self._in_flight = InFlight(draft)
         folded: dict[int, int] = {}
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self._slept(mono_ms)
@@ -450,7 +436,7 @@ class Engine:
             if host.load_ms >= 0:
                 host.load_ms = max(host.load_ms, mono_ms)
 
-    def _from_worker(self, flight: _InFlight, event: FromWorker, folded: dict[int, int]) -> None:
+    def _from_worker(self, flight: InFlight, event: FromWorker, folded: dict[int, int]) -> None:
         frame, draft = event.frame, flight.draft
         if isinstance(frame, FactFrame):
             flight.replies.append((self.sessions.facts(draft, event, frame, folded), event.reply, event.json))
@@ -470,12 +456,12 @@ class Engine:
             trouble = self.sessions.goodbye(draft, event, frame)
             flight.replies.append((trouble or {"kind": "goodbye"}, event.reply, event.json))
 
-    def _take_submits(self, flight: _InFlight) -> None:
+    def _take_submits(self, flight: InFlight) -> None:
         submits, draft = self._submits, flight.draft
         while submits and not draft.full:
             self._submit(flight, submits.popleft())
 
-    def _submit(self, flight: _InFlight, event: Submit | QueueRead) -> None:
+    def _submit(self, flight: InFlight, event: Submit | QueueRead) -> None:
         draft = flight.draft
         if isinstance(event, QueueRead):
             draft.acts.append([Act.CURSOR, event.tenant, event.which, event.through])
@@ -503,7 +489,7 @@ class Engine:
         for index in range(1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)
 
-    def _reply_submit(self, flight: _InFlight, event: Submit, outcome: Any) -> None:
+    def _reply_submit(self, flight: InFlight, event: Submit, outcome: Any) -> None:
         if event.batch is None:
             flight.replies.append((outcome, event.reply, event.json))
             return
@@ -542,7 +528,7 @@ class Engine:
             changed |= self.windows.clear(draft, worker)
         return Done(event.verb, changed, worker=event.worker, members=members)
 
-    def _take_orders(self, flight: _InFlight, orders: list[Order]) -> None:
+    def _take_orders(self, flight: InFlight, orders: list[Order]) -> None:
         """Each once every pause that is due is over, as `orders` wants it; what has no room left waits."""
         for at, order in enumerate(orders):
             if flight.draft.full:
@@ -554,7 +540,7 @@ class Engine:
 
     # -------------------------------------------------------------------------------- timers and upkeep
 
-    def _each_second(self, flight: _InFlight, mono_ms: int) -> None:
+    def _each_second(self, flight: InFlight, mono_ms: int) -> None:
         draft = flight.draft
         heard = {host.worker.num for _, _, host in flight.renewed}  # answered with this record
         for worker in self.sessions.silent(mono_ms):
@@ -724,7 +710,7 @@ class Engine:
             job.own_subject = self.request_of(job).events == "job"
         return job.own_subject
 
-    def _new_jobs(self, flight: _InFlight, accepted: list[Job], out: Outputs) -> None:
+    def _new_jobs(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
         seq = self.state.seq
         new = flight.new
         for job in accepted:
@@ -756,7 +742,7 @@ class Engine:
             elif submit.reply:
                 out.answers.append((submit.reply, encode(answer, json=submit.json)))
 
-    def _workers(self, flight: _InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
+    def _workers(self, flight: InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
         joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
         for worker in workers:
             if worker.id in joined and worker.session:
