@@ -18,7 +18,7 @@ from typing import Any, Final
 from moorage.scheduler.core.admission import Admission, NewJob
 from moorage.scheduler.core.backfill import Estimates
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.draft import SLACK_BYTES, STEP_BYTES, Draft
+from moorage.scheduler.core.draft import FULL_BYTES, STEP_BYTES, Draft
 from moorage.scheduler.core.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations, workload_of
 from moorage.scheduler.core.events import (
     Ask,
@@ -44,7 +44,7 @@ from moorage.scheduler.core.preempting import Preempting
 from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
-from moorage.scheduler.core.records import LEVEL_OF_0_3, RECORD_BYTES_MAX, Act, Op, Record, encode_record
+from moorage.scheduler.core.records import LEVEL_OF_0_3, Act, Op, Record, encode_record
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
@@ -65,8 +65,6 @@ COMPACT_MAX: Final = 512
 ENDED_SPARE: Final = 1_000
 #: a W3C traceparent has 55; what is longer is none
 TRACE_CHARS_MAX: Final = 128
-#: what a record may hold before it takes no more
-DRAFT_BYTES_MAX: Final = RECORD_BYTES_MAX - SLACK_BYTES
 #: timers of jobs that are over, and queue entries that no longer wait, before they are cleared out
 TIMERS_SPARE: Final = 10_000
 QUEUE_SPARE: Final = 1_000
@@ -551,7 +549,7 @@ class Engine:
         for worker in self.sessions.silent(mono_ms):
             if worker.num in heard:
                 continue
-            if not draft.empty and draft.bytes + _lose_bytes(worker) > DRAFT_BYTES_MAX:
+            if not draft.empty and draft.bytes + _lose_bytes(worker) > FULL_BYTES:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
@@ -585,7 +583,7 @@ class Engine:
         if isinstance(frame, Join | Goodbye):
             worker = self.state.workers.get(event.worker)
             size += _lose_bytes(worker) if worker is not None else 0
-        return size == 0 or draft.empty or draft.bytes + size <= DRAFT_BYTES_MAX
+        return size == 0 or draft.empty or draft.bytes + size <= FULL_BYTES
 
     def _due(self, draft: Draft) -> None:
         timers, state = self._timers, self.state
