@@ -82,9 +82,7 @@ class Packing:
         """What nearly all are: over, of one replica, and never so long that it has to go in parts."""
         story, replica = job.story, job.replicas[0]
         request = _request(job) if with_request else None
-        row = _encode(
-            (job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request)
-        )
+        row = _encode((job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request))
         # one attempt that nothing came before names one worker and its slots
         fresh = self._fresh(story[:1] if replica.attempt == 1 and story[0][5] >= 0 else story)
         if not self._put(row, len(row) + (sum(map(self._cost, fresh, fresh.values())) if fresh else 0), fresh):

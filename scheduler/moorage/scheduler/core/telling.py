@@ -41,7 +41,14 @@ class Telling:
         if rev - told > CHANGES_SURE:  # it has to be measured
             return encode(event_of(self._state, job))
         job.told = rev
-        if told == 0 and rev == 2 and len(story) == 1 and story[0][4] == PLACED and not story[0][8] and not story[0][10]:
+        if (
+            told == 0
+            and rev == 2
+            and len(story) == 1
+            and story[0][4] == PLACED
+            and not story[0][8]
+            and not story[0][10]
+        ):
             return self._placed(job, story[0])
         workers, devices = self._workers, self._gpus
         changes = last = ""
@@ -95,7 +102,7 @@ class Telling:
             f'{{"rev":1,"time_ms":{job.accepted_ms},"replica":-1,"attempt":0,"state":"ACCEPTED"'
             f',"by":"{by_tenant(tenant)}"}},'
             f'{{"rev":2,"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"PLACED"{worker}'
-            f'{self._gpus.get((num, mask)) or self._devices(num, mask)}'
+            f"{self._gpus.get((num, mask)) or self._devices(num, mask)}"
             f',"fence":{fence}}}]{_SIMULATED if simulated else "}"}'
         ).encode()
 
