@@ -58,7 +58,7 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
 CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
     "The client": ("moorage.client.client", "moorage.client.sync"),
-    "A job": ("moorage.client.job", "moorage.client.watch", "moorage.schemas.frames"),
+    "A job": ("moorage.client.job", "moorage.client.watch", "moorage.schemas.frames.told"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     "What it raises": ("moorage.client.errors",),
     "For your tests": (
@@ -69,6 +69,8 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
 }
 #: shown by name alone: the sync twins have the names of the async classes, without await
 TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job"}
+#: of these what they inherit is public, too
+INHERITING: Final = {"AsyncClient"}
 _WIDTH: Final = "110"
 
 
@@ -174,6 +176,8 @@ def python_api() -> str:
                 parts.append("without `await`.\n")
             else:
                 parts.append(f"\n::: moorage.client.{name}\n")
+            if name in INHERITING:
+                parts.append("    options:\n      inherited_members: true\n")
     parts.append("\n## The worker's and the scheduler's side\n")
     parts += [f"\n::: {module}.{name}\n" for module, names in WORKER_API.items() for name in names]
     return "".join(parts)

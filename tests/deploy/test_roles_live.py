@@ -202,7 +202,7 @@ async def test_doctor_says_who_could_stop_the_queue(
             return context
 
         monkeypatch.setattr("moorage.client.target.find_context", found)
-        monkeypatch.setattr("moorage.client.client.find_context", found)
+        monkeypatch.setattr("moorage.client.connected.find_context", found)
         checks = {check.name: check async for check in all_checks(Options(tenant="acme", timeout="30s"))}
         assert (checks["queue"].verdict, says in checks["queue"].found) == (verdict, True), checks["queue"]
         async with await made.site.connect("scheduler.main") as connection:

@@ -24,6 +24,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken, Submit
 from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
+from moorage.scheduler.core.snapshot import dump
 from moorage.scheduler.core.state import State, validate
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
@@ -257,6 +258,25 @@ async def test_an_append_that_was_not_stored_is_sent_again(nats_server: Server, 
         assert (await here.folded())[0].digest == one.state.digest
 
 
+async def test_a_full_ledger_deposes_nobody_and_forgets_nothing(nats_server: Server, unique: str) -> None:
+    """The leader goes on trying, accepts nothing meanwhile, and no record makes room for another (ledger-rules H6)."""
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        await one.append("a")
+        config = (await here.js.stream_info(here.subjects.ledger_stream)).config
+        update = f"$JS.API.STREAM.UPDATE.{here.subjects.ledger_stream}"
+        await here.connection.request(update, msgspec.json.encode({**config, "max_msgs": 2}), 5)
+        appending = asyncio.create_task(one.append("b"))
+        await until(lambda: one.wire.sent > 3 or appending.done(), what="it is tried again")
+        assert not appending.done()
+        assert await here.end() == 2
+        await here.connection.request(update, msgspec.json.encode(config), 5)
+        assert await appending == 3
+        state, _ = await here.folded()
+        assert (state.digest, set(state.tenants["acme"].jobs)) == (one.state.digest, {"a", "b"})
+
+
 # -------------------------------------------------------------------------------------------------------------- junk
 
 
@@ -334,6 +354,25 @@ async def test_a_snapshot_and_the_tail_are_the_whole_ledger(nats_server: Server,
         assert other.state.digest == one.state.digest
 
 
+async def test_a_snapshot_that_changed_does_not_count(nats_server: Server, unique: str) -> None:
+    """Another whole snapshot in the place of the named one is none: the record names it with its digest (H12)."""
+    async with desk(nats_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        await one.append("a")
+        named = await follow_and_write(here.url, unique, 1)
+        await one.append("b", snapshot=named)
+        subject = here.subjects.snapshot(named[0])
+        await here.js.purge(here.subjects.snapshot_stream, subject=subject)
+        other = await here.leader()
+        other.state.seq = named[1]  # so far as the one that was named, and empty
+        assert isinstance(await here.js.append(subject, dump(other.state)), Ack)
+        recovered = await recover(one.ledger, here.snapshots)
+        assert recovered.seq == 0
+        await one.ledger.follow(recovered)
+        assert recovered.digest == one.state.digest
+
+
 async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         one = await here.leader()
@@ -406,6 +445,13 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
                 return len(seen) > 3 and info.subjects[here.subjects.ledger_record] < info.last_seq - 10
 
             await until(three_and_purged, 30, "three snapshots and a shortened ledger")
+
+            async def cut_to_the_newest() -> bool:
+                kept = await here.js.stream_info(here.subjects.snapshot_stream, here.subjects.snapshot_all)
+                named = [each[0] for each in (state.snapshot, state.snapshot_before) if each is not None]
+                return {subject.rpartition(".")[2] for subject in kept.subjects} == set(named)
+
+            await until(cut_to_the_newest, 30, "the newest two snapshots alone")
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -414,6 +460,13 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
         recovered = await recover(reader, here.snapshots)
         await reader.follow(recovered)
         validate(recovered)
+        assert recovered.digest == state.digest
+        # the newest is damaged: the one before it and the ledger behind that give the same
+        assert state.snapshot is not None
+        await here.js.purge(here.subjects.snapshot_stream, subject=here.subjects.snapshot(state.snapshot[0]))
+        recovered = await recover(reader, here.snapshots)
+        assert recovered.seq < state.snapshot[1]
+        await reader.follow(recovered)
         assert recovered.digest == state.digest
 
 

@@ -294,7 +294,7 @@ class Driving:
             state.digest,
             acts=[[Act.EPOCH, state.ledger_id or "ledger-1", "me", 0.0]],
         )
-        self._store(encode_record(epoch))
+        self.store(encode_record(epoch))
         fold(state, epoch, len(self.records))
         self.state = state
         self.engine = Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now)
@@ -306,7 +306,7 @@ class Driving:
         validate(again)
         assert snapshots.dump(again) == self.snapshot
 
-    def _store(self, payload: bytes) -> int:
+    def store(self, payload: bytes) -> int:
         assert len(payload) <= RECORD_BYTES_MAX, f"record of {len(payload)} bytes"
         self.sizes.append(len(payload))
         self.records.append(payload)
@@ -316,7 +316,7 @@ class Driving:
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         """One record; then the workers do as they are told, their facts wait for the next record."""
         self.now += ms
-        seq = self._store(self.engine.build(self.now, self.now))
+        seq = self.store(self.engine.build(self.now, self.now))
         out = self.engine.commit(seq, self.now)
         if self.keeps_history:
             for job in out.ended:

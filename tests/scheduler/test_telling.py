@@ -91,6 +91,6 @@ def test_the_answer_to_a_submit_is_what_the_encoder_makes_of_it() -> None:
     drive.settle()
     reply = drive.offer_submit("j")
     drive.now += 1
-    seq = drive._store(drive.engine.build(drive.now, drive.now))
+    seq = drive.store(drive.engine.build(drive.now, drive.now))
     answers = dict(drive.engine.commit(seq, drive.now).answers)
     assert answers[reply] == encode(Accepted("j", seq, "QUEUED"))

@@ -21,6 +21,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
+from moorage.worker.leases import returning
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import LeaseRefused, borrow, recall
 from moorage.worker.leases.protocol import SOCKET_NAME
@@ -212,8 +213,8 @@ async def test_a_killed_holder_s_device_goes_round_once_its_memory_is_seen_free(
 async def test_memory_that_does_not_come_back_quarantines_the_device_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_server, "PROBE_S", 0.01)
-    monkeypatch.setattr(lease_server, "PROBE_QUARANTINED_S", 0.01)
+    monkeypatch.setattr(returning, "PROBE_S", 0.01)
+    monkeypatch.setattr(returning, "PROBE_QUARANTINED_S", 0.01)
     async with lender("1xH100", free_wait_s=0.05) as w:
         async with borrow(w.path):
             w.inventory.keep_memory(0, 300)
@@ -225,7 +226,7 @@ async def test_memory_that_does_not_come_back_quarantines_the_device_until_it_do
 async def test_sharers_are_counted_and_freed_when_the_driver_lists_them_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_server, "PROBE_S", 0.01)
+    monkeypatch.setattr(returning, "PROBE_S", 0.01)
     async with lender("2xH100", modes=("exclusive", "time-slice")) as w:
         async with borrow(w.path, "1x@time-slice") as one, borrow(w.path, "1xH100@time-slice") as two:
             assert (one.uuids, one.mode, w.taken()) == (two.uuids, "time-slice", [0])

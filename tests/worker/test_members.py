@@ -322,7 +322,7 @@ def start(name: MemberName) -> Start:
 def test_a_gangs_member_holds_until_it_is_started(bench: Bench) -> None:
     name = name_of(replica=1)
     assert not of(StartMembers, bench.want(place(name, hold=True)))
-    assert [held.phase for held in bench.members.held_list()] == ["claimed"]
+    assert [held.phase for held in bench.members.table.held_list()] == ["claimed"]
     (command,) = of(StartMembers, bench.want(start(name)))
     assert command.members[0].start == start(name)
     assert bench.want(start(name)) == []
@@ -409,7 +409,7 @@ def test_memory_that_stays_is_quarantined_and_freed_when_it_goes(bench: Bench) -
             bench.do(NotFree([(name, (0, 2))]))
     assert of(Quarantine, bench.log)[0].slots == (0, 2)
     assert [(f.kind, f.detail) for f in bench.facts()] == [("exited", "exit"), ("quarantined", "0,2")]
-    assert [held.phase for held in bench.members.held_list()] == ["exited"]
+    assert [held.phase for held in bench.members.table.held_list()] == ["exited"]
     bench.do(SeenFree([name]))
     assert bench.kinds() == ["freed"]
 
@@ -695,7 +695,7 @@ def test_forgotten_ends_are_still_over() -> None:
         bench.do(Started([name]))
         bench.do(Ended([(name, 0, "exit")]))
         bench.facts()
-    assert len(bench.members._tombstones) <= 5
+    assert len(bench.members.table.tombstones) <= 5
     bench.want(place(names[0], request=body(run={"driver": "noop"})))
     assert bench.facts() == [Fact("withdrawn", *names[0], 0, "forgotten")]
     bench.want(place(name_of("new", fence=40)))

@@ -601,13 +601,13 @@ def test_devices_that_cannot_be_a_pool_are_refused(same: list[Device]) -> None:
 def test_drift_between_the_two_accounts_is_never_passed_over() -> None:
     pool = pool_of(1)
     with claimed(pool):
-        pool._free = 1
+        pool._table.free = 1
         with pytest.raises(PoolCorrupted, match="none is"):
             pool.try_claim()
         with pytest.raises(PoolCorrupted, match="the count says 1"):
             pool.validate()
-        pool._free = 0
+        pool._table.free = 0
     lease = claimed(pool)
-    pool._slots[0].holders.clear()
+    pool._table.slots[0].holders.clear()
     with pytest.raises(PoolCorrupted, match="does not hold"):
         lease.release()

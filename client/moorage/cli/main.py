@@ -87,7 +87,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("dlq drop", "moorage.cli.dlq:drop", "Delete refused requests for good."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("simulate", "moorage.cli.simulate:simulate", "The scheduler on a trace, under a virtual clock."),
-        Verb("replay", "moorage.cli.replay:replay", "A leader's decisions again, from its recording."),
+        Verb("replay", "moorage.cli.replay:replay", "What was decided, from the ledger, a backup or a recording."),
         Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),
         Verb("schema", "moorage.cli.lookup:schema", "The JSON Schema of the request, or of a frame."),
         Verb(

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from moorage.bus.contexts import Context
-from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
-from moorage.bus.health import State
-from moorage.bus.inbox import Mux
-from moorage.bus.transport import Handler, Subscribed
-from moorage.client.asking import again, ask, decode_accepted, decode_act, decode_answer, decode_batch, done
-from moorage.client.errors import BatchRejected, NotPermitted, no_server, rejected
-from moorage.client.target import find_context, find_tenant
-from moorage.client.values import Duration, Fields, Requests, seconds, who
-from moorage.schemas.codec import FRAME_BYTES_MAX, encode
+from moorage.client.asking import decode_accepted, decode_act, decode_batch, done
+from moorage.client.batches import frames_of
+from moorage.client.connected import (
+    Connected,
+    data_of,
+)
+from moorage.client.errors import BatchRejected, rejected
+from moorage.client.values import Duration, Fields, seconds, who
+from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.names import is_job, is_tenant
-from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+from moorage.schemas.names import is_job
 
 if TYPE_CHECKING:
     from moorage.client.admin import Admin
-    from moorage.client.feed import Feed
     from moorage.client.job import Job, Result
     from moorage.client.lease import Lease, OnAskedBack
-    from moorage.client.transport import ClientTransport, Link
+    from moorage.client.planning import Quota, Share
     from moorage.client.watch import Watch
     from moorage.schemas.operate import Act, Done
 
 # What follows jobs is imported by the methods that do: a one-shot command must not pay for it.
 
-TIMEOUT_S_DEFAULT: Final = 30.0
-CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
-WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
-#: requests in one frame, as the scheduler takes them; `submit_many` sends more as several
-BATCH_MAX: Final = 10_000
-#: of those, so many under way at a time
+#: frames of a `submit_many` that are under way at a time
 FRAMES_AT_ONCE: Final = 4
 
 What = Request | Sequence[str] | Mapping[str, Any]
@@ -49,123 +41,15 @@ What = Request | Sequence[str] | Mapping[str, Any]
 T = TypeVar("T")
 
 
-class _Follower(Protocol):
-    def refresh(self) -> None:
-        """The connection was lost and is back."""
-
-
-class AsyncClient:
+class AsyncClient(Connected):
     """`async with AsyncClient() as moorage: …`. Use it from one event loop.
 
     `target` is a URL or a nats context's name; without one NATS_CONTEXT, the selected context, NATS_URL, or the
     `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds each answer,
     retries included; `connect_timeout` the first connection; `wait_timeout` is the default of `Job.result`, `run`,
     `wait` and `as_completed`. `on_wait` is called whenever something must be asked again. `transport` takes the place
-    of NATS, as `SimFleet` in tests; `target` then means nothing.
+    of NATS, as `SimFleet` in tests, and of a `target`. A keyword that a verb does not have is a TypeError.
     """
-
-    def __init__(
-        self,
-        target: Context | str | None = None,
-        *,
-        tenant: str | None = None,
-        prefix: str = PREFIX_DEFAULT,
-        timeout: Duration = TIMEOUT_S_DEFAULT,
-        connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
-        wait_timeout: Duration = WAIT_TIMEOUT_S_DEFAULT,
-        name: str = "moorage client",
-        on_wait: Callable[[], None] | None = None,
-        transport: ClientTransport | None = None,
-    ) -> None:
-        self.tenant = find_tenant(tenant)
-        if not is_tenant(self.tenant):
-            raise rejected(
-                "invalid-argument",
-                f"{self.tenant!r} is no tenant",
-                found=self.tenant,
-                allowed="[a-z0-9-]{1,32}",
-                next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
-            )
-        self.subjects = Subjects(prefix)
-        self.timeout_s = seconds(timeout)
-        self.wait_timeout_s = seconds(wait_timeout)
-        self.watches: set[_Follower] = set()
-        self._feed: Feed | None = None
-        self._requests = Requests()
-        self.context: Context | None = None
-        self._target = target
-        self._transport = transport
-        self._where = ""
-        self._connect_timeout_s = seconds(connect_timeout)
-        self._name = name
-        self._on_wait = on_wait
-        self._connection: Link | None = None
-        self._mux: Mux | None = None
-
-    def __repr__(self) -> str:
-        return f"<AsyncClient {self._where or 'not connected'} tenant {self.tenant}>"
-
-    async def __aenter__(self) -> AsyncClient:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def open(self) -> None:
-        """Connect. Raises `Unreachable`, `NotPermitted`, and `bus.errors.BadContext`."""
-        try:
-            self._connection = await self._connect()
-            self._mux = await Mux.open(self._connection)
-        except CannotConnect as error:
-            raise no_server(error) from None
-        except (NotAuthorized, PermissionRefused) as error:
-            await self.close()
-            raise NotPermitted(error.problem) from None
-
-    async def _connect(self) -> Link:
-        if self._transport is not None:
-            self._where = self._transport.where
-            return await self._transport.connect(self._name, self._on_state)
-        from moorage.bus.connection import connect  # nats-py is most of what this module would cost to import
-
-        self.context = find_context(self._target)
-        self._where = self.context.safe_url
-        return await connect(self.context, self._name, on_state=self._on_state, give_up_after_s=self._connect_timeout_s)
-
-    async def close(self) -> None:
-        """Close; jobs go on."""
-        self._feed = None  # those who are on it end with the connection
-        if self._mux is not None:
-            await self._mux.close()
-            self._mux = None
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            if self._transport is not None:
-                await self._transport.release(connection)
-            else:
-                await connection.close()
-
-    @property
-    def crowded(self) -> bool:
-        """Whether so much is followed here that one more had better hear the tenant's frames (see `feed`)."""
-        from moorage.client.feed import CROWD
-
-        return len(self.watches) >= CROWD
-
-    @property
-    def feed(self) -> Feed:
-        """The tenant's frames, heard once for all who follow jobs on this client."""
-        if self._feed is None:
-            from moorage.client.feed import Feed
-
-            self._feed = Feed(self)
-        return self._feed
-
-    def _on_state(self, state: State) -> None:
-        if state is State.CONNECTED:
-            for watch in self.watches:
-                watch.refresh()
 
     # ------------------------------------------------------------------------------------------------------- jobs
 
@@ -243,7 +127,7 @@ class AsyncClient:
 
         built = [self._requests.encoded(what, gpu, None, fields) for what in many]
         answers: list[Accepted | Problem] = []
-        frames = _frames(body for _, body in built)
+        frames = frames_of(body for _, body in built)
         for at in range(0, len(frames), FRAMES_AT_ONCE):
             asked = (self._ask("submit", frame, decode_batch) for frame in frames[at : at + FRAMES_AT_ONCE])
             for part in await asyncio.gather(*asked):
@@ -340,19 +224,24 @@ class AsyncClient:
         *,
         drain: Sequence[str] = (),
         add: str | None = None,
-        quota: int | None = None,
+        quota: Quota | None = None,
+        share: Share | None = None,
         **fields: Unpack[Fields],
     ) -> Answer:
         """What would happen to a request, and nothing does: `data["starts"]` is now, later, unknown, never or refused.
 
-        As if the workers in `drain` were drained, the hosts of `add` (as `2x8xA100`) were there, and the tenant might
-        have at most `quota` GPUs; without `what`, what these edits alone would do. `data["ledger"]` is the `if_seq` of
-        a submit that shall only count while the plan holds. Raises as `submit`.
+        As if the workers in `drain` were drained, the hosts of `add` (as `2x8xA100`) were there, tenants might have at
+        most `quota` GPUs (of this tenant, or by tenant), and had a `share`: a weight, or that and GPUs guaranteed.
+        Without `what`, what these edits alone would do. `data["ledger"]` is the `if_seq` of a submit that shall only
+        count while the plan holds. Raises as `submit`.
         """
         from moorage.client.planning import plan_arguments
 
+        if what is None and (gpu is not None or fields):
+            beside = ", ".join([*(["gpu"] if gpu is not None else []), *fields])
+            raise TypeError(f"{beside} without a request: the first argument says what would run")
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
-        return await self.answer("plan", plan_arguments(request, drain, add, quota))
+        return await self.answer("plan", plan_arguments(request, drain, add, quota, share))
 
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
@@ -401,7 +290,7 @@ class AsyncClient:
 
     async def fleet(self) -> dict[str, Any]:
         """Every worker, what is free, and the largest request that starts now by model."""
-        return _data(await self.operate("fleet"))
+        return data_of(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:
         """The ledger against each worker's last renewal, and each worker's devices against its leases, once.
@@ -409,7 +298,7 @@ class AsyncClient:
         Only what two audits some renewals apart both show is drift. `not_looked` names the workers that did not look at
         their devices within 2.5 s.
         """
-        return _data(await self.operate("audit"))
+        return data_of(await self.operate("audit"))
 
     async def drain(
         self,
@@ -449,74 +338,3 @@ class AsyncClient:
 
         async for frame in fleet_frames(self):
             yield frame
-
-    # ---------------------------------------------------------------------------------------------------- asking
-
-    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of `answer`."""
-        return _data(await self.answer(verb, arguments))
-
-    async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
-        """Ask a reading verb of this tenant, or `cancel`; the whole answer frame."""
-        return await self._ask(verb, encode(arguments), decode_answer)
-
-    async def operate(self, verb: str, asked: Any = None) -> Answer:
-        """Ask a verb of the operators that is answered with data; the whole answer frame."""
-        return await self._request(self.subjects.admin(verb), b"{}" if asked is None else encode(asked), decode_answer)
-
-    def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
-        return self._request(self.subjects.api(self.tenant, verb), payload, decode)
-
-    def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
-        if self._mux is None:
-            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
-        return ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
-
-    async def again(self, once: Callable[[], Awaitable[T]]) -> T:
-        """`once` until it is answered, for `timeout`; errors of the bus as the SDK's."""
-
-        async def call() -> T:  # tenacity awaits what a coroutine function gives, and no other
-            return await once()
-
-        return await again(call, self.timeout_s, self._where, self._on_wait)
-
-    @property
-    def link(self) -> Link:
-        """The connection, for what has no method here. Raises RuntimeError where the client is not open."""
-        if self._connection is None:
-            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
-        return self._connection
-
-    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
-        """Hear a subject; the handler may only enqueue. Raises `NotPermitted`."""
-        try:
-            return await self.link.subscribe(subject, handler)
-        except PermissionRefused as error:
-            raise NotPermitted(error.problem) from None
-
-
-def _frames(bodies: Iterable[bytes]) -> list[bytes]:
-    """JSON arrays of the bodies, as few as the bounds allow."""
-    frames: list[bytes] = []
-    part: list[bytes] = []
-    size = 2
-    for body in bodies:
-        if part and (len(part) >= BATCH_MAX or size + len(body) + 1 > FRAME_BYTES_MAX):
-            frames.append(b"[" + b",".join(part) + b"]")
-            part, size = [], 2
-        part.append(body)
-        size += len(body) + 1
-    if part:
-        frames.append(b"[" + b",".join(part) + b"]")
-    return frames
-
-
-def _as_tenant(name: str) -> str:
-    """What the name would be as a tenant's."""
-    slug = "-".join("".join(char if char.isascii() and char.isalnum() else " " for char in name.lower()).split())
-    return f": {slug}" if is_tenant(slug) else ""
-
-
-def _data(answer: Answer) -> dict[str, Any]:
-    data: dict[str, Any] = answer.data
-    return data

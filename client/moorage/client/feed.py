@@ -16,7 +16,7 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, Events
 
 if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
+    from moorage.client.connected import Connected
 
 #: followers on one client from which on those that come hear the tenant's frames together
 CROWD: Final = 16
@@ -31,7 +31,7 @@ Refresh = Callable[[], None]
 class Feed:
     """One subscription while anybody is listening, none otherwise."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: Connected) -> None:
         self._client = client
         self._listeners: dict[str, list[tuple[Hear, Refresh]]] = {}
         self._subscription: Subscribed | None = None

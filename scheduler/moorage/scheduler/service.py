@@ -118,7 +118,7 @@ class Scheduler:
 
     async def _run(self) -> None:
         await self.ledger.ensure()
-        await self._js.ensure_stream(QueueReader.stream(self.subjects, self._replicas))
+        await QueueReader.ensure(self._js, self.subjects, self._replicas)
         await DeadLetters.ensure(self._js, self.subjects, self._replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)

@@ -77,7 +77,7 @@ class FleetHost:
         self._wanted[agent.worker] = await self.transport.subscribe(subject, agent.on_wanted)
         await agent.open()
         subject = self.subjects.worker(agent.worker, "logs")
-        self._logs[agent.worker] = await self.transport.subscribe(subject, agent.on_read_log)
+        self._logs[agent.worker] = await self.transport.subscribe(subject, agent.output.on_asked)
 
     async def remove(self, agent: Agent) -> None:
         """Close the agent; its jobs go on where they can outlive it."""
@@ -108,7 +108,7 @@ class FleetHost:
     def reconnected(self) -> None:
         """The connection was lost and is back: everybody says hello, and renews or joins when it is due."""
         for agent in self.agents.values():
-            agent.say_hello()
+            agent.reporter.say_hello()
 
     # ------------------------------------------------------------------------------------------- what agents use
 
@@ -219,6 +219,6 @@ class FleetHost:
             return
         for agent in self.agents.values():
             if isinstance(frame, Look):
-                agent.look(frame)
+                agent.reporter.look(frame)
             else:
                 agent.enqueue(frame)

@@ -17,13 +17,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from moorage.schemas.frames import Device
-from moorage.schemas.gpu import SHARERS_MAX, Sharing
+from moorage.schemas.gpu import Sharing
 from moorage.worker.pool_lease import (
-    PHASES,
     WAITERS_MAX,
     GpuLease,
     GpuLeaseEntry,
@@ -35,6 +34,7 @@ from moorage.worker.pool_lease import (
     SlotsRefused,
     SlotState,
 )
+from moorage.worker.slot_table import SlotTable, expect
 
 __all__ = [
     "GpuLease",
@@ -47,9 +47,6 @@ __all__ = [
     "SlotsRefused",
 ]
 
-SLOTS_MAX: Final = 64  # a worker's slots are one 64-bit mask in the ledger
-REASON_CHARS_MAX: Final = 200
-
 
 @dataclass(frozen=True, slots=True)
 class _Want:
@@ -58,29 +55,6 @@ class _Want:
     ticket: int
     slots: frozenset[int] | None
     mode: Sharing
-
-
-@dataclass(slots=True)
-class _Slot:
-    device: Device
-    mode: Sharing | None = None
-    holders: list[int] = field(default_factory=list)  # lease numbers; `GpuPool._leases` says whose
-    closed_by: dict[str, str] = field(default_factory=dict)  # who keeps it out of use, and why
-    quarantine: str = ""  # the newest of these reasons
-
-    @property
-    def free(self) -> bool:
-        return not self.holders and not self.quarantine
-
-
-@dataclass(slots=True)
-class _Record:
-    """The pool's side of a lease. It does not point at the lease, so that a forgotten one can be collected."""
-
-    slots: tuple[int, ...]
-    local: bool
-    holder: str
-    phase: Phase = "held"
 
 
 class GpuPool:
@@ -100,25 +74,12 @@ class GpuPool:
         lent: Iterable[int] | None = None,
         on_change: Callable[[], None] | None = None,
     ) -> None:
-        if len(devices) > SLOTS_MAX:
-            raise ValueError(f"a pool has at most {SLOTS_MAX} slots, found {len(devices)} devices")
-        identities = {(device.vendor, device.uuid or device.index) for device in devices}
-        if len(identities) != len(devices):
-            raise ValueError("two devices of a pool have the same vendor and uuid")
-        self._slots = [_Slot(device) for device in devices]
-        self._leases: dict[int, _Record] = {}
+        self._table = SlotTable(devices, sharers_max or {}, lent)
         self._waiters: dict[asyncio.Future[GpuLease], _Want] = {}  # in order of arrival
         self._abandoned: deque[int] = deque()  # leases the collector found; any thread may append
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._next_lease = 1
         self._next_ticket = 1
         self._last_ticket_granted = 0
-        self._free = len(self._slots)  # the second account, checked against the slots at every take and release
-        self._sharers_max: dict[Sharing, int] = {"exclusive": 1}
-        for mode in _SHARED:
-            cap = SHARERS_MAX[mode]
-            self._sharers_max[mode] = max(0, min(cap, (sharers_max or {}).get(mode, cap)))
-        self._lent = self._checked_lent(lent)
         self.generation = 0  # grows with every change
         self.on_change = on_change
 
@@ -126,7 +87,7 @@ class GpuPool:
 
     def capacity(self) -> int:
         """The number of slots, whatever holds them."""
-        return len(self._slots)
+        return len(self._table.slots)
 
     def pending_claimers(self) -> int:
         """Claims that wait now: one less as soon as one is granted or cancelled, even before it runs again."""
@@ -149,11 +110,12 @@ class GpuPool:
         limit use `asyncio.timeout`; before Python 3.12 `asyncio.wait_for` may drop a lease granted at the last moment.
         Raises PoolFull where `WAITERS_MAX` claims wait.
         """
-        if not self._slots:
+        capacity = self.capacity()
+        if not capacity:
             return None
         wanted = None if slots is None else frozenset(slots)
-        if wanted is not None and not (wanted and wanted <= set(range(len(self._slots)))):
-            raise ValueError(f"slots must be some of 0..{len(self._slots) - 1}, found {sorted(wanted)}")
+        if wanted is not None and not (wanted and wanted <= set(range(capacity))):
+            raise ValueError(f"slots must be some of 0..{capacity - 1}, found {sorted(wanted)}")
         self._reap()
         want = _Want(self._next_ticket, wanted, mode)
         lease = self._try(want)
@@ -187,19 +149,17 @@ class GpuPool:
         wanted = tuple(slots)
         if wanted and (len(wanted) > 1 or self._waiters or not self._is_open(wanted[0], mode)):
             self._check_wanted(wanted, mode)
-        number = self._new_lease(_Record(wanted, local=False, holder=holder))
-        for position in wanted:
-            self._occupy(position, number, mode)
+        number = self._table.take(wanted, mode, holder, local=False)
         if wanted:
             self._changed()
         return PoolLease(self, number, wanted, mode, holder)
 
     def _is_open(self, position: int, mode: Sharing) -> bool:
         """Whether one slot passes every check of `_check_wanted`: most placements are such, and take the short way."""
-        return 0 <= position < len(self._slots) and self._why_not(position, mode) is None
+        return 0 <= position < self.capacity() and self._table.why_not(position, mode) is None
 
     def _check_wanted(self, wanted: tuple[int, ...], mode: Sharing) -> None:
-        if unknown := tuple(position for position in wanted if not 0 <= position < len(self._slots)):
+        if unknown := tuple(position for position in wanted if not 0 <= position < self.capacity()):
             raise SlotsRefused("unknown-slot", unknown)
         if len(set(wanted)) != len(wanted):
             raise SlotsRefused("duplicate-slot", tuple(sorted({p for p in wanted if wanted.count(p) > 1})))
@@ -207,23 +167,11 @@ class GpuPool:
             raise SlotsRefused("local-claimer-waits", wanted)
         refused: dict[RefusalReason, list[int]] = {}
         for position in wanted:
-            if reason := self._why_not(position, mode):
+            if reason := self._table.why_not(position, mode):
                 refused.setdefault(reason, []).append(position)
         if refused:
             reason, positions = next(iter(refused.items()))
             raise SlotsRefused(reason, tuple(positions))
-
-    def _why_not(self, position: int, mode: Sharing) -> RefusalReason | None:
-        slot = self._slots[position]
-        if position not in self._lent:
-            return "not-lent"
-        if slot.quarantine:
-            return "quarantined"
-        if slot.mode == "exclusive" or (slot.mode and mode == "exclusive"):
-            return "leased"
-        if slot.mode and slot.mode != mode:
-            return "mode-mixed"
-        return "sharers-full" if len(slot.holders) >= self._sharers_max[mode] else None
 
     # ------------------------------------------------------------------------------- quarantine, and who may use what
 
@@ -236,11 +184,7 @@ class GpuPool:
         if not reason:
             raise ValueError("a quarantine needs a reason")
         self._reap()
-        found = self._at(slot)
-        if found.free:
-            self._free -= 1
-        found.closed_by.pop(by, None)  # the newest reason stands last
-        found.closed_by[by] = found.quarantine = reason[:REASON_CHARS_MAX]
+        self._table.close(slot, reason, by)
         self._changed()
 
     def unquarantine(self, slot: int, by: str = "") -> None:
@@ -249,25 +193,20 @@ class GpuPool:
         Not closed by this one: nothing.
         """
         self._reap()
-        found = self._at(slot)
-        if found.closed_by.pop(by, None) is None:
-            return
-        found.quarantine = next(reversed(found.closed_by.values()), "")
-        if found.free:
-            self._count_free()
-        self._serve()
-        self._changed()
+        if self._table.open(slot, by):
+            self._serve()
+            self._changed()
 
     @property
     def lent(self) -> frozenset[int]:
         """The positions that placements may use."""
-        return self._lent
+        return self._table.lent
 
     def set_lent(self, slots: Iterable[int] | None) -> None:
         """Change which positions placements may use (None: all); what they hold already, they keep."""
-        lent = self._checked_lent(slots)
-        if lent != self._lent:
-            self._lent = lent
+        lent = self._table.checked_lent(slots)
+        if lent != self._table.lent:
+            self._table.lent = lent
             self._changed()
 
     # ------------------------------------------------------------------------------------------------- looking at it
@@ -275,15 +214,12 @@ class GpuPool:
     def snapshot_leases(self) -> list[GpuLeaseEntry]:
         """One entry a slot in hello's order: true at this moment, and no promise for the next."""
         self._reap()
-        return [
-            GpuLeaseEntry(slot.device.vendor, slot.device.name, slot.device.index, bool(slot.holders))
-            for slot in self._slots
-        ]
+        return self._table.entries()
 
     def slot_states(self) -> list[SlotState]:
         """Every slot with its mode, sharers and quarantine, in hello's order."""
         self._reap()
-        return [self._state(position, slot) for position, slot in enumerate(self._slots)]
+        return self._table.states()
 
     def busy_slots(self) -> list[int]:
         """The positions that no placement can have because a local claim holds them or they are in quarantine."""
@@ -292,146 +228,46 @@ class GpuPool:
     def validate(self) -> None:
         """Check the pool against itself, in O(slots + leases + waiters); raises PoolCorrupted."""
         self._reap()
-        free = sum(slot.free for slot in self._slots)
-        out_of_use = sum(bool(slot.quarantine) and not slot.holders for slot in self._slots)
-        held = sum(bool(slot.holders) for slot in self._slots)
-        _expect(free == self._free, f"{free} slots are free, the count says {self._free}")
-        _expect(free + held + out_of_use == len(self._slots), "held + free + quarantined is not the capacity")
-        for position, slot in enumerate(self._slots):
-            _expect(bool(slot.holders) == bool(slot.mode), f"slot {position} has a mode without holders, or none with")
-            _expect(len(set(slot.holders)) == len(slot.holders), f"slot {position} is held twice by one lease")
-            if slot.mode:
-                _expect(len(slot.holders) <= self._sharers_max[slot.mode], f"slot {position} has too many sharers")
-            for number in slot.holders:
-                record = self._leases.get(number)
-                _expect(record is not None and position in record.slots, f"slot {position} is held by no lease")
-        for number, record in self._leases.items():
-            for position in record.slots:
-                _expect(number in self._slots[position].holders, f"lease {number} does not hold its slot {position}")
+        self._table.validate()
         tickets = [want.ticket for want in self._waiters.values()]
-        _expect(tickets == sorted(tickets), "the waiters are out of order")
-        _expect(not tickets or tickets[0] > self._last_ticket_granted, "a waiter was overtaken")
+        expect(tickets == sorted(tickets), "the waiters are out of order")
+        expect(not tickets or tickets[0] > self._last_ticket_granted, "a waiter was overtaken")
         for waiter, want in self._waiters.items():  # one that was cancelled serves those behind it when it runs again
-            _expect(_is_dead(waiter) or self._fitting(want) is None, "a claim waits although a slot would do")
+            expect(
+                _is_dead(waiter) or self._table.fitting(want.slots, want.mode) is None,
+                "a claim waits although a slot would do",
+            )
             break
 
     # ------------------------------------------------------------------------------------------------------ inside
-
-    def _at(self, slot: int) -> _Slot:
-        if not 0 <= slot < len(self._slots):
-            raise IndexError(f"the pool has no slot {slot}")
-        return self._slots[slot]
-
-    def _checked_lent(self, slots: Iterable[int] | None) -> frozenset[int]:
-        everything = frozenset(range(len(self._slots)))
-        lent = everything if slots is None else frozenset(slots)
-        if not lent <= everything:
-            raise ValueError(f"lent slots must be 0..{len(self._slots) - 1}, found {sorted(lent - everything)}")
-        return lent
-
-    def _state(self, position: int, slot: _Slot) -> SlotState:
-        if not slot.holders:
-            return SlotState(position, None, 0, 0, False, position in self._lent, slot.quarantine, ())
-        records = [self._leases[number] for number in slot.holders]
-        return SlotState(
-            position,
-            slot.mode,
-            len(records),
-            sum(record.phase == "ended" for record in records),
-            any(record.local for record in records),
-            position in self._lent,
-            slot.quarantine,
-            tuple(record.holder for record in records),
-        )
-
-    def _new_lease(self, record: _Record) -> int:
-        number = self._next_lease
-        self._next_lease += 1
-        self._leases[number] = record
-        return number
 
     def _try(self, want: _Want) -> GpuLease | None:
         """At once, unless somebody waits."""
         if self._waiters and self._somebody_waits():
             return None
-        position = self._fitting(want)
+        position = self._table.fitting(want.slots, want.mode)
         if position is None:
             return None
         lease = self._take_local(position, want.mode)
         self._changed()
         return lease
 
-    def _fitting(self, want: _Want) -> int | None:
-        """The slot that a claim gets now: one that is shared in its mode already, else the first free one."""
-        wanted, mode = want.slots, want.mode
-        if mode != "exclusive":
-            for position, slot in enumerate(self._slots):
-                if wanted is not None and position not in wanted:
-                    continue
-                if slot.mode == mode and not slot.quarantine and len(slot.holders) < self._sharers_max[mode]:
-                    return position
-            if not self._sharers_max[mode]:
-                return None
-        if not self._free:
-            return None
-        for position, slot in enumerate(self._slots):
-            if slot.free and (wanted is None or position in wanted):
-                return position
-        _expect(wanted is not None, f"the count says {self._free} slots are free, and none is")
-        return None
-
     def _take_local(self, position: int, mode: Sharing) -> GpuLease:
-        number = self._new_lease(_Record((position,), local=True, holder="local"))
-        self._occupy(position, number, mode)
-        return GpuLease(self, number, position, self._slots[position].device)
-
-    def _occupy(self, position: int, number: int, mode: Sharing) -> None:
-        slot = self._slots[position]
-        if slot.free:
-            self._free -= 1
-        if self._free < 0:
-            raise PoolCorrupted("more slots are taken than there are")
-        if not (slot.mode is None or slot.mode == mode != "exclusive"):
-            raise PoolCorrupted(f"slot {position} is held in {slot.mode}")
-        slot.mode = mode
-        slot.holders.append(number)
+        number = self._table.take((position,), mode, "local", local=True)
+        return GpuLease(self, number, position, self._table.slots[position].device)
 
     def _phase(self, number: int) -> Phase:
-        record = self._leases.get(number)
-        return record.phase if record else "released"
-
-    def _step(self, number: int, phase: Phase) -> _Record:
-        now = self._phase(number)
-        if phase not in PHASES[now]:
-            raise PoolCorrupted(f"a lease that is {now} cannot become {phase}")
-        record = self._leases[number]
-        record.phase = phase
-        return record
+        return self._table.phase(number)
 
     def _end(self, number: int) -> None:
-        if self._step(number, "ended").slots:
+        if self._table.step(number, "ended").slots:
             self._changed()
 
     def _release(self, number: int) -> None:
         self._reap()
-        record = self._step(number, "released")
-        del self._leases[number]
-        for position in record.slots:
-            slot = self._slots[position]
-            if number not in slot.holders:
-                raise PoolCorrupted(f"lease {number} does not hold its slot {position}")
-            slot.holders.remove(number)
-            if not slot.holders:
-                slot.mode = None
-                if slot.free:
-                    self._count_free()
-        if record.slots:
+        if self._table.release(number):
             self._serve()
             self._changed()
-
-    def _count_free(self) -> None:
-        self._free += 1
-        _expect(self._free <= len(self._slots), "more slots are free than there are")
 
     def _serve(self) -> None:
         """Hand what is free to the oldest claims that still wait, up to the first that it does not fit.
@@ -443,11 +279,11 @@ class GpuPool:
             if _is_dead(waiter):
                 del self._waiters[waiter]
                 continue
-            position = self._fitting(want)
+            position = self._table.fitting(want.slots, want.mode)
             if position is None:
                 return
             del self._waiters[waiter]
-            _expect(want.ticket > self._last_ticket_granted, f"ticket {want.ticket} was overtaken")
+            expect(want.ticket > self._last_ticket_granted, f"ticket {want.ticket} was overtaken")
             self._last_ticket_granted = want.ticket
             waiter.set_result(self._take_local(position, want.mode))
 
@@ -471,15 +307,9 @@ class GpuPool:
             self._release(self._abandoned.popleft())
 
 
-_SHARED: Final[tuple[Literal["mps", "time-slice"], ...]] = ("mps", "time-slice")
 _T = TypeVar("_T")
 
 
 def _is_dead(waiter: asyncio.Future[_T]) -> bool:
     """Cancelled, or of a loop that is gone: nobody will ever take what it is given."""
     return waiter.done() or waiter.get_loop().is_closed()
-
-
-def _expect(true: bool, otherwise: str) -> None:
-    if not true:
-        raise PoolCorrupted(otherwise)

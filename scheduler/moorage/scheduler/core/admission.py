@@ -286,6 +286,9 @@ class Admission:
         known = self._near.get(shape.index)
         if known is not None and known[0] == self.fleet.inventory:
             return known[1]
+        reasons = {cls.fit(shape).reason for cls in self.fleet.classes.values()}
+        if "rules" in reasons and reasons <= {"driver", "rules"}:
+            return f"{NO_MATCH}: no worker lets its tenant have the driver {shape.driver}"
         names = sorted({name for cls in self.fleet.classes.values() for _, _, name, _ in cls.devices})
         wanted = [model.lstrip("=") for model in shape.models]
         lower = {name.lower(): name for name in names}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
-from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, ending, packed
+from moorage.scheduler.core.records import LEVEL_OF, RECORD_BYTES_MAX, Act, Op, Record, ending, packed
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -131,6 +131,10 @@ class Draft:
         self._gang: dict[Job, tuple[int, int, int]] = {}
 
     # ------------------------------------------------------------------------- what will be, once folded
+
+    def may(self, act: str) -> bool:
+        """Whether this act, or a NOTICE, may stand in a record at the ledger's feature level."""
+        return self.state.level >= LEVEL_OF.get(act, 1)
 
     def state_of(self, replica: Replica) -> int:
         return self._state.get(replica, replica.state)
@@ -441,8 +445,12 @@ class Draft:
     def record(self, leader: int, rid: int) -> Record:
         state = self.state
         self.settle()
+        level = max([state.level, *(act[1] for act in self.acts if act[0] == Act.LEVEL)])
+        early = [act[0] for act in self.acts if LEVEL_OF.get(act[0], 1) > level]
+        if early:  # a defect: followers of the release before would end over it
+            raise AssertionError(f"{early} may not stand in a record of feature level {level}")
         return Record(
-            max([state.level, *(act[1] for act in self.acts if act[0] == Act.LEVEL)]),
+            level,
             state.epoch,
             leader,
             rid,

@@ -44,8 +44,8 @@ from moorage.scheduler.core.preempting import Preempting
 from moorage.scheduler.core.preemption import Preemption
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.rank import RANKERS
-from moorage.scheduler.core.records import LEVEL_OF_0_3, Act, Op, Record, encode_record
-from moorage.scheduler.core.sessions import Sessions
+from moorage.scheduler.core.records import Act, Op, Record, encode_record
+from moorage.scheduler.core.sessions import Sessions, lose_bytes
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.soonest import SAMPLES_SURE, soonest_ms
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, QUEUED, Job, Member, Replica, State, Worker, started_ms
@@ -71,14 +71,6 @@ QUEUE_SPARE: Final = 1_000
 #: renewal intervals after which whoever was not heard in a reign is not waited for
 BEHIND_RENEWALS: Final = 1.5
 _DEADLINE, _START_WITHIN, _BACKOFF = range(3)
-
-
-def _lose_bytes(worker: Worker) -> int:
-    """What the end of a session writes at most: two steps a member, and more for the ranks of its gangs."""
-    return sum(
-        2 * STEP_BYTES * (len(member.replica.job.replicas) if member.replica.job.gang else 1)
-        for member in worker.members.values()
-    )
 
 
 _Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
@@ -126,7 +118,7 @@ class Engine:
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
             self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
-            self._could_ever,
+            self._could_ever, config.ages,
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
@@ -136,6 +128,7 @@ class Engine:
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.planner.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
+        self._rows_looked = False  # for such as are to go, in this second
         self._rows_ms = max(
             config.finished_keep_ms, int(config.history_keep * 1000)
         )  # a row says where a history stands, too
@@ -162,10 +155,12 @@ class Engine:
 
     def _resume(self, mono_ms: int) -> None:
         """Index a folded state: nobody counts as heard yet, every session as heard of now (ledger-rules H28)."""
-        for worker in self.state.worker_by_num:
-            if worker.session:
-                host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
-                host.last_ms = mono_ms
+        standing = [worker for worker in self.state.worker_by_num if worker.session]
+        for worker in standing:
+            self.fleet.rules_of(worker.hello)  # whom any rules name, before the first shape is made
+        for worker in standing:
+            host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
+            host.last_ms = mono_ms
         for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
             job = self.state.jobs[num]
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
@@ -207,7 +202,7 @@ class Engine:
 
     def _preempting(self) -> Preempting:
         config = self.config
-        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000))
+        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000), config.ages)
         return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
 
     def _could_ever(self, shape: Shape) -> bool:
@@ -219,11 +214,15 @@ class Engine:
     def shape_of(self, job: Job) -> Shape:
         shape = job.shape
         if shape is None:
-            shape = job.shape = self.shape_of_asked(self.requests.read(job.body)[1])
+            shape = job.shape = self.shape_for(self.shape_of_asked(self.requests.read(job.body)[1]), job.tenant)
             if job.avoid:
                 shape = job.shape = self.shapes.avoiding(shape, job.avoid)
         assert isinstance(shape, Shape)
         return shape
+
+    def shape_for(self, shape: Shape, tenant: str) -> Shape:
+        """A shape as this tenant asks for it: what workers let it have may be less, or more, than others."""
+        return self.shapes.asked_by(shape, tenant) if tenant in self.fleet.named else shape
 
     def workload_of(self, job: Job) -> str:
         """What it runs, as durations are learned by (see `durations`)."""
@@ -362,7 +361,7 @@ class Engine:
             self.planner.plan(draft)
         self._accepting.clear()
         self.planner.fresh.clear()
-        self._compact(draft)
+        self._forget(draft, self._compact(draft))
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
@@ -381,6 +380,15 @@ class Engine:
         if state.epoch == state.restored_epoch + 1:  # its first reign counts by its own clock
             return mono_ms - self._began_mono_ms >= lost_ms
         return time_ms >= state.restored_ms + lost_ms
+
+    @property
+    def may_place(self) -> bool:
+        """Whether anybody is placed at all, as things stand."""
+        return self._may_place(self.state.time_ms, self._built_ms)
+
+    def standing_draft(self) -> Draft:
+        """What stands: the record in flight over the state, an empty one where none is. To be read only."""
+        return self._in_flight.draft if self._in_flight is not None else Draft(self.state, self.state.time_ms)
 
     def _waited(self, mono_ms: int) -> bool:
         """Whether every worker that lives had time to renew in this reign."""
@@ -471,6 +479,7 @@ class Engine:
             draft.acts.append([Act.CURSOR, event.tenant, event.which, event.through])
             draft.bytes += 64
             return
+        event.shape = self.shape_for(event.shape, event.tenant)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             self._reply_submit(flight, event, outcome)
@@ -519,8 +528,8 @@ class Engine:
             return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
         if event.verb == "drain":
             act = event.drain or DrainAct(worker=event.worker)
-            if act.has_window and self.state.level < LEVEL_OF_0_3:
-                return level_problem("drains with a time", self.state.level)
+            if act.has_window and not draft.may(Act.WINDOW):
+                return level_problem("drains with a time", Act.WINDOW, self.state.level)
             changed = self.windows.drain(draft, worker, act, event.by)
             drain = as_drain(window_of(act, draft.time_ms, event.by))
             return Done(event.verb, changed, worker=event.worker, members=members, drain=drain)
@@ -549,15 +558,11 @@ class Engine:
         for worker in self.sessions.silent(mono_ms):
             if worker.num in heard:
                 continue
-            if not draft.empty and draft.bytes + _lose_bytes(worker) > FULL_BYTES:
+            if not draft.empty and draft.bytes + lose_bytes(worker) > FULL_BYTES:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
-        finished = self.state.finished
-        old = finished.older_than(draft.time_ms - self._rows_ms, COMPACT_MAX)
-        old = max(old, min(len(finished) - self.config.finished_rows, COMPACT_MAX))
-        if old > 0:
-            draft.acts.append([Act.EXPIRE, old])
+        self._rows_looked = False
         self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():
@@ -582,7 +587,7 @@ class Engine:
             size = 2 * STEP_BYTES * len(frame.facts)
         if isinstance(frame, Join | Goodbye):
             worker = self.state.workers.get(event.worker)
-            size += _lose_bytes(worker) if worker is not None else 0
+            size += lose_bytes(worker) if worker is not None else 0
         return size == 0 or draft.empty or draft.bytes + size <= FULL_BYTES
 
     def _due(self, draft: Draft) -> None:
@@ -607,15 +612,15 @@ class Engine:
             else:
                 self.lifecycle.expire(draft, job)
 
-    def _compact(self, draft: Draft) -> None:
-        """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence.
+    def _compact(self, draft: Draft) -> int:
+        """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence. How many.
 
         Where the history cannot be written they wait for it, but not without bound: scheduling goes on.
         """
         state, most = self.state, self.config.ended_max
         surplus = min(len(state.ended) - most, COMPACT_MAX)
         if surplus <= 0:
-            return
+            return 0
         must = len(state.ended) - most - max(most, ENDED_SPARE)
         flat: list[Any] = []
         kept: list[int] = []
@@ -631,6 +636,18 @@ class Engine:
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
             draft.bytes += len(kept) * 30
+        return len(kept)
+
+    def _forget(self, draft: Draft, added: int) -> None:
+        """Rows of finished jobs go by age and by number: each second, and as fast as this record adds some."""
+        if self._rows_looked and not added:
+            return
+        self._rows_looked = True
+        finished, most = self.state.finished, max(COMPACT_MAX, 2 * added)
+        old = finished.older_than(draft.time_ms - self._rows_ms, most)
+        old = max(old, min(len(finished) + added - self.config.finished_rows, most))
+        if old > 0:
+            draft.acts.append([Act.EXPIRE, old])
 
     # ------------------------------------------------------------------------------------------ commit
 
@@ -738,7 +755,7 @@ class Engine:
                 out.answers.append((submit.reply, encode(answer, json=submit.json)))
 
     def _workers(self, flight: _InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
-        joined = {event.worker for event, _ in flight.joined}
+        joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
         for worker in workers:
             if worker.id in joined and worker.session:
                 self.sessions.joined(
@@ -754,6 +771,9 @@ class Engine:
                     host.closed = worker.flag != "open"
                     self.fleet.changes += 1  # a shared device that opens again moves no bucket
                     self.fleet.refresh(host)
+        for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a reign for each
+            for job in self.state.tenants[tenant].jobs.values():
+                self._reshape(job)
 
     def _answer_join(self, event: FromWorker, session: str, wanted: WantedFrames, out: Outputs) -> None:
         frame = event.frame

@@ -52,13 +52,13 @@ class Classic(Pack):
         rows, cells = ask.able(table, np.arange(len(table)))
         if shape.mode > EXCLUSIVE:
             fits = _least_room(ask, table, rows, cells) != NO_ROOM
-            rows, cells = rows[fits], cells[fits]
+            rows, cells = rows[fits], cells[:, fits]
         if barred:
             may = [table.nums[row] not in barred for row in rows.tolist()]
-            rows, cells = rows[may], cells[may]
+            rows, cells = rows[may], cells[:, may]
         if not len(rows):
             return None if ask.is_exact(table) else super().choose(fleet, shape, avoid, barred)
-        keys = (ask.ranks[cells[:, CLASS]] << 10) - self.scores(table, ask, rows, cells)
+        keys = (ask.ranks[cells[CLASS]] << 10) - self.scores(table, ask, rows, cells)
         if avoid:
             keys += np.array([avoid.get(table.nums[row], 0) for row in rows.tolist()], np.int64) << 16
         row = int(rows[int(keys.argmin())])
@@ -96,14 +96,14 @@ def _takes(host: Host, slot: int, shape: Shape) -> bool:
 
 
 def _rooms_of_one(ask: Ask, table: HostTable, row: int) -> Ints:
-    found: Ints = _rooms_that_suffice(ask, table, np.array([row], np.int64), table.cells[row : row + 1])[0]
+    found: Ints = _rooms_that_suffice(ask, table, np.array([row], np.int64), table.cells[:, row : row + 1])[:, 0]
     return found
 
 
 def _rooms_that_suffice(ask: Ask, table: HostTable, rows: Ints, cells: Ints) -> Ints:
     """What is left on each device where it is enough, else `NO_ROOM`."""
-    rooms = ask.rooms(table, rows, cells, cells[:, ROOM:])
-    needs = np.array(ask.needs, np.int64)[table.kinds_of_type[cells[:, TYPE]]]
+    rooms = ask.rooms(table, rows, cells, cells[ROOM:])
+    needs = np.array(ask.needs, np.int64)[table.kinds_of_type.take(cells[TYPE], 1)]
     found: Ints = np.where(rooms >= needs, rooms, NO_ROOM)
     return found
 
@@ -111,7 +111,7 @@ def _rooms_that_suffice(ask: Ask, table: HostTable, rows: Ints, cells: Ints) -> 
 def _least_room(ask: Ask, table: HostTable, rows: Ints, cells: Ints) -> Ints:
     """The least that suffices on some device, for each host: on the last of several where it asks for several."""
     rooms = _rooms_that_suffice(ask, table, rows, cells)
-    found: Ints = np.sort(rooms, axis=1)[:, ask.count - 1] if ask.count <= rooms.shape[1] else rooms[:, 0] * 0 + NO_ROOM
+    found: Ints = np.sort(rooms, axis=0)[ask.count - 1] if ask.count <= len(rooms) else rooms[0] * 0 + NO_ROOM
     return found
 
 
@@ -125,8 +125,8 @@ def _largest(table: HostTable) -> tuple[int, int]:
 
 def _left(table: HostTable, cells: Ints) -> tuple[Ints, Ints]:
     """Processors, and hundredths of GPUs, left on some hosts; those not counted are as many as the largest has."""
-    rooms = cells[:, ROOM:]
-    return np.minimum(cells[:, CPU], _largest(table)[0]), np.where(rooms == NO_ROOM, 0, rooms).sum(1)
+    rooms = cells[ROOM:]
+    return np.minimum(cells[CPU], _largest(table)[0]), np.where(rooms == NO_ROOM, 0, rooms).sum(0)
 
 
 def _asked(ask: Ask) -> tuple[int, int]:
@@ -195,8 +195,8 @@ class GpuPacking(Classic):
     def scores(self, table: HostTable, ask: Ask, rows: Ints, cells: Ints) -> Ints:
         if ask.mode == NO_GPU:
             return np.zeros(len(rows), np.int64)
-        free = cells[:, FREE]
-        size = np.array([kind.gpus for kind in table.types], np.int64)[cells[:, TYPE]]
+        free = cells[FREE]
+        size = np.array([kind.gpus for kind in table.types], np.int64)[cells[TYPE]]
         if ask.mode == EXCLUSIVE:
             on_used = np.full(len(rows), max(BEST_SCORE // 2 - ask.count, BEST_SCORE // 3), np.int64)
         else:

@@ -26,6 +26,7 @@ from moorage.scheduler.core.rank_table import (
     FREE,
     KIND,
     NO_ROOM,
+    NOTE,
     ROOM,
     ROOMS,
     TYPE,
@@ -34,7 +35,7 @@ from moorage.scheduler.core.rank_table import (
     HostTable,
     Ints,
 )
-from moorage.scheduler.core.rank_waste import HUGE, Waste
+from moorage.scheduler.core.rank_waste import FREE_MAX, HUGE, SLOT_BITS, Waste
 from moorage.scheduler.core.shape import Shape
 
 #: the score of a host where the request does not fit
@@ -48,6 +49,7 @@ AVOID_BITS: Final = 44
 WORDS_BITS: Final = 40
 #: prices are found anew when the fleet has become larger or smaller by this part of it
 GREW_PART: Final = 16
+SLOT_MASK: Final = (1 << SLOT_BITS) - 1
 #: shapes whose scores are kept: 16 bytes a host and shape
 KEPT_BYTES_MAX: Final = 48 << 20
 
@@ -158,7 +160,11 @@ class Fragments(Pack):
             self._stamp = stamp
             self._made += 1
             self._waste = Waste(table, self.mix.top(), AHEAD)
+            self._step = STEP_MILLI * self._waste.weight
             self._prices = Prices(table, self.mix.all(), self._prices)
+            cells = table.cells[:, : len(table)]
+            cells[NOTE] = self._waste.of(table, cells)
+            table.note = None if table.mixed else self._waste.of_one
         return table
 
     def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
@@ -180,7 +186,7 @@ class Fragments(Pack):
             ask.renew(table)
             every = True
         if found.made != self._made:
-            found.charges = self._charges(table, ask)
+            found.charges = self._charges(table, ask) * self._waste.weight + self._step - 1
             found.made = self._made
             every = True
         if every or len(found.keys) != len(table):
@@ -207,15 +213,19 @@ class Fragments(Pack):
         """Write the scores of some rows that have the processors, memory and devices."""
         fits, gain, slots = gains(table, self._waste, found.ask, rows, cells)
         keys = self._keys(found, cells, gain)
-        found.keys[rows] = keys if fits is None else np.where(fits, keys, NOWHERE)
+        if fits is not None:
+            keys[~fits] = NOWHERE
+        found.keys[rows] = keys
         if slots is not None:
             found.slots[rows] = slots
 
     def _keys(self, found: Scores, cells: Ints, gain: Ints) -> Ints:
-        milli = gain * 10 // self._waste.weight - found.charges.take(cells[:, TYPE])
-        keys: Ints = -(milli // STEP_MILLI)
+        # less its charge, in thousandths of a GPU, and that in steps, by one division: rounded down as by two
+        loss = found.charges.take(cells[TYPE])
+        loss -= gain * 10
+        keys: Ints = loss // self._step
         if found.ask.ranked:
-            keys += found.ask.ranks.take(cells[:, CLASS]) << WORDS_BITS
+            keys += found.ask.ranks.take(cells[CLASS]) << WORDS_BITS
         return keys
 
     def _shared(
@@ -236,9 +246,9 @@ class Fragments(Pack):
         table = self._table
         if table is None:
             return 0
-        arrays = [table.cells, table.mode, table.changed, self._waste.waste, self._waste.short, self._waste.flat]
+        arrays = [table.cells, table.mode, table.changed]
         arrays += [array for found in self._scores.values() for array in (found.keys, found.slots, found.charges)]
-        return sum(int(array.nbytes) for array in arrays) + self._waste.shares_bytes() + 200 * len(table)
+        return sum(int(array.nbytes) for array in arrays) + self._waste.held_bytes() + 200 * len(table)
 
     # ---------------------------------------------------------------------------------- many at once
 
@@ -262,13 +272,14 @@ class Fragments(Pack):
         for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
             masks.append(whole_slots(host, free, fit, count))
             free ^= masks[-1]
-        cells = np.repeat(table.cells[row : row + 1], len(masks), axis=0)
+        cells = np.repeat(table.cells[:, row : row + 1], len(masks), axis=1)
         for number, mask in enumerate(masks[:-1]):
             taken = [ROOM + slot for slot in range(table.width) if mask >> slot & 1]
-            cells[number + 1 :, taken] = NO_ROOM
+            cells[taken, number + 1 :] = NO_ROOM
         before = np.arange(len(masks))
-        cells[:, CPU] -= before * (shape.cpu_milli if host.cpu_milli else 0)
-        cells[:, FREE] -= before * count
+        cells[CPU] -= before * (shape.cpu_milli if host.cpu_milli else 0)
+        cells[FREE] -= before * count
+        cells[NOTE] = self._waste.of(table, cells)
         _, gain, _ = gains(table, self._waste, found.ask, np.full(len(masks), row, np.int64), cells)
         for number, key in enumerate(self._keys(found, cells, gain).tolist()):
             if (key, row) > rival:
@@ -289,45 +300,43 @@ class Scan(Fragments):
 def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Bools | None, Ints, Ints | None]:
     """What one replica takes off the waste of some hosts, in percent of a device times the mix's weight.
 
-    `cells` is what the rows have left, or would have. Returns which of them it fits (None: all), the gain (says nothing
-    where it does not fit), and for sharers the slot that gains most (the lowest of those alike).
+    `cells` is what the rows have left, or would have; in `NOTE` stands the waste of that, where the table has it noted.
+    Returns which of them it fits (None: all), the gain (says nothing where it does not fit), and for sharers the slot
+    that gains most (the lowest of those alike).
     """
-    kind, cpu, room = cells[:, KIND], cells[:, CPU], cells[:, ROOM:]
-    now, then = waste.level(cpu), waste.level(cpu - ask.cpu)
-    if table.mixed:
-        each = table.kinds_of_type[cells[:, TYPE]] * waste.stride
-        at_now, at_then = each + (now * ROOMS)[:, None], each + (then * ROOMS)[:, None]
-    else:
-        base = kind * waste.stride
-        at_now, at_then = (base + now * ROOMS)[:, None], (base + then * ROOMS)[:, None]
-    at_then = at_then + room
-    gain: Ints = (waste.flat.take(at_now + room) - waste.flat.take(at_then)).sum(1)
+    room = cells[ROOM:]
+    at = cells[KIND] * waste.stride
+    at += waste.level(cells[CPU] - ask.cpu) * ROOMS
+    each = waste.by_device(table, cells, at) + room
+    now = cells[NOTE] if table.note is not None else waste.of(table, cells)
+    gain: Ints = now - waste.flat.take(each).sum(0)
     if waste.shortens:
-        free, base = cells[:, FREE], kind * (waste.levels * waste.short_stride)
-        gain += waste.short_flat.take(base + now * waste.short_stride + free)
-        then_short = base + then * waste.short_stride + free
-    if ask.mode == NO_GPU:
-        if waste.shortens:
-            gain -= waste.short_flat.take(then_short)
-        return None, gain, None
+        free = at + cells[FREE]
     if ask.mode == EXCLUSIVE:
-        asked = ask.kinds_asked[cells[:, CLASS]] if table.mixed else kind
-        gain += ask.count * waste.flat.take(asked * waste.stride + then * ROOMS + 100)
+        if table.mixed:
+            at += (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride
+        whole = waste.of_whole.take(at)
+        gain += whole if ask.count == 1 else whole * ask.count
         if waste.shortens:
-            gain -= waste.short_flat.take(then_short - ask.count)
+            gain -= waste.shorter[FREE_MAX - ask.count :].take(free)
+        return None, gain, None
+    if waste.shortens:
+        gain -= waste.short_flat.take(free)
+    if ask.mode == NO_GPU:
         return None, gain, None
     rooms = ask.rooms(table, rows, cells, room)
-    change = waste.after_share(ask.needs).take(at_then if rooms is room else at_then - room + rooms)
+    change = waste.after_share(ask.needs).take(each if rooms is room else each - room + rooms)
     if waste.shortens:
-        short = waste.short_flat.take(then_short)
-        gain -= short
-        change += (rooms == 100) * (waste.short_flat.take(then_short - (free > 0)) - short)[:, None]
+        change += (rooms == 100) * waste.taken.take(free)
     if ask.count == 1:
-        slots = change.argmin(1)
-        best = change.min(1)
-    else:  # the sum of the best: what they do to each other is left out
-        change.partition(min(ask.count, change.shape[1]) - 1, axis=1)
-        best = change[:, : ask.count].sum(1) if ask.count <= change.shape[1] else np.full(len(rows), HUGE)
-        slots = None
+        change += table.slots
+        best = change.min(0)
+        slots = best & SLOT_MASK
+        best >>= SLOT_BITS
+    elif ask.count <= len(change):  # the sum of the best: what they do to each other is left out
+        change.partition(ask.count - 1, axis=0)
+        best, slots = (change[: ask.count] >> SLOT_BITS).sum(0), None
+    else:
+        best, slots = np.full(len(rows), HUGE), None
     fits: Bools = best < HUGE >> 1
     return fits, gain - best, slots

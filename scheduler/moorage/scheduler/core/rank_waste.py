@@ -16,12 +16,13 @@ That sum splits into one term for each device and one for their number, which de
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Final
 
 import numpy as np
 
 from moorage.scheduler.core.fleet import NO_GPU
-from moorage.scheduler.core.rank_table import NO_ROOM, ROOMS, HostTable, Ints
+from moorage.scheduler.core.rank_table import CPU, FREE, KIND, NO_ROOM, ROOM, ROOMS, TYPE, HostTable, Ints
 from moorage.scheduler.core.shape import Shape
 
 #: the weights of a mix add up to about so much
@@ -29,8 +30,12 @@ WEIGHTS: Final = 1 << 14
 FREE_MAX: Final = 64
 #: more than any sum of waste
 HUGE: Final = 1 << 40
+#: bits below a share's change of waste, for the slot: the least of both is the best slot, the lowest of those alike
+SLOT_BITS: Final = 6
 #: tables for so many different shares are kept
 SHARES_MAX: Final = 128
+#: and so many parts of the tables as lists, 6 KiB each
+LINES_MAX: Final = 1_024
 
 
 class Waste:
@@ -46,7 +51,7 @@ class Waste:
         kinds, levels = len(table.kinds) or 1, len(self.thresholds) + 1
         self.levels = levels
         fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that will do
-        several = np.zeros((kinds, levels, FREE_MAX + 2), np.int64)  # weight by the number of devices
+        several = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the number of devices
         level_of = {int(cpu): level + 1 for level, cpu in enumerate(self.thresholds)}
         for shape, weight in with_gpu:
             level = level_of[shape.cpu_milli]
@@ -64,20 +69,64 @@ class Waste:
         # of those it serves, requests for more devices than are free find none of them of use
         longer = several.cumsum(1)
         longer = longer.sum(2, keepdims=True) - longer.cumsum(2)
-        self.short: Ints = 100 * np.arange(FREE_MAX + 2) * longer
-        self.flat = self.waste.ravel()
-        self.short_flat = self.short.ravel()
-        self.short_stride = self.short.shape[2]
+        self.short: Ints = 100 * np.arange(ROOMS) * longer
         self.shortens = bool(longer.any())  # whether anybody asks for several devices
+        # with so many free devices less than there are; below none it says nothing
+        self.shorter = np.concatenate([np.zeros(FREE_MAX, np.int64), self.short.ravel()])
+        self.flat = self.waste.ravel()
+        self.of_whole = self.flat[100:]  # of a device that is wholly free
+        self.short_flat = self.shorter[FREE_MAX:]
+        # by what the lack of free devices changes when a sharer takes one of them, shifted as in `after_share`
+        self.taken: Ints = np.diff(self.short, axis=2, prepend=self.short[:, :, :1]).ravel() * -1 << SLOT_BITS
         self.stride = levels * ROOMS
         self._shares: dict[tuple[int, ...], Ints] = {}
+        self._lines: dict[int, tuple[list[int], list[int]]] = {}
+        self._demands: list[int] = self.thresholds.tolist()
 
     def level(self, cpu: Ints) -> Ints:
         """How many of the mix's demands are covered by these processors."""
         return self.thresholds.searchsorted(cpu, side="right")
 
+    def of(self, table: HostTable, cells: Ints) -> Ints:
+        """The fragmentation of some hosts."""
+        at = cells[KIND] * self.stride + self.level(cells[CPU]) * ROOMS
+        found: Ints = self.flat.take(self.by_device(table, cells, at) + cells[ROOM:]).sum(0)
+        if self.shortens:
+            found += self.short_flat.take(at + cells[FREE])
+        return found
+
+    def of_one(self, cells: list[int]) -> int:
+        """`of` for one host with devices of one kind; for a few hosts less than what the array operations take."""
+        if cells[KIND] >= len(self.waste):
+            return 0  # a kind that came since: tables are made anew for it
+        line = cells[KIND] * self.levels + bisect_right(self._demands, cells[CPU])
+        found = self._lines.get(line)
+        if found is None:
+            if len(self._lines) >= LINES_MAX:
+                self._lines.clear()
+            at = line * ROOMS
+            found = self._lines[line] = (
+                self.flat[at : at + ROOMS].tolist(),
+                self.short_flat[at : at + FREE_MAX + 1].tolist(),
+            )
+        waste, short = found
+        total = short[cells[FREE]]
+        for room in cells[ROOM:]:
+            total += waste[room]
+        return total
+
+    def by_device(self, table: HostTable, cells: Ints, at: Ints) -> Ints:
+        """The places in the tables by device and host; `at` holds those of each host's first device."""
+        if not table.mixed:
+            return at
+        found: Ints = at + (table.kinds_of_type.take(cells[TYPE], 1) - cells[KIND]) * self.stride
+        return found
+
     def after_share(self, needs: tuple[int, ...]) -> Ints:
-        """What waste changes by when a device with some room gives `needs[kind]` of it; huge where it cannot."""
+        """What waste changes by when a device with some room gives `needs[kind]` of it; huge where it cannot.
+
+        Shifted left by `SLOT_BITS`.
+        """
         found = self._shares.get(needs)
         if found is None:
             if len(self._shares) >= SHARES_MAX:
@@ -86,12 +135,13 @@ class Waste:
             for kind in range(len(needs)):
                 need = needs[kind]
                 found[kind, :, need:NO_ROOM] = self.waste[kind, :, : NO_ROOM - need] - self.waste[kind, :, need:NO_ROOM]
-            found = self._shares[needs] = found.ravel()
+            found = self._shares[needs] = found.ravel() << SLOT_BITS
         return found
 
-    def shares_bytes(self) -> int:
-        """What the tables of shares take, in bytes."""
-        return sum(int(table.nbytes) for table in self._shares.values())
+    def held_bytes(self) -> int:
+        """What the tables take, in bytes; a number in a list some 36."""
+        arrays = [self.waste, self.shorter, self.taken, *self._shares.values()]
+        return sum(int(array.nbytes) for array in arrays) + len(self._lines) * (ROOMS + FREE_MAX) * 36
 
 
 def idle_after(takes: Ints, weight: int, ahead: int) -> Ints:

@@ -404,6 +404,10 @@ class State:
         return total & 0xFFFFFFFFFFFFFFFF
 
 
+#: states in which a replica has a member
+_HOLDING: Final = frozenset((PLACED, CLAIMED, RUNNING, ENDING, CANCELLING, LOST_KEPT))
+
+
 class Broken(AssertionError):
     """An invariant does not hold: a defect of moorage, never of a caller."""
 
@@ -415,46 +419,37 @@ def validate(state: State) -> None:
     one phase (3); the digest (9); conservation of jobs and members (2).
     """
     live_members: dict[tuple[int, int], int] = {}
+    held: dict[int, int] = {}
+    gpus: dict[str, int] = {}
+    rates: dict[str, int] = {}
     for worker in state.worker_by_num:
         _validate_worker(worker, live_members)
+        for member in worker.members.values():
+            job = member.replica.job
+            held[job.num] = held.get(job.num, 0) + 1
+            gpus[job.tenant] = gpus.get(job.tenant, 0) + member.mask.bit_count()
+            if state.half_life_ms:
+                rates[job.tenant] = rates.get(job.tenant, 0) + rate_of(member)
+    ended = 0
     for job in state.jobs.values():
         _validate_job(state, job)
-    if state.full_digest() != state.digest:
-        raise Broken(f"digest {state.digest:x} is not that of the rows, {state.full_digest():x}")
-    held: dict[int, int] = {}
-    for member in state.members():
-        num = member.replica.job.num
-        held[num] = held.get(num, 0) + 1
-    for job in state.jobs.values():
         if job.held != held.get(job.num, 0):
             raise Broken(f"job {job.name} counts {job.held} members, but {held.get(job.num, 0)} are filed")
-    for tenant in state.tenants.values():
-        live = sum(1 for job in tenant.jobs.values() if not job.over)
-        if tenant.live != live:
-            raise Broken(f"tenant {tenant.name} counts {tenant.live} jobs that are not over, there are {live}")
-    gpus: dict[str, int] = {}
-    for member in state.members():
-        name = member.replica.job.tenant
-        gpus[name] = gpus.get(name, 0) + member.mask.bit_count()
-    for tenant in state.tenants.values():
-        if tenant.gpus != gpus.get(tenant.name, 0):
-            raise Broken(f"tenant {tenant.name} counts {tenant.gpus} GPUs, its members hold {gpus.get(tenant.name, 0)}")
-    _validate_usage(state)
-    ended = sum(1 for job in state.jobs.values() if job.over)
+        ended += job.over
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")
-
-
-def _validate_usage(state: State) -> None:
-    rates: dict[str, int] = {}
-    for member in state.members() if state.half_life_ms else ():
-        name = member.replica.job.tenant
-        rates[name] = rates.get(name, 0) + rate_of(member)
-    for tenant in state.tenants.values():
-        if tenant.rate_milli != rates.get(tenant.name, 0):
-            raise Broken(f"tenant {tenant.name} counts a rate of {tenant.rate_milli}, not {rates.get(tenant.name, 0)}")
+    if state.full_digest() != state.digest:
+        raise Broken(f"digest {state.digest:x} is not that of the rows, {state.full_digest():x}")
+    for name, tenant in state.tenants.items():
+        live = sum([not job.over for job in tenant.jobs.values()])
+        if tenant.live != live:
+            raise Broken(f"tenant {name} counts {tenant.live} jobs that are not over, there are {live}")
+        if tenant.gpus != gpus.get(name, 0):
+            raise Broken(f"tenant {name} counts {tenant.gpus} GPUs, its members hold {gpus.get(name, 0)}")
+        if tenant.rate_milli != rates.get(name, 0):
+            raise Broken(f"tenant {name} counts a rate of {tenant.rate_milli}, not {rates.get(name, 0)}")
         if tenant.usage_base + tenant.rate_milli * state.inflation < 0:
-            raise Broken(f"tenant {tenant.name} has used less than nothing")
+            raise Broken(f"tenant {name} has used less than nothing")
 
 
 def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -> None:
@@ -486,18 +481,18 @@ def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -
 
 
 def _validate_job(state: State, job: Job) -> None:
-    live = sum(1 for replica in job.replicas if not IS_TERMINAL[replica.state])
-    if live != job.live:
-        raise Broken(f"job {job.name}: {live} live replicas, counted {job.live}")
     if state.tenants[job.tenant].jobs.get(job.name) is not job:
         raise Broken(f"job {job.name} is not found by its name")
+    live = 0
     for replica in job.replicas:
-        held = replica.member
-        needs = replica.state in (PLACED, CLAIMED, RUNNING, ENDING, CANCELLING, LOST_KEPT)
-        if needs != (held is not None):
+        held, at = replica.member, replica.state
+        live += not IS_TERMINAL[at]
+        if (at in _HOLDING) != (held is not None):
             raise Broken(f"{job.name}/{replica.index} is {STATES[replica.state]} and holds {held}")
         if held is not None and held.worker.members.get(held.key) is not held:
             raise Broken(f"{job.name}/{replica.index}: its member is not filed at its worker")
+    if live != job.live:
+        raise Broken(f"job {job.name}: {live} live replicas, counted {job.live}")
     if job.gang == GangPhase.HOLDING:
         allowed: tuple[int, ...] = (PLACED, CLAIMED)
     elif job.gang == GangPhase.STARTED:

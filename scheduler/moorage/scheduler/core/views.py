@@ -204,8 +204,12 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
     if not isinstance(limit, int) or not 1 <= limit <= LS_MAX:
         return problem("invalid-argument", "limit must be 1..1000", field="$.limit", found=limit, allowed="1..1000")
     states = arguments.get("states", [])
-    if not isinstance(states, list) or any(state not in STATES for state in states):
-        return problem("invalid-argument", "states must list job states", field="$.states", allowed=", ".join(STATES))
+    if not isinstance(states, list):
+        return problem("invalid-argument", "states is a list of job states", field="$.states", found=states)
+    for state in states:
+        if state not in STATES:
+            no_state = f"{str(state)[:80]!r} is no state of a job"
+            return problem("invalid-argument", no_state, field="$.states", found=state, allowed=", ".join(STATES))
     row = engine.state.tenants.get(tenant)
     jobs: list[dict[str, Any]] = []
     counts: dict[str, int] = {}

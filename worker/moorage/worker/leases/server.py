@@ -18,24 +18,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
-import socket
-import struct
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError, Problem, problem
-from moorage.schemas.frames import Device
-from moorage.schemas.gpu import GpuSpec, Sharing, format_token, model_matches
+from moorage.schemas.gpu import GpuSpec
 from moorage.worker.inventory.base import Inventory
+from moorage.worker.leases.holder import Holder
+from moorage.worker.leases.offer import check, matching
+from moorage.worker.leases.peer import listen, open_pidfd, peer_of, watch
 from moorage.worker.leases.protocol import (
     FRAME_BYTES_MAX,
     PROTOCOL,
     PURPOSE_CHARS_MAX,
-    Answer,
     AskedBack,
     Borrow,
     FrameRefused,
@@ -44,54 +42,20 @@ from moorage.worker.leases.protocol import (
     Recalled,
     Request,
     Returned,
-    frame,
     read_request,
 )
+from moorage.worker.leases.returning import FREE_WAIT_S, Returning
 from moorage.worker.pool import GpuLease, GpuPool
-from moorage.worker.proctree import boottime_s, descendants
-from moorage.worker.supervisor.server import open_folder
+from moorage.worker.proctree import boottime_s
 
 CONNECTIONS_MAX: Final = 256
-BACKLOG_MAX: Final = 64
 #: a peer that connected and says nothing is sent away
 FIRST_WORD_S_MAX: Final = 5.0
-FREE_WAIT_S: Final = 10.0
 #: how long holders have when an operator drains the worker, which says no time
 DRAIN_S: Final = 3600.0
 DRAINED: Final = "the worker is drained"
-#: who keeps a slot of the pool closed
-CLOSED_BY: Final = "asked back"
-PROBE_S: Final = 0.25
-PROBE_QUARANTINED_S: Final = 5.0
-_CREDENTIALS: Final = struct.Struct("3i")
-#: socket(7), since Linux 6.5: a pidfd of the peer, which unlike its pid cannot have become another process's
-_SO_PEERPIDFD: Final = 77
 
 log = logging.getLogger("moorage.worker")
-
-
-class Holder:
-    """A connection that has, or waits for, a lease."""
-
-    __slots__ = ("asked_back", "mode", "overdue", "pid", "purpose", "slots", "uid", "writer")
-
-    def __init__(self, pid: int, uid: int, writer: asyncio.StreamWriter) -> None:
-        self.pid = pid
-        self.uid = uid
-        self.writer = writer
-        self.purpose = ""
-        self.slots: tuple[int, ...] = ()
-        self.mode: Sharing = "exclusive"
-        self.asked_back: AskedBack | None = None
-        self.overdue: asyncio.TimerHandle | None = None
-
-    def say(self, answer: Answer) -> None:
-        """A holder that does not read loses nothing but words: there are few, and each is small."""
-        if not self.writer.is_closing():
-            self.writer.write(frame(answer))
-
-    def __repr__(self) -> str:
-        return f"<Holder pid {self.pid} uid {self.uid} slots {list(self.slots)} {self.purpose!r}>"
 
 
 class LeaseServer:
@@ -115,13 +79,11 @@ class LeaseServer:
         self._modes = modes
         self._uids = frozenset({os.geteuid(), 0, *uids})
         self._gid = gid
-        self._free_wait_s = free_wait_s
         self._line = asyncio.Lock()  # asyncio's is first come, first served
         self._server: asyncio.Server | None = None
         self._holders: set[Holder] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._freeing: set[GpuLease] = set()
-        self._marked: dict[int, set[object]] = {}  # slots that we put in quarantine, with whom it is for
+        self._returning = Returning(worker, pool, inventory, free_wait_s, self._spawn)
         self._empty = asyncio.Event()
         self._empty.set()
         self._closing = ""
@@ -137,7 +99,7 @@ class LeaseServer:
 
         Raises OSError: EADDRINUSE where another agent listens there.
         """
-        self._server = await asyncio.start_unix_server(self._accept, sock=_listen(path, self._gid))
+        self._server = await asyncio.start_unix_server(self._accept, sock=listen(path, self._gid))
 
     def ask_back(self, reason: str, within_s: float, pid: int | None = None) -> int:
         """Ask holders (those of `pid`, or all) to give back within so many seconds; how many were asked.
@@ -157,7 +119,7 @@ class LeaseServer:
             holder.say(deadline)
             if holder.overdue is not None:
                 holder.overdue.cancel()
-            holder.overdue = asyncio.get_running_loop().call_later(within_s, self._overdue, holder)
+            holder.overdue = asyncio.get_running_loop().call_later(within_s, self._returning.overdue, holder)
         return asked
 
     async def leave(self, reason: str, within_s: float) -> None:
@@ -196,9 +158,7 @@ class LeaseServer:
             self._server.close()
         while self._tasks:  # a connection that ends begins the freeing of its devices
             await _give_up(*self._tasks)
-        for lease in self._freeing:
-            lease.release()
-        self._freeing.clear()
+        self._returning.close()
 
     # -- one connection
 
@@ -207,14 +167,18 @@ class LeaseServer:
         if self._closed or len(self._tasks) >= 2 * CONNECTIONS_MAX:
             writer.close()
             return
-        task = asyncio.get_running_loop().create_task(self._connected(reader, writer))
+        task = self._spawn(self._connected(reader, writer))
+        task.add_done_callback(lambda _: writer.close())  # also of a task that was cancelled before it began
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: writer.close())  # also of a task that was cancelled before it began
+        return task
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("socket")
-        pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        pid, uid = peer_of(peer)
         holder = Holder(pid, uid, writer)
         pidfd = -1
         try:
@@ -232,9 +196,9 @@ class LeaseServer:
             elif len(self._holders) >= CONNECTIONS_MAX:
                 holder.say(problem("queue-full", f"{CONNECTIONS_MAX} processes borrow here already"))
                 await _heard(reader)
-            elif (pidfd := _open_pidfd(peer, pid)) >= 0:
+            elif (pidfd := open_pidfd(peer, pid)) >= 0:
                 self._holders.add(holder)
-                await self._serve(holder, reader, _watch(pidfd))
+                await self._serve(holder, reader, watch(pidfd))
         except (FrameRefused, MoorageError) as error:
             holder.say(error.problem if isinstance(error, MoorageError) else _refusal(str(error)))
         except ConnectionError:
@@ -267,7 +231,13 @@ class LeaseServer:
     async def _lend(
         self, holder: Holder, request: Borrow, reader: asyncio.StreamReader, dead: asyncio.Future[None]
     ) -> None:
-        self._check(request)
+        if request.protocol != PROTOCOL:
+            raise MoorageError(
+                problem("unknown-version", f"this agent speaks version {PROTOCOL}", found=request.protocol)
+            )
+        if self._closing:
+            raise MoorageError(_refusal(f"no more leases: {self._closing}"))
+        check(request.gpu, self._devices, self._modes)
         holder.purpose = request.purpose[:PURPOSE_CHARS_MAX]
         loop = asyncio.get_running_loop()
         over: asyncio.Task[Request | None] = loop.create_task(read_request(reader))
@@ -290,7 +260,7 @@ class LeaseServer:
                 holder.say(Returned())
         finally:
             if leases:  # before anything is awaited: told to stop once more, we would not come back here
-                self._free(leases, holder)
+                self._returning.free(leases, holder)
             else:
                 claim.add_done_callback(lambda _: self._free_granted(claim, holder))
             await _give_up(over, claim)
@@ -298,58 +268,12 @@ class LeaseServer:
     def _free_granted(self, claim: asyncio.Task[list[GpuLease]], holder: Holder) -> None:
         """Free what was granted in the moment we were told to stop."""
         if not claim.cancelled() and claim.exception() is None and claim.result():
-            self._free(claim.result(), holder)
-
-    def _check(self, request: Borrow) -> None:
-        """Raises MoorageError for what this host will never have."""
-        spec = request.gpu
-        if request.protocol != PROTOCOL:
-            raise MoorageError(
-                problem("unknown-version", f"this agent speaks version {PROTOCOL}", found=request.protocol)
-            )
-        if self._closing:
-            raise MoorageError(_refusal(f"no more leases: {self._closing}"))
-        if spec.effective_sharing not in self._modes:
-            raise MoorageError(
-                problem(
-                    "failed-precondition",
-                    f"this worker does not share its devices by {spec.effective_sharing}",
-                    field="$.gpu.sharing",
-                    found=spec.effective_sharing,
-                    allowed=", ".join(self._modes),
-                    next="ask for whole devices, or let the worker's modes name it",
-                )
-            )
-        if spec.share is not None:
-            raise MoorageError(
-                problem(
-                    "failed-precondition",
-                    "sharers of a lease are counted, not measured",
-                    field="$.gpu.share",
-                    next=f"ask for @{spec.effective_sharing} alone",
-                )
-            )
-        matching = len(self._matching(spec))
-        if matching < spec.count:
-            have = ", ".join(sorted({device.name for device in self._devices})) or "no GPU"
-            raise MoorageError(
-                problem(
-                    "no-match",
-                    f"this host has {matching} GPUs like {format_token(spec)}, of {len(self._devices)}",
-                    field="$.gpu",
-                    found=spec.count,
-                    allowed=have,
-                    next="submit it as a job: moorage fleet shows which hosts have it",
-                )
-            )
-
-    def _matching(self, spec: GpuSpec) -> set[int]:
-        return {slot for slot, device in enumerate(self._devices) if matches(spec, device)}
+            self._returning.free(claim.result(), holder)
 
     async def _claim(self, spec: GpuSpec) -> list[GpuLease]:
         """All that `spec` asks for, in line."""
         got: list[GpuLease] = []
-        wanted = self._matching(spec)
+        wanted = matching(spec, self._devices)
         try:
             async with self._line:
                 while len(got) < spec.count:
@@ -362,64 +286,6 @@ class LeaseServer:
                 lease.release()
             raise
         return got
-
-    # -- after a lease
-
-    def _free(self, leases: list[GpuLease], holder: Holder) -> None:
-        self._freeing.update(leases)
-        pids = {holder.pid, *descendants([holder.pid])} if holder.mode != "exclusive" else set()
-        for lease in leases:
-            task = asyncio.get_running_loop().create_task(self._free_when_seen(lease, holder, pids))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _free_when_seen(self, lease: GpuLease, holder: Holder, pids: set[int]) -> None:
-        slot = lease.slot
-        ends_s = boottime_s() + self._free_wait_s
-        waited_out = False
-        while not await self._is_free(slot, holder.mode, pids):
-            if not waited_out and boottime_s() >= ends_s:
-                waited_out = True
-                self._mark(slot, holder, f"memory kept after the lease of pid {holder.pid}")
-                log.error("%s: slot %d is in quarantine: memory kept after %r", self._worker, slot, holder)
-            await asyncio.sleep(PROBE_QUARANTINED_S if waited_out else PROBE_S)
-        self._freeing.discard(lease)
-        lease.release()
-        self._unmark(slot, holder)  # also where it was overdue
-
-    async def _is_free(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
-        if mode == "exclusive":
-            return await self._inventory.memory_is_free(slot)
-        reading = (await self._inventory.sample())[slot]
-        return reading.health != "unresponsive" and not any(each.pid in pids for each in reading.processes)
-
-    def _overdue(self, holder: Holder) -> None:
-        asked = holder.asked_back
-        for slot in holder.slots:
-            self._mark(slot, holder, f"asked back from pid {holder.pid}: {asked.reason if asked else ''}")
-        log.error("%s: %r was asked to give back and did not", self._worker, holder)
-
-    def _mark(self, slot: int, holder: Holder, reason: str) -> None:
-        self._marked.setdefault(slot, set()).add(holder)
-        self._pool.quarantine(slot, reason, CLOSED_BY)
-
-    def _unmark(self, slot: int, holder: Holder) -> None:
-        """Sharers of a device may each have been marked: the last one lifts the quarantine."""
-        marks = self._marked.get(slot, set())
-        marks.discard(holder)
-        if not marks and self._marked.pop(slot, None) is not None:
-            self._pool.unquarantine(slot, CLOSED_BY)
-
-
-def matches(spec: GpuSpec, device: Device) -> bool:
-    """Whether a device is what a spec asks for: vendor, model, memory, and its index where time-slicing names one."""
-    if spec.time_slice_index is not None and device.index != spec.time_slice_index:
-        return False
-    if spec.effective_vendor and device.vendor.lower() != spec.effective_vendor:
-        return False
-    if spec.models and not any(model_matches(pattern, device.name) for pattern in spec.models):
-        return False
-    return device.memory_mib >= (spec.min_memory_mib or 0)
 
 
 def _refusal(message: str, found: object = None) -> Problem:
@@ -438,56 +304,3 @@ async def _give_up(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _open_pidfd(peer: socket.socket, pid: int) -> int:
-    """A pidfd of the peer; -1 where it is gone, or is no process that this namespace shows."""
-    try:
-        return int(peer.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
-    except OSError:
-        pass
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, ValueError):
-        return -1
-
-
-def _watch(pidfd: int) -> asyncio.Future[None]:
-    """Done when the process is gone (pidfd_open(2): it becomes readable)."""
-    loop = asyncio.get_running_loop()
-    dead: asyncio.Future[None] = loop.create_future()
-
-    def on_readable() -> None:
-        loop.remove_reader(pidfd)
-        if not dead.done():
-            dead.set_result(None)
-
-    loop.add_reader(pidfd, on_readable)
-    return dead
-
-
-def _listen(path: Path, gid: int | None) -> socket.socket:
-    """Raises OSError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with open_folder(path.parent) as folder:
-            name = f"{folder}/{path.name}"
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if probe.connect_ex(name) == 0:
-                    raise OSError(errno.EADDRINUSE, "another agent lends from this socket", str(path))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            umask = os.umask(0o177)
-            try:
-                listener.bind(name)
-            finally:
-                os.umask(umask)
-            if gid is not None:
-                os.chown(name, -1, gid)
-                os.chmod(name, 0o660)
-        listener.listen(BACKLOG_MAX)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener

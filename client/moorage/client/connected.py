@@ -1,0 +1,200 @@
+"""What every client has: one connection, and questions over it that are asked until they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+
+from moorage.bus.contexts import Context
+from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
+from moorage.bus.health import State
+from moorage.bus.inbox import Mux
+from moorage.bus.transport import Handler, Subscribed
+from moorage.client.asking import again, ask, decode_answer
+from moorage.client.errors import NotPermitted, no_server, rejected
+from moorage.client.target import find_context, find_tenant
+from moorage.client.values import Duration, Requests, seconds
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import Answer
+from moorage.schemas.names import is_tenant
+from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+
+if TYPE_CHECKING:
+    from moorage.client.feed import Feed
+    from moorage.client.transport import ClientTransport, Link
+
+TIMEOUT_S_DEFAULT: Final = 30.0
+CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
+WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
+
+T = TypeVar("T")
+
+
+class _Follower(Protocol):
+    def refresh(self) -> None:
+        """The connection was lost and is back."""
+
+
+class Connected:
+    """See `AsyncClient`, which has the verbs."""
+
+    def __init__(
+        self,
+        target: Context | str | None = None,
+        *,
+        tenant: str | None = None,
+        prefix: str = PREFIX_DEFAULT,
+        timeout: Duration = TIMEOUT_S_DEFAULT,
+        connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
+        wait_timeout: Duration = WAIT_TIMEOUT_S_DEFAULT,
+        name: str = "moorage client",
+        on_wait: Callable[[], None] | None = None,
+        transport: ClientTransport | None = None,
+    ) -> None:
+        if target is not None and transport is not None:
+            raise TypeError("a target and a transport exclude each other: the transport takes the place of NATS")
+        self.tenant = find_tenant(tenant)
+        if not is_tenant(self.tenant):
+            raise rejected(
+                "invalid-argument",
+                f"{self.tenant!r} is no tenant",
+                found=self.tenant,
+                allowed="[a-z0-9-]{1,32}",
+                next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
+            )
+        self.subjects = Subjects(prefix)
+        self.timeout_s = seconds(timeout)
+        self.wait_timeout_s = seconds(wait_timeout)
+        self.watches: set[_Follower] = set()
+        self._feed: Feed | None = None
+        self._requests = Requests()
+        self.context: Context | None = None
+        self._target = target
+        self._transport = transport
+        self._where = ""
+        self._connect_timeout_s = seconds(connect_timeout)
+        self._name = name
+        self._on_wait = on_wait
+        self._connection: Link | None = None
+        self._mux: Mux | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._where or 'not connected'} tenant {self.tenant}>"
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect. Raises `Unreachable`, `NotPermitted`, and `bus.errors.BadContext`."""
+        try:
+            self._connection = await self._connect()
+            self._mux = await Mux.open(self._connection)
+        except CannotConnect as error:
+            raise no_server(error) from None
+        except (NotAuthorized, PermissionRefused) as error:
+            await self.close()
+            raise NotPermitted(error.problem) from None
+
+    async def _connect(self) -> Link:
+        if self._transport is not None:
+            self._where = self._transport.where
+            return await self._transport.connect(self._name, self._on_state)
+        from moorage.bus.connection import connect  # nats-py is most of what this module would cost to import
+
+        self.context = find_context(self._target)
+        self._where = self.context.safe_url
+        return await connect(self.context, self._name, on_state=self._on_state, give_up_after_s=self._connect_timeout_s)
+
+    async def close(self) -> None:
+        """Close; jobs go on."""
+        self._feed = None  # those who are on it end with the connection
+        if self._mux is not None:
+            await self._mux.close()
+            self._mux = None
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            if self._transport is not None:
+                await self._transport.release(connection)
+            else:
+                await connection.close()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is followed here that one more had better hear the tenant's frames (see `feed`)."""
+        from moorage.client.feed import CROWD
+
+        return len(self.watches) >= CROWD
+
+    @property
+    def feed(self) -> Feed:
+        """The tenant's frames, heard once for all who follow jobs on this client."""
+        if self._feed is None:
+            from moorage.client.feed import Feed
+
+            self._feed = Feed(self)
+        return self._feed
+
+    def _on_state(self, state: State) -> None:
+        if state is State.CONNECTED:
+            for watch in self.watches:
+                watch.refresh()
+
+    # ---------------------------------------------------------------------------------------------------- asking
+
+    async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The data of `answer`."""
+        return data_of(await self.answer(verb, arguments))
+
+    async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
+        """Ask a reading verb of this tenant, or `cancel`; the whole answer frame."""
+        return await self._ask(verb, encode(arguments), decode_answer)
+
+    async def operate(self, verb: str, asked: Any = None) -> Answer:
+        """Ask a verb of the operators that is answered with data; the whole answer frame."""
+        return await self._request(self.subjects.admin(verb), b"{}" if asked is None else encode(asked), decode_answer)
+
+    def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
+        return self._request(self.subjects.api(self.tenant, verb), payload, decode)
+
+    def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
+        if self._mux is None:
+            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
+        return ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
+
+    async def again(self, once: Callable[[], Awaitable[T]]) -> T:
+        """`once` until it is answered, for `timeout`; errors of the bus as the SDK's."""
+
+        async def call() -> T:  # tenacity awaits what a coroutine function gives, and no other
+            return await once()
+
+        return await again(call, self.timeout_s, self._where, self._on_wait)
+
+    @property
+    def link(self) -> Link:
+        """The connection, for what has no method here. Raises RuntimeError where the client is not open."""
+        if self._connection is None:
+            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
+        return self._connection
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
+        """Hear a subject; the handler may only enqueue. Raises `NotPermitted`."""
+        try:
+            return await self.link.subscribe(subject, handler)
+        except PermissionRefused as error:
+            raise NotPermitted(error.problem) from None
+
+
+def data_of(answer: Answer) -> dict[str, Any]:
+    data: dict[str, Any] = answer.data
+    return data
+
+
+def _as_tenant(name: str) -> str:
+    """What the name would be as a tenant's."""
+    slug = "-".join("".join(char if char.isascii() and char.isalnum() else " " for char in name.lower()).split())
+    return f": {slug}" if is_tenant(slug) else ""

@@ -1,0 +1,118 @@
+"""What workers and schedulers say of themselves, for all to hear. None of it names a job, a tenant or a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.schemas.frames.version import VERSION
+
+
+class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One slot of a worker's pool. `index` is the device's own index (sparse allowed), `name` as the driver says it.
+
+    Identity is (vendor, uuid). `numa` is the NUMA node or -1; `peers` the indices reached over NVLink.
+    """
+
+    index: int
+    vendor: str
+    name: str
+    uuid: str
+    memory_mib: int = 0
+    pci: str = ""
+    numa: int = -1
+    compute: str = ""
+    peers: list[int] = []
+    mig: bool = False
+
+
+class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):
+    """A worker's full description of itself: at start, at reconnect and at roll-call. Public, but for `drivers_for`.
+
+    `modes` are the sharing modes on offer, `drivers` the ways it can run a job; `gpu_pool` is in slot order.
+    """
+
+    worker: str
+    boot: str
+    v: int = VERSION
+    release: str = ""
+    hostname: str = ""
+    drivers: list[str] = []
+    modes: list[str] = msgspec.field(default_factory=lambda: ["exclusive", "time-slice"])
+    sharers_max: dict[str, int] = {}
+    labels: dict[str, str] = {}
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    gpu_pool: list[Device] = []
+    interface: str | None = None
+    address: str = ""
+    simulated: bool = False
+    #: slots the scheduler may use, by position; None means all (a service may keep some for its own claims)
+    lent_slots: list[int] | None = None
+    #: how long and how much output and results it keeps: `output_s`, `output_bytes`, `result_s`, `result_bytes`
+    keeps: dict[str, float] = {}
+    #: drivers by tenant that it lets its jobs have, `*` for all others; empty: any. Told with a join, never in public
+    drivers_for: dict[str, list[str]] = {}
+
+
+class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One slot's load, in the order of hello's `gpu_pool`. Holds no job and no tenant: the frame is public."""
+
+    index: int
+    leased: bool = False
+    sharers: int = 0
+    mode: str = ""
+    util_percent: int = 0
+    memory_used_mib: int = 0
+    temperature_c: int | None = None
+    #: ok, thermal, ecc, xid, remap, reset-needed, missing, unresponsive, probation, quarantined
+    health: str = "ok"
+    foreign: str = ""  # who holds the device from outside, as "pid 8812 python (user bob)", else empty
+    detail: str = ""  # what made it so, as "Xid 79: the GPU has fallen off the bus"
+
+
+class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="load"):
+    """A worker's periodic report: every 2 s, and at most 5 a second when leases change. Public.
+
+    `n` counts up in one boot, `generation` grows with every change of the pool: an older one is telemetry only.
+    """
+
+    worker: str
+    boot: str
+    n: int
+    generation: int
+    v: int = VERSION
+    pending_claimers: int = 0
+    gpu_pool: list[SlotLoad] = []
+    simulated: bool = False
+
+
+class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet"):
+    """The leader's digest of the fleet for observers: one frame instead of one a worker. Names no job and no tenant."""
+
+    epoch: int
+    ledger: int
+    v: int = VERSION
+    workers: list[dict[str, Any]] = []
+    queued: int = 0
+    running: int = 0
+
+
+class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="roll-call"):
+    """A new leader asks every worker for its hello and a renewal, now."""
+
+    reign: int
+    v: int = VERSION
+
+
+class Standing(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="standing"):
+    """A scheduler that leads or stands by, each two seconds: its release, the newest feature level that it can write
+    and fold, and the ledger record that it has folded. Public."""
+
+    scheduler: str
+    release: str
+    level: int
+    ledger: int
+    leads: bool = False
+    v: int = VERSION

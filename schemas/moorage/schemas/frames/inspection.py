@@ -1,0 +1,41 @@
+"""An audit's question to every worker, and what it found on its devices."""
+
+from __future__ import annotations
+
+import msgspec
+
+from moorage.schemas.frames.version import VERSION
+
+
+class Look(msgspec.Struct, frozen=True, tag_field="kind", tag="look"):
+    """An audit asks every worker to look at its devices now. `ask` is a random number that the answer repeats."""
+
+    ask: int
+    reign: int
+    v: int = VERSION
+
+
+class Finding(msgspec.Struct, frozen=True, array_like=True):
+    """Something on a device that no lease explains; `slot` is a position in hello's `gpu_pool`.
+
+    `kind` is nvml-foreign (a process on a device that nobody leases: `pid`, short `name`, `memory_mib` where the driver
+    tells), nvml-memory (`memory_mib` more than its idle baseline on such a device, and no process of it is seen) or
+    nvml-missing (a leased device does not answer).
+    """
+
+    kind: str
+    slot: int
+    uuid: str
+    pid: int = 0
+    name: str = ""
+    memory_mib: int = 0
+
+
+class Looked(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="looked"):
+    """What a worker found on its devices, at most 256 findings; `more` is how many were left out."""
+
+    worker: str
+    ask: int
+    v: int = VERSION
+    findings: list[Finding] = []
+    more: int = 0

@@ -1,0 +1,224 @@
+"""Between a worker and the leader: joins, renewals, facts, and what the leader wants of the worker."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from moorage.schemas.frames.fleet import Hello
+from moorage.schemas.frames.version import VERSION
+
+#: how the detail of a `refused` fact begins where the worker's own rules forbid the job
+NOT_PERMITTED: Final = "not-permitted: "
+#: in rules by tenant, every tenant that is not named
+OTHERS: Final = "*"
+
+
+class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A member as its worker holds it; `phase` is claimed, running, ending or exited (device not yet seen free)."""
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    phase: str
+
+
+FactKind = Literal["claimed", "refused", "withdrawn", "not-held", "started", "exited", "freed", "quarantined"]
+
+
+class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What happened to a member at its worker. Only a fact frees a GPU.
+
+    `code` is the exit status for `exited` (negative: minus the signal), else 0. `detail` is one short word or line:
+    for `exited` the reason (exit, timeout, end, fence, start-failed, lost), for `refused` why, for `claimed` of rank
+    0 of a gang `address:port`, for `quarantined` the slots as `0,3`.
+    """
+
+    kind: FactKind
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    code: int = 0
+    detail: str = ""
+
+
+class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A device that must not be given out, as its worker judges it; `slot` is a position in hello's `gpu_pool`.
+
+    `kind` is a word of `SlotLoad.health`, `detail` one line. `ends`: what runs on it is asked to leave it as well.
+    """
+
+    slot: int
+    kind: str
+    detail: str = ""
+    ends: bool = False
+
+
+class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="join"):
+    """Asked once clearing is proven: a new lease session for this boot.
+
+    `n` comes from the journal and only grows; `facts` are all unanswered ones under their old names; `holding` are
+    the members that live on here and that the new session adopts. What is not listed is over. `reign` is the highest
+    heard of the ledger `ledger`: a leader whose ledger ends below it has an older backup of it.
+    """
+
+    machine: str
+    boot: str
+    n: int
+    hello: Hello
+    v: int = VERSION
+    facts: list[Fact] = []
+    holding: list[Held] = []
+    reign: int = 0
+    ledger: str = ""
+
+
+class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joined"):
+    """The new session and its numbers. `session` is a capability: never in a public frame.
+
+    The worker fences itself `lease_s` after it sent the last renewal that was answered; `grace_s` bounds the ending.
+    `formerly` is the id of the ledger that `ledger` was restored from, on an operator's word.
+    """
+
+    session: str
+    n: int
+    reign: int
+    renew_s: float
+    lease_s: float
+    grace_s: float
+    ledger: str
+    v: int = VERSION
+    formerly: str = ""
+
+
+class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="renew"):
+    """A renewal of the lease session, with what the worker holds for the scheduler.
+
+    `n` counts up in the session. `no` is the number of the last fact frame that was answered. `busy` lists slot
+    positions that local claimers hold; `waiting` says that a local claimer waits, so that the worker is full.
+    `unwell` are the devices that are in no state to be given out, whole each time; `well_n` is the newest word of an
+    operator on devices that the worker has taken (see `Wanted`). `reign` is the highest that it heard.
+    """
+
+    session: str
+    n: int
+    no: int = 0
+    generation: int = 0
+    held: list[Held] = []
+    busy: list[int] = []
+    waiting: bool = False
+    v: int = VERSION
+    unwell: list[Unwell] = []
+    well_n: int = 0
+    reign: int = 0
+
+
+class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
+    """Leaves only after a ledger acknowledgement later than the renewal's arrival: so it proves the reign.
+
+    `draining`: an operator drains the worker, which asks back what it lends to processes of its host.
+    """
+
+    n: int
+    reign: int
+    v: int = VERSION
+    draining: bool = False
+
+
+class FactFrame(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="facts"):
+    """One numbered frame of facts, one in flight; sent again with the same number until answered."""
+
+    session: str
+    no: int
+    facts: list[Fact]
+    v: int = VERSION
+
+
+class FactAck(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="recorded"):
+    """The frames up to `no` are in the ledger."""
+
+    no: int
+    reign: int
+    v: int = VERSION
+
+
+class Goodbye(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="goodbye"):
+    """The worker leaves for good, everything it held is over: its id is free at once. Sent on `.join`."""
+
+    session: str
+    v: int = VERSION
+
+
+class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The scheduler's proposal: claim these slots (positions in hello's `gpu_pool`) or refuse at once.
+
+    `mode` is exclusive, mps, time-slice or none. `hold` means claim and wait for START (a gang). `body` is the
+    request as it came, JSON or msgpack. `ends_in_s` is when the job's deadline comes, counted from this frame; the
+    leader ends it then, and the worker tells it before where the request names a checkpoint signal.
+    """
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    slots: list[int]
+    mode: str
+    hold: bool
+    body: bytes
+    traceparent: str = ""
+    ends_in_s: float | None = None
+
+
+class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A gang's member may run now: every rank is held and STARTED is in the ledger. All ranks get the same address."""
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    master_addr: str
+    master_port: int
+    world_size: int
+
+
+class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """End or withdraw a member, and remember that it is over: a later placement of the same fence is refused.
+
+    Not held: answered `withdrawn`. Held, not started: released, `withdrawn`. Running: ended within `grace_s`
+    (None: the job's own), then `exited` and `freed`. With `notice_s` a running one that has a checkpoint signal gets
+    that first, and is asked to end so many seconds later.
+    """
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    why: str
+    grace_s: float | None = None
+    notice_s: float = 0.0
+
+
+class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="wanted"):
+    """What the ledger wants of a worker and its renewal does not yet show. Idempotent by member, sent until done.
+
+    A frame of another session, or of a lower reign than one heard, is dropped and counted. `well` are slots that an
+    operator says are well, whatever was seen of them before; `well_n` numbers that word, and the renewal repeats it.
+    """
+
+    worker: str
+    session: str
+    reign: int
+    v: int = VERSION
+    place: list[Place] = []
+    start: list[Start] = []
+    end: list[End] = []
+    well: list[int] = []
+    well_n: int = 0

@@ -1,0 +1,92 @@
+"""A job's output: as it is said, and in pages of what its worker keeps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from moorage.schemas.frames.version import VERSION
+
+
+class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="log"):
+    """A piece of a replica's output, on `moorage.log.<tenant>.<job>.<replica>`. Said, so it may be lost.
+
+    `offset` counts bytes of this stream (out or err) in this attempt, `next` is the offset behind this piece (0 where
+    an older worker does not say it); `text` is decoded with replacement, and where that changes it `data` has the bytes
+    (base64 in JSON).
+    """
+
+    attempt: int
+    stream: Literal["out", "err"]
+    offset: int
+    text: str
+    v: int = VERSION
+    end: bool = False
+    next: int = 0
+    data: bytes | None = None
+
+
+#: bytes of output in one page
+LOG_PAGE_BYTES_MAX: Final = 256 * 1024
+LOG_PAGE_BYTES_DEFAULT: Final = 64 * 1024
+LOG_OFFSET_MAX: Final = 1 << 50
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=LOG_OFFSET_MAX)]
+
+
+class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `moorage.api.<tenant>.logs` is asked: a page of the output that a job's worker keeps.
+
+    `attempt` null is the replica's newest. `offset` counts bytes of the stream from its beginning, a negative one from
+    its end. `limit` bounds the page, in bytes.
+    """
+
+    job: str
+    replica: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] | None = None
+    stream: Literal["out", "err"] = "out"
+    offset: Annotated[int, msgspec.Meta(ge=-LOG_OFFSET_MAX, le=LOG_OFFSET_MAX)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LOG_PAGE_BYTES_MAX)] = LOG_PAGE_BYTES_DEFAULT
+
+
+class ReadLog(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="read-log"):
+    """The leader asks a worker for a page of a member's output. The session shows that it is the leader who asks.
+
+    `ended_ms` is the ledger time of the attempt's end, 0 while it runs.
+    """
+
+    session: str
+    tenant: str
+    job: str
+    replica: Annotated[int, msgspec.Meta(ge=0, le=1023)]
+    attempt: _Count
+    fence: _Count
+    driver: str
+    stream: Literal["out", "err"]
+    offset: Annotated[int, msgspec.Meta(ge=-LOG_OFFSET_MAX, le=LOG_OFFSET_MAX)]
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LOG_PAGE_BYTES_MAX)]
+    ended_ms: int = 0
+    v: int = VERSION
+
+
+class LogPage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log-page"):
+    """A page of output: the bytes from `offset` up to `next`, which is where the next page begins.
+
+    They are in `text` where they are UTF-8, else as they are in `data` (base64 in JSON). `size` is what is kept of the
+    stream by now, in bytes; `truncated` says that its worker dropped what came behind that. `over`: the stream has
+    ended, and this page goes up to its end. `attempt` 0: the replica has not been placed yet.
+    """
+
+    attempt: _Count
+    stream: Literal["out", "err"]
+    offset: _Count = 0
+    next: _Count = 0
+    size: _Count = 0
+    text: str = ""
+    data: bytes | None = None
+    over: bool = False
+    truncated: bool = False
+    replica: int = 0
+    worker: str = ""
+    v: int = VERSION

@@ -1,0 +1,78 @@
+"""What the leader tells those who submit and follow jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.schemas.frames.version import VERSION
+
+
+class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="accepted"):
+    """The request is in the ledger, at sequence `ledger`. `duplicate`: it was there before, with the same content."""
+
+    job: str
+    ledger: int
+    state: str
+    duplicate: bool = False
+    warnings: list[str] = []
+    v: int = VERSION
+    #: of a job that has to wait, as `explain` says it; left out where the leader has more urgent things to do
+    waiting: dict[str, Any] | None = None
+
+
+class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One transition of one replica. `rev` is the job's own revision number: no gap, no double.
+
+    `by` is whose doing it was: `tenant:<tenant>` or `operator` as the subject proves it, `worker` for what the one
+    in `worker` reported, nothing for the scheduler's own (a placement, a deadline, a loss). `said` is the name that
+    the tenant or operator gave itself, at most 64 characters; nobody has proven it.
+    """
+
+    rev: int
+    time_ms: int
+    replica: int
+    attempt: int
+    state: str
+    worker: str = ""
+    gpus: list[str] = []
+    code: int | None = None
+    why: str = ""
+    fence: int = 0
+    by: str = ""
+    said: str = ""
+
+
+class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="event"):
+    """What a ledger record changed for one job: its state now and the transitions since the event before."""
+
+    tenant: str
+    job: str
+    rev: int
+    state: str
+    ledger: int
+    changes: list[Change] = []
+    why: str = ""
+    simulated: bool = False
+    v: int = VERSION
+    #: with no changes: why it still waits, as `explain` says it, where that is not as it was
+    waiting: dict[str, Any] | None = None
+
+
+class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="events"):
+    """One frame a tick with every change of a tenant."""
+
+    tenant: str
+    ledger: int
+    jobs: list[Event]
+    v: int = VERSION
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="answer"):
+    """What a reading verb answers: `data` as the verb's page says, as of ledger record `ledger`."""
+
+    verb: str
+    ledger: int
+    data: Any
+    v: int = VERSION

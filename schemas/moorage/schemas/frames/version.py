@@ -1,0 +1,7 @@
+"""The protocol's version: every frame names it in `v`, which is looked at before anything else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+VERSION: Final = 1

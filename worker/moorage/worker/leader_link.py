@@ -1,0 +1,93 @@
+"""A worker's frames to the leader: facts, renewals, joins and the goodbye, each journalled first where it must be."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Goodbye, Join, Renew
+from moorage.schemas.subjects import Subjects
+from moorage.worker.device_watch import DeviceWatch
+from moorage.worker.journal import MemoryJournal
+from moorage.worker.leases.session import LeaseSession
+from moorage.worker.member_messages import SendFacts, SendGoodbye, SendJoin, SendRenew
+from moorage.worker.pool import GpuPool
+from moorage.worker.reporter import Reporter
+
+VERBS: Final = ("join", "renew", "fact")
+
+
+class Post(Protocol):
+    """Queues a message for the write at the end of this turn of the loop."""
+
+    def __call__(self, subject: str, payload: bytes, reply: str = "") -> None: ...
+
+
+class LeaderLink:
+    """One worker's. Answers come to `<inbox>.<worker>.<verb>.<join>.<number>`: whose they are stands in the subject."""
+
+    def __init__(
+        self,
+        post: Post,
+        inbox: str,
+        subjects: Subjects,
+        session: LeaseSession,
+        journal: MemoryJournal,
+        reporter: Reporter,
+        pool: GpuPool,
+        watch: DeviceWatch,
+    ) -> None:
+        worker = reporter.worker
+        self._post = post
+        self._inbox = f"{inbox}.{worker}"
+        self._subjects = {verb: subjects.worker(worker, verb) for verb in VERBS}
+        self._session = session
+        self._journal = journal
+        self._reporter = reporter
+        self._pool = pool
+        self._watch = watch
+        self._join = b""
+
+    def _ask(self, verb: str, number: int, payload: bytes) -> None:
+        self._post(self._subjects[verb], payload, f"{self._inbox}.{verb}.{self._session.join_n}.{number}")
+
+    def send_facts(self, command: SendFacts) -> None:
+        if not command.again:
+            self._journal.facts(command.frame)
+        self._ask("fact", command.frame.no, encode(command.frame, json=False))
+
+    def send_renew(self, command: SendRenew) -> None:
+        pool = self._pool
+        renew = Renew(
+            command.session,
+            command.n,
+            command.no,
+            pool.generation,
+            command.held,
+            pool.busy_slots(),
+            pool.pending_claimers() > 0,
+            unwell=self._watch.told,
+            well_n=self._watch.health.well_n,
+            reign=self._session.reign,
+        )
+        self._ask("renew", command.n, encode(renew, json=False))
+
+    def send_join(self, command: SendJoin) -> None:
+        if not command.again:
+            session, reporter = self._session, self._reporter
+            join = Join(
+                reporter.facts.machine,
+                reporter.boot,
+                command.n,
+                reporter.hello_to_the_leader(),
+                facts=command.facts,
+                holding=command.holding,
+                reign=session.reign,
+                ledger=session.ledger,
+            )
+            self._journal.join(command.n, command.facts)
+            self._join = encode(join, json=False)
+        self._ask("join", command.n, self._join)
+
+    def send_goodbye(self, command: SendGoodbye) -> None:
+        self._ask("join", 0, encode(Goodbye(command.session), json=False))

@@ -1,0 +1,62 @@
+"""What a host can lend: which of its devices are what is asked for, and what it will never have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.frames import Device
+from moorage.schemas.gpu import GpuSpec, format_token, model_matches
+
+
+def matches(spec: GpuSpec, device: Device) -> bool:
+    """Whether a device is what a spec asks for: vendor, model, memory, and its index where time-slicing names one."""
+    if spec.time_slice_index is not None and device.index != spec.time_slice_index:
+        return False
+    if spec.effective_vendor and device.vendor.lower() != spec.effective_vendor:
+        return False
+    if spec.models and not any(model_matches(pattern, device.name) for pattern in spec.models):
+        return False
+    return device.memory_mib >= (spec.min_memory_mib or 0)
+
+
+def matching(spec: GpuSpec, devices: Sequence[Device]) -> set[int]:
+    """The slots of the devices that a spec asks for."""
+    return {slot for slot, device in enumerate(devices) if matches(spec, device)}
+
+
+def check(spec: GpuSpec, devices: Sequence[Device], modes: Sequence[str]) -> None:
+    """Raises MoorageError for what a host with these devices and sharing modes will never have."""
+    if spec.effective_sharing not in modes:
+        raise MoorageError(
+            problem(
+                "failed-precondition",
+                f"this worker does not share its devices by {spec.effective_sharing}",
+                field="$.gpu.sharing",
+                found=spec.effective_sharing,
+                allowed=", ".join(modes),
+                next="ask for whole devices, or let the worker's modes name it",
+            )
+        )
+    if spec.share is not None:
+        raise MoorageError(
+            problem(
+                "failed-precondition",
+                "sharers of a lease are counted, not measured",
+                field="$.gpu.share",
+                next=f"ask for @{spec.effective_sharing} alone",
+            )
+        )
+    found = len(matching(spec, devices))
+    if found < spec.count:
+        have = ", ".join(sorted({device.name for device in devices})) or "no GPU"
+        raise MoorageError(
+            problem(
+                "no-match",
+                f"this host has {found} GPUs like {format_token(spec)}, of {len(devices)}",
+                field="$.gpu",
+                found=spec.count,
+                allowed=have,
+                next="submit it as a job: moorage fleet shows which hosts have it",
+            )
+        )

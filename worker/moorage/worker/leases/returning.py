@@ -1,0 +1,93 @@
+"""What becomes of the devices behind a lease: they go round once they are seen free; till then, quarantine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from moorage.schemas.gpu import Sharing
+from moorage.worker.inventory.base import Inventory
+from moorage.worker.leases.holder import Holder
+from moorage.worker.pool import GpuLease, GpuPool
+from moorage.worker.proctree import boottime_s, descendants
+
+FREE_WAIT_S: Final = 10.0
+#: who keeps a slot of the pool closed
+CLOSED_BY: Final = "asked back"
+PROBE_S: Final = 0.25
+PROBE_QUARANTINED_S: Final = 5.0
+
+log = logging.getLogger("moorage.worker")
+
+
+class Returning:
+    """The devices of one worker that holders have given back, or should have. `spawn` runs a wait to its end."""
+
+    def __init__(
+        self,
+        worker: str,
+        pool: GpuPool,
+        inventory: Inventory,
+        free_wait_s: float,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._worker = worker
+        self._pool = pool
+        self._inventory = inventory
+        self._free_wait_s = free_wait_s
+        self._spawn = spawn
+        self._freeing: set[GpuLease] = set()
+        self._marked: dict[int, set[Holder]] = {}  # slots that we put in quarantine, with whom it is for
+
+    def free(self, leases: list[GpuLease], holder: Holder) -> None:
+        """Give these back to the pool as soon as what the holder had on them is gone."""
+        self._freeing.update(leases)
+        pids = {holder.pid, *descendants([holder.pid])} if holder.mode != "exclusive" else set()
+        for lease in leases:
+            self._spawn(self._free_when_seen(lease, holder, pids))
+
+    def close(self) -> None:
+        """Nobody looks any more: give all back to the pool as they are."""
+        for lease in self._freeing:
+            lease.release()
+        self._freeing.clear()
+
+    def overdue(self, holder: Holder) -> None:
+        """The holder was asked to give back by now and has not: its devices are in quarantine until it does."""
+        asked = holder.asked_back
+        for slot in holder.slots:
+            self._mark(slot, holder, f"asked back from pid {holder.pid}: {asked.reason if asked else ''}")
+        log.error("%s: %r was asked to give back and did not", self._worker, holder)
+
+    async def _free_when_seen(self, lease: GpuLease, holder: Holder, pids: set[int]) -> None:
+        slot = lease.slot
+        ends_s = boottime_s() + self._free_wait_s
+        waited_out = False
+        while not await self._is_free(slot, holder.mode, pids):
+            if not waited_out and boottime_s() >= ends_s:
+                waited_out = True
+                self._mark(slot, holder, f"memory kept after the lease of pid {holder.pid}")
+                log.error("%s: slot %d is in quarantine: memory kept after %r", self._worker, slot, holder)
+            await asyncio.sleep(PROBE_QUARANTINED_S if waited_out else PROBE_S)
+        self._freeing.discard(lease)
+        lease.release()
+        self._unmark(slot, holder)  # also where it was overdue
+
+    async def _is_free(self, slot: int, mode: Sharing, pids: set[int]) -> bool:
+        if mode == "exclusive":
+            return await self._inventory.memory_is_free(slot)
+        reading = (await self._inventory.sample())[slot]
+        return reading.health != "unresponsive" and not any(each.pid in pids for each in reading.processes)
+
+    def _mark(self, slot: int, holder: Holder, reason: str) -> None:
+        self._marked.setdefault(slot, set()).add(holder)
+        self._pool.quarantine(slot, reason, CLOSED_BY)
+
+    def _unmark(self, slot: int, holder: Holder) -> None:
+        """Sharers of a device may each have been marked: the last one lifts the quarantine."""
+        marks = self._marked.get(slot, set())
+        marks.discard(holder)
+        if not marks and self._marked.pop(slot, None) is not None:
+            self._pool.unquarantine(slot, CLOSED_BY)

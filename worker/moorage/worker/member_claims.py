@@ -1,0 +1,117 @@
+"""What the members hold of this host: their devices in the pool, and how those are seen free again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast
+
+from moorage.schemas.gpu import Sharing
+from moorage.worker.inventory.base import Inventory, SlotReading
+from moorage.worker.member_messages import Log, Member, MemberName, NotFree, SeenFree
+from moorage.worker.pool import GpuPool, PoolLease, SlotsRefused
+from moorage.worker.rendezvous import Rendezvous
+from moorage.worker.shell import Shell
+
+#: who keeps a slot of the pool closed
+MEMORY_KEPT: Final = "memory"
+
+
+class MemberClaims:
+    """The leases of one worker's members."""
+
+    def __init__(self, shell: Shell, pool: GpuPool, inventory: Inventory, rendezvous: Rendezvous) -> None:
+        self._shell = shell
+        self._pool = pool
+        self._inventory = inventory
+        self._rendezvous = rendezvous
+        self._leases: dict[MemberName, PoolLease] = {}
+        self._quarantined: dict[int, set[MemberName]] = {}
+
+    def take(self, member: Member) -> None:
+        """All of its slots, at once. Raises SlotsRefused."""
+        mode = cast(Sharing, member.place.mode)
+        self._leases[member.name] = self._pool.try_claim_slots(member.slots, mode, member.job)
+
+    def take_again(self, member: Member) -> None:
+        """As `take` for a member that already runs: what the pool refuses is an error for the operator alone."""
+        try:
+            self.take(member)
+        except SlotsRefused as refused:
+            self._shell.say(Log("error", "pool-differs", f"{member.name} holds slots that the pool refuses: {refused}"))
+
+    def address(self, member: Member) -> str:
+        """Where the ranks of its gang meet, if this is rank 0 of one."""
+        return self._rendezvous.reserve(member.name, member.master_port_wanted)
+
+    def release(self, members: Sequence[Member]) -> None:
+        """They are over, and their devices seen free."""
+        for member in members:
+            name = member.name
+            lease = self._leases.pop(name, None)
+            if lease is not None:
+                lease.release()
+            self._rendezvous.release(name)
+            for slot in member.quarantined:
+                holders = self._quarantined.get(slot, set())
+                holders.discard(name)
+                if not holders:
+                    self._quarantined.pop(slot, None)
+                    self._pool.unquarantine(slot, MEMORY_KEPT)
+
+    def quarantine(self, member: Member, slots: Sequence[int]) -> None:
+        """Keep these slots out of use; the others of a member whose processes are over go back."""
+        for slot in slots:
+            self._quarantined.setdefault(slot, set()).add(member.name)
+            why = f"memory kept after {member.job}" if not member.stuck else "cannot be ended"
+            self._pool.quarantine(slot, why, MEMORY_KEPT)
+        lease = self._leases.get(member.name)
+        if lease is not None and not member.stuck:
+            lease.release()  # its other devices are free; those in quarantine stay out of use
+        self._shell.say(Log("error", "quarantined", f"slots {list(slots)} of {member.name} are in quarantine"))
+
+    def probe(self, members: Sequence[Member]) -> None:
+        """Look whether their devices are free; `SeenFree` and `NotFree` follow."""
+        for member in members:
+            lease = self._leases.get(member.name)
+            if lease is not None and lease.phase == "held":
+                lease.ended()
+        self._shell.spawn(self._probe(members))
+
+    async def _probe(self, members: Sequence[Member]) -> None:
+        free: list[MemberName] = []
+        taken: list[tuple[MemberName, tuple[int, ...]]] = []
+        readings: list[SlotReading] | None = None
+        for member in members:
+            slots = member.quarantined or member.slots
+            if member.place.mode == "exclusive":
+                not_free = tuple([slot for slot in slots if not await self._inventory.memory_is_free(slot)])
+            else:
+                if readings is None:
+                    readings = await self._inventory.sample()
+                not_free = tuple(slot for slot in slots if not _pids_are_alive(readings[slot]))
+            if not_free:
+                taken.append((member.name, not_free))
+            else:
+                free.append(member.name)
+        if free:
+            self._shell.enqueue(SeenFree(free))
+        if taken:
+            self._shell.enqueue(NotFree(taken))
+
+
+def _pids_are_alive(reading: SlotReading) -> bool:
+    """Whether no process of the device is a dead one that the driver has not yet cleared away.
+
+    The member's tree is proven gone, so its pids are dead: as long as the device lists a dead pid, it may be ours.
+    """
+    if reading.health == "unresponsive":
+        return False
+    return all(_is_alive(process.pid) for process in reading.processes)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return b") Z" not in file.read(512)
+    except OSError:
+        return False

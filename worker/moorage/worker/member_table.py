@@ -1,0 +1,380 @@
+"""The members of one worker: what each of them does, how each ends, and what is said of it. Pure.
+
+It knows no session and no leader: `members.Members` decides when it may take placements and what is ended as a whole.
+Each member leaves exactly one chain of facts: refused | claimed withdrawn | claimed started exited [quarantined] freed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from moorage.schemas.alike import Requests
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import End, Fact, FactKind, Held, Place, Start
+from moorage.worker.fact_outbox import FactOutbox
+from moorage.worker.leases.session import NEVER_S
+from moorage.worker.member_messages import (
+    HELD_PHASE,
+    PHASES,
+    Claims,
+    Command,
+    Ended,
+    EndMember,
+    Forget,
+    Log,
+    Member,
+    MemberName,
+    NotFree,
+    ProbeFree,
+    Quarantine,
+    Release,
+    Restored,
+    SaidWell,
+    SeenFree,
+    Started,
+    StartFailed,
+    StartMembers,
+    Stuck,
+    Traits,
+    TryClaim,
+)
+from moorage.worker.tombstones import TOMBSTONES_MAX, Tombstones
+
+#: held at once; a placement beyond it is refused
+MEMBERS_MAX: Final = 16_384
+DETAIL_CHARS_MAX: Final = 200
+FREE_WAIT_S: Final = 10.0
+PROBE_S: Final = 0.25
+PROBE_QUARANTINED_S: Final = 5.0
+#: minus SIGKILL: how the end of a member is told that nobody could see
+CODE_LOST: Final = -9
+
+_read_request: Final = Requests().read
+
+
+class Defect(AssertionError):
+    """`validate` found the state to contradict itself."""
+
+
+class MemberTable:
+    """All members held here and the memory of those that are over. What is to be done goes into `commands`.
+
+    `on_clearer` is called whenever a member comes nearer to its end: a session that is over waits for all of them.
+    """
+
+    def __init__(
+        self,
+        drivers: Mapping[str, Traits],
+        on_clearer: Callable[[], None],
+        *,
+        free_wait_s: float = FREE_WAIT_S,
+        tombstones_max: int = TOMBSTONES_MAX,
+    ) -> None:
+        self.drivers = drivers
+        self.outbox = FactOutbox()
+        self.tombstones = Tombstones(self.outbox, tombstones_max)
+        self.held: dict[MemberName, Member] = {}
+        self.dropped: Counter[str] = Counter()
+        self.commands: list[Command] = []
+        self._on_clearer = on_clearer
+        self._free_wait_s = free_wait_s
+        self._now = 0.0
+        self._freeing: dict[MemberName, Member] = {}
+        self._to_forget: deque[tuple[int, Member]] = deque()
+
+    def begin(self, now: float) -> list[Command]:
+        """An event is taken at `now` (CLOCK_BOOTTIME seconds): the list that its commands gather in."""
+        self._now = now
+        self.commands = []
+        return self.commands
+
+    def held_list(self) -> list[Held]:
+        return [Held(*member.name, HELD_PHASE[member.phase]) for member in self.held.values()]
+
+    # ------------------------------------------------------------------------------------------- what the leader wants
+
+    def place(self, places: Sequence[Place]) -> None:
+        """Claim what is new of these; of what is over, say how it ended."""
+        if self.outbox.is_full:
+            self.dropped["facts-full"] += len(places)
+            return
+        held, tombstones = self.held, self.tombstones
+        wanted: list[Member] = []
+        room = MEMBERS_MAX - len(held)
+        for place in places:
+            name = (place.tenant, place.job, place.replica, place.attempt, place.fence)
+            if name in held:
+                continue
+            if (tombstone := tombstones.of(name)) is not None:
+                tombstones.say_again(name, tombstone)
+                continue
+            if tombstones.is_forgotten(name):
+                tombstones.bury(name, "withdrawn", 0, "forgotten")
+                continue
+            try:
+                request = _read_request(place.body)[1].request
+            except Refused as refused:
+                self._refuse(name, refused.problem.message)
+                continue
+            member = Member(name, place, request, self._now)
+            if member.driver not in self.drivers:
+                self._refuse(name, f"no driver {member.driver}")
+            elif len(wanted) >= room:
+                self._refuse(name, f"this worker holds {MEMBERS_MAX} members already")
+            else:
+                held[name] = member
+                wanted.append(member)
+        if wanted:
+            self.commands.append(TryClaim(wanted))
+
+    def on_claims(self, claims: Claims) -> None:
+        to_start: dict[str, list[Member]] = {}
+        facts = self.outbox.gathered
+        for member, address in claims.granted:
+            facts.append(Fact("claimed", *member.name, 0, address))
+            if not member.place.hold:
+                member.phase = "starting"
+                to_start.setdefault(member.driver, []).append(member)
+        for member, why in claims.refused:
+            del self.held[member.name]
+            self._refuse(member.name, why)
+        for driver, members in to_start.items():
+            self.commands.append(StartMembers(driver, members))
+
+    def _refuse(self, name: MemberName, why: str) -> None:
+        self.tombstones.bury(name, "refused", 0, why[:DETAIL_CHARS_MAX])
+
+    def start(self, start: Start) -> None:
+        """Let a gang's member run that holds its devices; of what is not held, say what became of it."""
+        name = (start.tenant, start.job, start.replica, start.attempt, start.fence)
+        member = self.held.get(name)
+        if member is None:
+            tombstones = self.tombstones
+            if (tombstone := tombstones.of(name)) is not None:
+                tombstones.say_again(name, tombstone)
+            elif tombstones.is_forgotten(name):
+                tombstones.bury(name, "withdrawn", 0, "forgotten")
+            else:
+                tombstones.bury(name, "not-held", 0, "")
+        elif member.phase == "claimed":
+            member.start = start
+            member.phase = "starting"
+            self.commands.append(StartMembers(member.driver, [member]))
+
+    def end(self, end: End) -> None:
+        """End or withdraw one member, and remember that it is over."""
+        name = (end.tenant, end.job, end.replica, end.attempt, end.fence)
+        member = self.held.get(name)
+        if member is not None:
+            grace_s = member.grace_s if end.grace_s is None else end.grace_s
+            self._end_member(member, grace_s, end.why or "end", end.notice_s)
+        elif (tombstone := self.tombstones.of(name)) is not None:
+            self.tombstones.say_again(name, tombstone)
+        else:
+            self.tombstones.bury(name, "withdrawn", 0, end.why[:DETAIL_CHARS_MAX])
+
+    def end_all(self, grace_s_max: float, why: str, *, keep: bool) -> None:
+        """End everything; with `keep` but what runs and may outlive a partition."""
+        for member in list(self.held.values()):
+            if member.phase == "claimed" or not (keep and member.keep):
+                self._end_member(member, min(member.grace_s, grace_s_max), why)
+
+    def end_claimed(self, why: str) -> None:
+        """End what holds devices and was never started."""
+        for member in [member for member in self.held.values() if member.phase == "claimed"]:
+            self._end_member(member, 0.0, why)
+
+    def _end_member(self, member: Member, grace_s: float, why: str, notice_s: float = 0.0) -> None:
+        if member.phase == "claimed":
+            self.commands.append(Release([member]))
+            self._over(member, "withdrawn", 0, why)
+        elif member.phase in ("starting", "running"):
+            self._enter(member, "ending")
+            member.grace_s = grace_s
+            member.notice_s = notice_s
+            member.why = why
+            self.commands.append(EndMember(member, grace_s, why, notice_s))
+        elif member.phase == "ending" and (grace_s < member.grace_s or notice_s < member.notice_s):
+            # a second word may shorten the wait, never lengthen it
+            member.grace_s = min(grace_s, member.grace_s)
+            member.notice_s = min(notice_s, member.notice_s)
+            self.commands.append(EndMember(member, member.grace_s, why, member.notice_s))
+
+    # ------------------------------------------------------------------------------------------ what the drivers say
+
+    def on_started(self, event: Started) -> None:
+        held, facts = self.held, self.outbox.gathered
+        for name in event.names:
+            member = held.get(name)
+            if member is not None and member.phase == "starting":
+                member.phase = "running"
+                facts.append(Fact("started", *name))
+            elif member is not None and member.phase == "ending":  # told to end before it said that it runs
+                facts.append(Fact("started", *name))
+
+    def on_ended(self, event: Ended | StartFailed) -> None:
+        for name, code, reason in event.items:
+            self._exited(name, code, reason)
+
+    def _exited(self, name: MemberName, code: int, reason: str) -> None:
+        member = self.held.get(name)
+        if member is None or member.phase in ("claimed", "exited"):
+            self.dropped["end-of-nothing"] += 1
+            return
+        member.phase = "exited"
+        member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
+        self.outbox.gathered.append(Fact("exited", *name, code, member.why))
+        self._await_free(member)
+        self._on_clearer()
+
+    def on_stuck(self, event: Stuck) -> None:
+        for name in event.names:
+            member = self.held.get(name)
+            if member is None or member.stuck or member.phase not in ("starting", "running", "ending"):
+                continue
+            member.stuck = True
+            self._enter(member, "ending")
+            self._quarantine(member, tuple(member.slots))
+        self._on_clearer()
+
+    def restore(self, event: Restored) -> None:
+        """Take up what lives. Facts that were gathered and not yet journalled died with the agent before: say again
+        what the ledger may lack; it drops what it has."""
+        facts = self.outbox.gathered
+        facts += event.facts
+        known = {(fact.kind, fact.tenant, fact.job, fact.replica, fact.fence) for fact in event.facts}
+        for member, phase, _, detail in event.held:
+            self.held[member.name] = member
+            member.phase = "running" if phase == "exited" else phase
+            base = (member.tenant, member.job, member.replica, member.fence)
+            if phase != "exited" and ("claimed", *base) not in known:
+                facts.append(Fact("claimed", *member.name, 0, detail))
+            if phase == "running" and ("started", *base) not in known:
+                facts.append(Fact("started", *member.name))
+        for member, phase, code, detail in event.held:
+            if phase == "exited":
+                self._exited(member.name, code, detail)
+        for name in event.withdrawn:
+            self.tombstones.bury(name, "withdrawn", 0, "never started")
+
+    # ------------------------------------------------------------------------------------------ are its devices free?
+
+    def _await_free(self, member: Member) -> None:
+        if not member.slots or not self.drivers[member.driver].uses_devices:
+            self._freed(member)
+            return
+        member.probe_at_s = NEVER_S  # until this probe is answered
+        member.free_by_s = self._now + self._free_wait_s
+        self._freeing[member.name] = member
+        self.commands.append(ProbeFree([member]))
+
+    def next_probe_s(self) -> float:
+        """When `probe` is due: CLOCK_BOOTTIME seconds, infinity for never."""
+        return min((member.probe_at_s for member in self._freeing.values()), default=NEVER_S)
+
+    def probe(self) -> None:
+        """Look again at the devices whose time for it has come."""
+        due = [member for member in self._freeing.values() if self._now >= member.probe_at_s]
+        if due:
+            for member in due:
+                member.probe_at_s = NEVER_S
+            self.commands.append(ProbeFree(due))
+
+    def on_seen_free(self, event: SeenFree) -> None:
+        for name in event.names:
+            member = self._freeing.get(name)
+            if member is not None:
+                self._freed(member)
+
+    def on_not_free(self, event: NotFree) -> None:
+        for name, slots in event.items:
+            member = self._freeing.get(name)
+            if member is None:
+                continue
+            if self._now >= member.free_by_s and not member.quarantined:
+                self._quarantine(member, slots)
+            member.probe_at_s = self._now + (PROBE_QUARANTINED_S if member.quarantined else PROBE_S)
+
+    def on_said_well(self, event: SaidWell) -> None:
+        """Somebody has looked: what lingers on these slots is over, whatever is seen of it here."""
+        slots = set(event.slots)
+        for member in [member for member in self.held.values() if member.quarantined]:
+            if not set(member.quarantined) <= slots:
+                continue
+            if member.phase != "exited":
+                over = f"{member.name} cannot be ended: over by an operator's word"
+                self.commands.append(Log("warning", "said-over", over))
+                member.phase = "exited"
+                member.code, member.why = CODE_LOST, "lost"
+                self.outbox.gathered.append(Fact("exited", *member.name, CODE_LOST, "lost"))
+            self._freed(member)
+
+    def _quarantine(self, member: Member, slots: tuple[int, ...]) -> None:
+        member.quarantined = slots
+        self.outbox.gathered.append(Fact("quarantined", *member.name, 0, ",".join(map(str, slots))))
+        self.commands.append(Quarantine(member, slots))
+
+    def _freed(self, member: Member) -> None:
+        self._freeing.pop(member.name, None)
+        self.outbox.gathered.append(Fact("freed", *member.name))
+        self.commands.append(Release([member]))
+        self._over(member, "exited", member.code, member.why)
+
+    # --------------------------------------------------------------------------------------------- what is left behind
+
+    def _over(self, member: Member, kind: FactKind, code: int, detail: str) -> None:
+        """A held member is over: gone from the table, remembered as a tombstone."""
+        del self.held[member.name]
+        self._enter(member, "over")
+        if kind == "exited":
+            self.tombstones.remember(member.name, kind, code, detail)
+            if self.drivers[member.driver].remembers:
+                self._to_forget.append((self.outbox.next_no, member))
+        else:
+            self.tombstones.bury(member.name, kind, code, detail)
+        self._on_clearer()
+
+    def forget_through(self, no: int) -> None:
+        """Frame `no` is in the ledger (0: the join): drivers need not remember whose end it told."""
+        forget: list[Member] = []
+        while self._to_forget and self._to_forget[0][0] <= no:
+            forget.append(self._to_forget.popleft()[1])
+        if forget:
+            self.commands.append(Forget(forget))
+
+    def start_join(self) -> tuple[list[Fact], list[Held]]:
+        """What a join tells: all facts that are not answered, and what is held here.
+
+        Whoever is over by now is told with it; who ends behind it is remembered in the new session.
+        """
+        facts = self.outbox.start_join()
+        self.tombstones.clear()
+        self._to_forget = deque((0, member) for _, member in self._to_forget)
+        return facts, self.held_list()
+
+    @staticmethod
+    def _enter(member: Member, phase: str) -> None:
+        if phase not in PHASES[member.phase]:
+            raise Defect(f"{member.name}: no step from {member.phase} to {phase}")
+        member.phase = phase
+
+    def validate(self) -> None:
+        """Raise `Defect` if the table contradicts itself."""
+        sharers: dict[int, list[str]] = {}
+        for name, member in self.held.items():
+            if name != member.name or member.phase == "over":
+                raise Defect(f"{name} is held as {member.name} in phase {member.phase}")
+            if self.tombstones.holds(name):
+                raise Defect(f"{name} is held and over")
+            if name in self._freeing and member.phase != "exited":
+                raise Defect(f"{name} waits for its memory in phase {member.phase}")
+            for slot in member.quarantined or member.slots:
+                sharers.setdefault(slot, []).append(member.place.mode)
+        for slot, modes in sharers.items():
+            if len(set(modes)) > 1 or (modes[0] == "exclusive" and len(modes) > 1):
+                raise Defect(f"slot {slot} is held as {modes}")
+        for name in self._freeing:
+            if name not in self.held:
+                raise Defect(f"{name} waits for its memory and is not held")

@@ -1,0 +1,59 @@
+"""Where the ranks of a gang meet: an address and a port of this host, kept for rank 0 until it is over."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from moorage.worker.member_messages import MemberName
+
+PORT_TRIES_MAX: Final = 256
+
+
+class Rendezvous:
+    """Ports of one worker; `ports` are those of all workers on this host. `address` None: the one that others reach."""
+
+    def __init__(self, ports: set[int], address: str | None) -> None:
+        self._taken = ports
+        self._address = address
+        self._ours: dict[MemberName, int] = {}
+
+    def reserve(self, name: MemberName, wanted: int) -> str:
+        """`address:port` with the first free port from `wanted` on; nothing where none is wanted (0)."""
+        if not wanted:
+            return ""
+        address = self._address or own_address()
+        for port in range(wanted, min(wanted + PORT_TRIES_MAX, 65536)):
+            if port not in self._taken and _is_free_port(port):
+                self._ours[name] = port
+                self._taken.add(port)
+                return f"{address}:{port}"
+        return f"{address}:{wanted}"  # all are taken: the job's own bind tells it better than we could
+
+    def release(self, name: MemberName) -> None:
+        """Its port may go round. Has it none: nothing."""
+        if self._ours:
+            self._taken.discard(self._ours.pop(name, 0))
+
+
+def _is_free_port(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def own_address() -> str:
+    """The address from which this host reaches others; 127.0.0.1 where it reaches none. Sends nothing.
+
+    Connecting a datagram socket only looks up the route (udp(7)); 192.0.2.1 is for documentation (RFC 5737).
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

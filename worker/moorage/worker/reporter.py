@@ -1,0 +1,200 @@
+"""What a worker says of itself in public, hello and load, and the looks at its devices that these rest on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec.structs import replace
+
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Hello, Load, Look, Looked, SlotLoad
+from moorage.schemas.release import RELEASE
+from moorage.schemas.subjects import Subjects
+from moorage.worker.device_watch import DeviceWatch
+from moorage.worker.drivers.base import Driver
+from moorage.worker.inspection import inspect
+from moorage.worker.inventory.base import Inventory, SlotReading
+from moorage.worker.inventory.faults import Fault, Gravity
+from moorage.worker.inventory.host import HostFacts
+from moorage.worker.leases.session import NEVER_S
+from moorage.worker.member_messages import HealthChanged, Log
+from moorage.worker.policy import Policy
+from moorage.worker.pool import GpuPool
+from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
+from moorage.worker.shell import Shell
+
+
+class Reporter:
+    """One worker's. `open` it, then call `tell` at the end of each turn, and by `due_s` at the latest."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        worker: str,
+        settings: WorkerSettings,
+        facts: HostFacts,
+        inventory: Inventory,
+        drivers: Mapping[str, Driver],
+        pool: GpuPool,
+        watch: DeviceWatch,
+    ) -> None:
+        self.worker = worker
+        self.settings = settings
+        self.facts = facts
+        self.inventory = inventory
+        self.drivers = drivers
+        self.pool = pool
+        self.watch = watch
+        self.devices = inventory.devices()
+        self.subjects = Subjects(settings.prefix)
+        self._shell = shell
+        self._is_open = False
+        self._sampling = False
+        self._looking = False
+        self._readings = [SlotReading() for _ in self.devices]
+        self._load_n = 0
+        self._load_at_s = NEVER_S
+        self._load_sent_s = 0.0
+        self._sample_at_s = NEVER_S
+        self._started = str(time.monotonic_ns())
+        pool.on_change = self._pool_changed
+
+    async def open(self) -> None:
+        """Read the devices once, then say hello; the drivers must be open."""
+        self.inventory.watch(self._on_fault)
+        self._seen(await self.inventory.sample())
+        self._load_at_s = self._sample_at_s = self._shell.now()
+        self.say_hello()
+        self._is_open = True
+
+    @property
+    def boot(self) -> str:
+        """The machine's boot and the start of what its members depend on: a supervisor, else this agent."""
+        started = next((driver.boot for driver in self.drivers.values() if driver.boot), self._started)
+        return f"{self.facts.boot}.{started}"
+
+    @property
+    def due_s(self) -> float:
+        """When `tell` has something to do at the latest, in seconds of CLOCK_BOOTTIME."""
+        return min(self._load_at_s, self._sample_at_s)
+
+    def tell(self) -> None:
+        """Say a load that is due."""
+        now = self._shell.now()
+        if now >= self._sample_at_s:
+            self._sample_at_s = now + self.settings.load_s
+            self._shell.spawn(self._sample_and_say_load())
+        elif now >= self._load_at_s:
+            self._say_load()
+
+    def hello(self) -> Hello:
+        settings, facts = self.settings, self.facts
+        return Hello(
+            self.worker,
+            self.boot,
+            release=RELEASE,
+            hostname=facts.hostname,
+            drivers=list(self.drivers),
+            modes=list(settings.modes),
+            sharers_max=settings.sharers_max,
+            labels=settings.labels,
+            cpu_milli=facts.cpu_milli,
+            memory_mib=facts.memory_mib,
+            gpu_pool=self.devices,
+            interface=settings.interface,
+            address=settings.address or "",
+            simulated=self.inventory.simulated,
+            lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
+            keeps={key: value for driver in self.drivers.values() for key, value in driver.keeps(settings).items()},
+        )
+
+    def hello_to_the_leader(self) -> Hello:
+        """With what is nobody else's business: the rules by tenant."""
+        return replace(self.hello(), drivers_for=Policy.of(self.settings).told())
+
+    def say_hello(self) -> None:
+        self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))
+
+    def look(self, frame: Look) -> None:
+        """Look at the devices against the leases and tell the leader; one look at a time, since a device may hang."""
+        if self._looking or not self._is_open:
+            self._shell.dropped["look"] += 1
+            return
+        self._looking = True
+        self._shell.spawn(self._look(frame))
+
+    async def _look(self, frame: Look) -> None:
+        try:
+            before = self.pool.slot_states()
+            readings = await self.inventory.sample()
+            baselines = [self.inventory.memory_baseline_mib(slot) for slot in range(len(self.devices))]
+            findings, more = inspect(self.devices, before, self.pool.slot_states(), readings, baselines)
+        finally:
+            self._looking = False
+        looked = Looked(self.worker, frame.ask, findings=findings, more=more)
+        self._shell.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
+
+    def _pool_changed(self) -> None:
+        """Say it, but at most LOADS_ON_CHANGE_PER_S_MAX times a second."""
+        if self._load_at_s == NEVER_S:
+            self._load_at_s = self._load_sent_s + 1 / LOADS_ON_CHANGE_PER_S_MAX
+            self._shell.wake()
+
+    async def _sample_and_say_load(self) -> None:
+        if self._sampling:
+            return  # the driver of the devices is slow: its answer is awaited still
+        self._sampling = True
+        try:
+            self._seen(await self.inventory.sample())
+        finally:
+            self._sampling = False
+        self._say_load()
+
+    # ------------------------------------------------------------------------------------------- the devices' health
+
+    def _seen(self, readings: list[SlotReading]) -> None:
+        self._readings = readings
+        if self.watch.seen(readings, self._shell.now()):
+            self._health_changed()
+
+    def _on_fault(self, slot: int, fault: Fault) -> None:
+        """A device says by itself that something happened to it."""
+        level: Literal["info", "error"] = "info" if fault.gravity == Gravity.NOTE else "error"
+        self._shell.say(Log(level, "device-fault", f"GPU {slot} ({self.devices[slot].uuid}): {fault.detail}"))
+        if self.watch.happened(slot, fault, self._shell.now()):
+            self._health_changed()
+
+    def _health_changed(self) -> None:
+        for each in self.watch.told:
+            self._shell.say(Log("error", "device-unwell", f"GPU {each.slot} is out of use: {each.kind}: {each.detail}"))
+        self._shell.enqueue(HealthChanged())
+        self._pool_changed()
+
+    def _say_load(self) -> None:
+        self._load_at_s = NEVER_S
+        now = self._load_sent_s = self._shell.now()
+        self._load_n += 1
+        frame = Load(
+            self.worker,
+            self.boot,
+            self._load_n,
+            self.pool.generation,
+            pending_claimers=self.pool.pending_claimers(),
+            gpu_pool=[
+                SlotLoad(
+                    device.index,
+                    state.sharers > 0,
+                    state.sharers,
+                    state.mode or "",
+                    reading.util_percent,
+                    reading.memory_used_mib,
+                    reading.temperature_c,
+                    *self.watch.shown(state, reading, now),
+                )
+                for device, state, reading in zip(self.devices, self.pool.slot_states(), self._readings, strict=True)
+            ],
+            simulated=self.inventory.simulated,
+        )
+        self._shell.post(self.subjects.load(self.worker), encode(frame))

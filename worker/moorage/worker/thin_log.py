@@ -1,0 +1,35 @@
+"""A worker's lines for the operator, thinned out: the same line at most twice a minute."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from moorage.worker.member_messages import Log
+
+LOG_AGAIN_S: Final = 30.0
+#: lines remembered; beyond it all are forgotten, and may be said again early
+LINES_MAX: Final = 1024
+_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+log = logging.getLogger("moorage.worker")
+
+
+class ThinLog:
+    """The log of one worker; `now` gives seconds of any clock that goes forward."""
+
+    def __init__(self, worker: str, now: Callable[[], float]) -> None:
+        self._worker = worker
+        self._now = now
+        self._said: dict[str, float] = {}
+
+    def __call__(self, line: Log) -> None:
+        now = self._now()
+        key = f"{line.code} {line.text}"
+        if now < self._said.get(key, -LOG_AGAIN_S) + LOG_AGAIN_S:
+            return
+        if len(self._said) > LINES_MAX:
+            self._said.clear()
+        self._said[key] = now
+        log.log(_LEVELS[line.level], "%s: %s: %s", self._worker, line.code, line.text)
