@@ -15,7 +15,7 @@ from moorage.scheduler.core.events import FromWorker, Operate, Order, Submit
 from moorage.scheduler.core.explain import NEVER_REASONS
 from moorage.scheduler.core.orders import level_problem
 from moorage.scheduler.core.outputs import Outputs, gpu_names
-from moorage.scheduler.core.records import LEVEL_OF_0_3, MODE_NAMES
+from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
 from moorage.scheduler.core.state import CANCELLING, ENDING, QUEUED, Job
 from moorage.scheduler.core.waiting import explain_job
 from moorage.scheduler.whatif.child import ask
@@ -121,8 +121,8 @@ decode_planned: Final = msgspec.msgpack.Decoder(Planned).decode
 
 def check_known(engine: Engine, asked: PlanAsk) -> None:
     """Raises Refused for a worker to drain that nobody knows, and for shares that this ledger cannot hold."""
-    if asked.share and engine.state.level < LEVEL_OF_0_3:
-        raise Refused(level_problem("shares of tenants", engine.state.level))
+    if asked.share and engine.state.level < LEVEL_OF[Act.SHARE]:
+        raise Refused(level_problem("shares of tenants", Act.SHARE, engine.state.level))
     for worker in asked.drain:
         if worker not in engine.state.workers:
             raise refuse(
