@@ -18,10 +18,11 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Operate, Order, Submit
 from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.invariants import validate
 from moorage.scheduler.core.outputs import Outputs
 from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
-from moorage.scheduler.core.state import Job, Member, Replica, State, validate
+from moorage.scheduler.core.state import Job, Member, Replica, State
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import (
     Device,

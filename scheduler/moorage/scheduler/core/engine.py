@@ -35,7 +35,8 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.fleet import Fleet, Host
-from moorage.scheduler.core.fold import Folded, fold
+from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.folding import Folded
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.orders import Orders, level_problem
 from moorage.scheduler.core.outputs import Outputs, WantedFrames, slots_of
