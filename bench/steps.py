@@ -154,10 +154,10 @@ class Bench:
         steps.wrap(engine, "_from_worker", "facts: policy and draft")
         steps.wrap(engine, "_take_submits", "admission, accept, queue")
         steps.wrap(engine.planner, "plan", "rank and place")
-        steps.wrap(engine, "_compact", "compaction: digest")
+        steps.wrap(engine.clearing, "compact", "compaction: digest")
         steps.wrap(engine, "build", "build: rest")
-        steps.wrap(engine, "_new_jobs", "answers to callers")
-        steps.wrap(engine, "_tell", "events")
+        steps.wrap(engine.leaving, "new_jobs", "answers to callers")
+        steps.wrap(engine.leaving, "tell", "events")
         steps.wrap(engine, "commit", "commit: rest")
         steps.wrap(self, "_send", "frames out")
         for module, name, step in (
