@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import logging
 import os
 import random
 import statistics
@@ -80,14 +79,16 @@ class Load:
                     continue
                 await self._array()
 
-        looking = asyncio.create_task(self._look())
+        over = asyncio.Event()
+        looking = asyncio.create_task(self._look(over))
         try:
             await asyncio.gather(*(lane() for _ in range(at_once)))
         finally:
-            looking.cancel()
+            over.set()  # a cancel is lost where the answer comes at that moment, and it would ask on for ever
+            await looking
 
-    async def _look(self) -> None:
-        while True:
+    async def _look(self, over: asyncio.Event) -> None:
+        while not over.is_set():
             self._queued = (await self._one.fleet())["queued"]
             await asyncio.sleep(0.1)
 
@@ -224,6 +225,10 @@ async def soak(minutes: float) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ hostile
 
 
+async def _is_cut(error: Exception) -> None:
+    """The server may cut off whoever is hostile: no failure of ours, and nobody is told."""
+
+
 class Hostile:
     """Clients that nobody wants: each does one bad thing until it is stopped."""
 
@@ -249,7 +254,7 @@ class Hostile:
             writer.transport.abort()
 
     async def _client(self) -> Client:
-        client = await nats.connect(self._made.url)
+        client = await nats.connect(self._made.url, error_cb=_is_cut)
         self._clients.append(client)
         return client
 
@@ -321,7 +326,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seconds", type=float, default=HOSTILE_S, help="of each turn of hostile")
     given = parser.parse_args()
-    logging.getLogger("nats").setLevel(logging.CRITICAL)  # it prints a traceback for every client that goes
     figures = asyncio.run(soak(given.minutes) if given.what == "soak" else hostile(given.seconds))
     print(msgspec.json.encode(figures).decode())
     sys.exit(0 if figures["kept"] else 1)

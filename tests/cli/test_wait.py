@@ -129,6 +129,48 @@ async def test_a_watched_list_is_redrawn_on_a_terminal(node: Node, unique: str) 
         os.close(ours)
 
 
+async def _on_a_terminal(node: Node, unique: str, *words: str, until: str) -> str:
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *words,
+        stdin=asyncio.subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+        env=environment(**node.env(unique), TERM="xterm", NO_COLOR="1", COLUMNS="120"),
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        text = await _until(ours, until)
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await process.wait()
+        return text
+    finally:
+        os.close(ours)
+
+
+async def test_a_wait_on_a_terminal_tells_how_it_stands(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "stuck", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    told = await _on_a_terminal(node, unique, "wait", "stuck", until="\x1b[Kstuck  QUEUED  1st of 1")
+    assert "model: no worker that is left has a GPU" in told
+    await node.run("cancel", "stuck", tenant=unique)
+
+
+async def test_events_on_a_terminal_stand_under_a_header(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "e", "--driver", "noop", "--", "exit", "0", tenant=unique)
+    text = await _on_a_terminal(node, unique, "events", "e", until="SUCCEEDED")
+    head, first, *_ = text.replace("\r", "").splitlines()
+    assert head.split() == ["UTC", "JOB", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"]
+    assert first.split()[1:5] == ["e", "-", "0", "ACCEPTED"]
+    assert head.index("STATE") == first.index("ACCEPTED")
+
+
+async def test_a_submit_says_why_its_job_waits(node: Node, unique: str) -> None:
+    ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    assert "warning[no-match]: no known worker could run it: the fleet has " in ran.err
+    assert "waits: 1st of 1  model: " in ran.err
+    await node.run("cancel", "w", "--reason", "no such thing", tenant=unique)
+    assert (await node.run("ls", "--format", "{why}", tenant=unique)).out == "no such thing\n"
+
+
 async def test_several_jobs_are_shown_by_one_command(node: Node, unique: str) -> None:
     for name in ("one", "two"):
         await node.run("submit", "--job", name, "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)

@@ -179,7 +179,7 @@ class Node:
         assert self._server is not None
         assert self._scheduler is not None
         assert self._worker is not None
-        live = [worker for worker in fleet["workers"] if worker["state"] != "lost"]
+        live = [worker for worker in fleet["workers"] if worker["state"] not in ("lost", "not-heard")]
         gpus = sum(worker["gpus"] for worker in live)
         tag = f"{paint('sim', 'yellow', sys.stderr)}  " if self._simulate else ""
         kind = f"simulated by {self._simulate}" if self._simulate else ", ".join({m for w in live for m in w["models"]})
@@ -201,6 +201,7 @@ class Node:
             f"  moorage submit {gpu}-- sleep 60",
             "  moorage ls",
             "  moorage fleet --watch",
+            *([] if gpus else ["no GPU here: jobs run without --gpu; moorage up --simulate 4x8xH100 makes some up"]),
             "Ctrl-C ends all of it",
         ]
         for line in lines:

@@ -298,7 +298,8 @@ class Admission:
                 if lower[hit] not in near:
                     near.append(lower[hit])
         shown = near[:NAMES_SHOWN_MAX] or names[:NAMES_SHOWN_MAX]
-        text = NO_MATCH + (": the fleet has " + ", ".join(shown) if shown else ": the fleet is empty")
+        empty = "no host of the fleet has a GPU" if self.fleet.classes else "the fleet is empty"
+        text = f"{NO_MATCH}: {'the fleet has ' + ', '.join(shown) if shown else empty}"
         if len(self._near) >= NEAR_MAX:
             self._near.clear()
         self._near[shape.index] = (self.fleet.inventory, text)

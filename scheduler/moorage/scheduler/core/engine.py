@@ -27,12 +27,14 @@ from moorage.scheduler.core.events import (
     PartKept,
     QueueRead,
     Resign,
+    Rest,
     SnapshotTaken,
     Submit,
+    presses,
 )
 from moorage.scheduler.core.fleet import Fleet, Host
-from moorage.scheduler.core.flight import InFlight, Rest, presses
 from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.in_flight import InFlight
 from moorage.scheduler.core.leaving import Leaving
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.operating import Operating
@@ -92,7 +94,7 @@ class Engine:
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
             self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
-            self._could_ever, config.ages,
+            self._could_ever, config.ages, int(config.reserve_after * 1000),
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
@@ -108,7 +110,7 @@ class Engine:
         self.admission.soonest_ms = self._soonest_ms
         self._operating = Operating(state, self.windows, self.sessions.health)
         self._trust = Trust(state, self.sessions, config, mono_ms)
-        self.behind = self._trust.behind
+        self.may_place, self.behind = self._trust.may_place, self._trust.behind
         self._rid = 0
         self._submits: deque[Submit | QueueRead] = deque()
         self._rest: deque[Rest] = deque()
@@ -276,7 +278,7 @@ class Engine:
             self.planner.sweep(draft)
         self._replan = False
         draft.settle()
-        if self._trust.may_place(draft.time_ms, mono_ms):
+        if self.may_place(draft.time_ms, mono_ms):
             self.planner.plan(draft)
         self._accepting.clear()
         self.planner.fresh.clear()
@@ -284,11 +286,6 @@ class Engine:
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
-
-    @property
-    def may_place(self) -> bool:
-        """Whether anybody is placed at all, as things stand."""
-        return self._trust.may_place(self.state.time_ms, self._built_ms)
 
     def standing_draft(self) -> Draft:
         """What stands: the record in flight over the state, an empty one where none is. To be read only."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import FromWorker
-from moorage.scheduler.core.flight import InFlight
 from moorage.scheduler.core.folding import Folded
+from moorage.scheduler.core.in_flight import InFlight
 from moorage.scheduler.core.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.sessions import Sessions
 from moorage.scheduler.core.state import QUEUED, Job, State, Worker

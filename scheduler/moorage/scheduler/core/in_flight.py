@@ -1,4 +1,4 @@
-"""What waits for a record, and for the acknowledgement of the one that was built."""
+"""What waits for the acknowledgement of the record that was built: who is to be answered, and with what."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ from typing import Any
 
 from moorage.scheduler.core.admission import NewJob
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.events import Ask, Cancel, FromWorker, Operate, Order, PartKept, Resign, SnapshotTaken
+from moorage.scheduler.core.events import Ask, FromWorker
 from moorage.scheduler.core.fleet import Host
 from moorage.scheduler.core.records import Record
 from moorage.schemas.frames import Renew
 
-#: what reaches the engine beside requests
-Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
-
-
-def presses(event: Rest) -> bool:
-    """Whether an event must not wait for the next heartbeat: renewals alone may."""
-    return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))
-
 
 class InFlight:
-    """What waits for the acknowledgement of the record that was built."""
+    """One record, of which there is never a second (ledger-rules H1)."""
 
     __slots__ = ("asks", "draft", "joined", "new", "record", "renewed", "replies")
 
