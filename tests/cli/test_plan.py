@@ -48,11 +48,14 @@ async def test_of_submits_that_race_by_one_plan_exactly_one_is_taken(node: Node,
         planned = await one.plan(["true"], gpu="1xH100", quota={f"{unique}-b": 4}, share={unique: (3, 2)})
         assert planned.data["starts"] == "now"
         seq = planned.data["ledger"]
-        racing = [client.submit(["true"], gpu="1xH100", if_seq=seq) for client in (one, other) for _ in range(4)]
+        clients = [client for client in (one, other) for _ in range(4)]
+        racing = [client.submit(["true"], gpu="1xH100", if_seq=seq) for client in clients]
         outcomes = await asyncio.gather(*racing, return_exceptions=True)
         lost = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
         assert [len(lost), {error.code for error in lost}] == [7, {"moved-on"}], outcomes
-        await one.wait([outcome for outcome in outcomes if not isinstance(outcome, BaseException)], "30s")
+        for client, outcome in zip(clients, outcomes, strict=True):
+            if not isinstance(outcome, BaseException):
+                await client.wait([outcome], "30s")
 
 
 async def test_what_cannot_be_planned_is_said(node: Node, unique: str) -> None:

@@ -106,7 +106,7 @@ class Engine:
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
             self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
-            self._could_ever, config.ages,
+            self._could_ever, config.ages, int(config.reserve_after * 1000),
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
@@ -345,7 +345,7 @@ class Engine:
             self.planner.sweep(draft)
         self._replan = False
         draft.settle()
-        if self._may_place(draft.time_ms, mono_ms):
+        if self.may_place(draft.time_ms, mono_ms):
             self.planner.plan(draft)
         self._accepting.clear()
         self.planner.fresh.clear()
@@ -354,7 +354,7 @@ class Engine:
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
 
-    def _may_place(self, time_ms: int, mono_ms: int) -> bool:
+    def may_place(self, time_ms: int, mono_ms: int) -> bool:
         """Not while workers may know better than this ledger, and not yet on a restored one.
 
         What its backup does not know of runs until its worker is heard, or by then is lost: nothing is placed beside
@@ -368,11 +368,6 @@ class Engine:
         if state.epoch == state.restored_epoch + 1:  # its first reign counts by its own clock
             return mono_ms - self._began_mono_ms >= lost_ms
         return time_ms >= state.restored_ms + lost_ms
-
-    @property
-    def may_place(self) -> bool:
-        """Whether anybody is placed at all, as things stand."""
-        return self._may_place(self.state.time_ms, self._built_ms)
 
     def standing_draft(self) -> Draft:
         """What stands: the record in flight over the state, an empty one where none is. To be read only."""

@@ -210,7 +210,7 @@ class Trials:
     def is_placed(self, case: Case) -> bool:
         """Whether the next record places it, of a gang all of it, else at least one replica."""
         engine, shape, tenant = self.engine, case.shape, self.job.tenant
-        if not engine.may_place or self.draft.is_tenant_held(tenant):
+        if not engine.may_place(self.now_ms, engine.built_ms) or self.draft.is_tenant_held(tenant):
             return False
         without = case.without | {self.job.num}
         others = self.others(without)
