@@ -282,7 +282,7 @@ def test_timers_of_jobs_that_are_over_do_not_pile_up() -> None:
             drive.offer_cancel(job)
         for _ in range(8):
             drive.tick(1_000)
-    assert len(drive.engine._timers) < 14_000
+    assert len(drive.engine.timers.rows) < 14_000
 
 
 def test_cancelled_entries_do_not_fill_the_queue() -> None:

@@ -15,7 +15,8 @@ from moorage.bus.jetstream import StoredMessage
 from moorage.bus.simulated import SimulatedBus
 from moorage.cli.intervals import clash
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.state import Broken, State, validate
+from moorage.scheduler.core.invariants import Broken, validate
+from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import HistoryFrame

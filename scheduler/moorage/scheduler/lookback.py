@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.core.fold import Folded
+from moorage.scheduler.core.folding import Folded
 from moorage.scheduler.core.outputs import changes_since, slots_of
 from moorage.scheduler.core.records import Act, Op, Record
 from moorage.scheduler.core.snapshot import BadSnapshot

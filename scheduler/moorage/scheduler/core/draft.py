@@ -37,6 +37,8 @@ RUN_BYTES: Final = 3 * STEP_BYTES
 NOTE_CHARS_MAX: Final = 200
 #: room left for acts, evidence and the record's own fields
 SLACK_BYTES: Final = 96 * 1024
+#: what a record may hold before it takes no more
+FULL_BYTES: Final = RECORD_BYTES_MAX - SLACK_BYTES
 _RUN, _DONE = int(Op.RUN), int(Op.DONE)
 #: details of an exit that is no failure by itself
 _WELL: Final = ("exit", "")
@@ -188,7 +190,7 @@ class Draft:
     @property
     def full(self) -> bool:
         """No more may be gathered: the record would come near its bound (ledger-rules H5)."""
-        return self.bytes > RECORD_BYTES_MAX - SLACK_BYTES
+        return self.bytes > FULL_BYTES
 
     # ------------------------------------------------------------------------------------------ steps
 
