@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moorage.scheduler.core import fleet
 from moorage.scheduler.core.explain import REASONS
 from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.frames import NOT_PERMITTED
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import Driving, Worker
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver process on this worker"
 
@@ -153,3 +155,49 @@ def test_tenants_that_rules_name_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     drive.settle()
     assert drive.placed_on("j") == ["w1"]
     assert drive.engine.fleet.named == {"a", "b"}
+
+
+RULES = st.dictionaries(st.sampled_from(["t", "u", "v", "*"]), st.sampled_from([[], ["noop"], ["process"]]), max_size=3)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), st.sampled_from(["w0", "w1", "w2"]), RULES),
+        st.tuples(st.just("submit"), st.sampled_from("tuv"), st.booleans()),
+        st.just(("lead",)),
+    ),
+    max_size=14,
+)
+
+
+def permits(worker: Worker, tenant: str) -> bool:
+    rules = worker.hello.drivers_for
+    return not rules or "noop" in rules.get(tenant, rules.get("*", []))
+
+
+@given(STEPS)
+def test_whoever_comes_when_runs_where_it_may_and_nowhere_else(steps: list[tuple[Any, ...]]) -> None:
+    drive = Driving()
+    jobs: dict[str, str] = {}
+    for number, step in enumerate(steps):
+        before = {job for job, tenant in jobs.items() if drive.states(job, tenant)[0] != "QUEUED"}
+        if step[0] == "lead":
+            drive.lead()
+            drive.renew()
+        elif step[0] == "submit":
+            _, tenant, gang = step
+            jobs[f"j{number}"] = tenant
+            gpu = {"scheduling": "gang"} if gang else {}
+            drive.submit(f"j{number}", tenant=tenant, gpu=gpu, replicas=2 if gang else 1)
+        elif step[1] in drive.workers:
+            worker = drive.workers[step[1]]
+            worker.hello = msgspec.structs.replace(worker.hello, drivers_for=step[2])
+            drive.join(worker)
+        else:
+            drive.worker(step[1], 32, drivers_for=step[2])
+        drive.settle()
+        for job, tenant in jobs.items():
+            where = drive.placed_on(job, tenant)
+            if where[0] == "-":
+                assert not any(permits(worker, tenant) for worker in drive.workers.values()), (job, tenant)
+            elif job not in before:
+                assert all(permits(drive.workers[name], tenant) for name in where), (job, where)
+    assert sum(worker.told["refused"] for worker in drive.workers.values()) == 0

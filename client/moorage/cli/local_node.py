@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say
-from moorage.cli.local_tools import end_jobs, is_free_port, until_gone, write_private
+from moorage.cli.local_tools import end_jobs, until_gone, write_private
 from moorage.cli.options import Options
 from moorage.cli.processes import LEDGER_URL_FILE
 from moorage.cli.render import many
@@ -72,11 +72,12 @@ class Node:
     # -- what runs
 
     async def _start_server(self) -> None:
-        from moorage.bus.embedded import EmbeddedServer
+        from moorage.bus.embedded import HOST, EmbeddedServer
+        from moorage.worker.rendezvous import is_free_port
 
         port = self._port
         if port is None:
-            port = PORT_DEFAULT if is_free_port(PORT_DEFAULT) else 0
+            port = PORT_DEFAULT if is_free_port(PORT_DEFAULT, HOST) else 0
         self._server = await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)
         self._port = self._server.port
         write_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Final
 
@@ -85,16 +84,6 @@ def supervisors_of(folder: Path) -> list[int]:
             if any(tuple(words[at : at + 3]) == wanted for at in range(len(words) - 2)):
                 found.append(int(entry.name))
     return found
-
-
-def is_free_port(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def write_private(file: Path, text: str) -> None:
