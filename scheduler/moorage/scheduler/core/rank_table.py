@@ -224,6 +224,9 @@ class HostTable:
                 self._bury(row)
             elif self.hosts[row] is host:
                 self._write(row, host)
+            elif len(host.cls.devices) > self.width:  # it came back with more devices than any host had
+                self._build()
+                return
             else:
                 self.dead -= self.hosts[row] is None
                 self._describe(row, host)
