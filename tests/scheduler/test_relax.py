@@ -91,7 +91,11 @@ def test_nothing_is_told_that_somebody_else_has_to_cure() -> None:
 def test_under_a_limit_only_what_is_within_it() -> None:
     drive = fleet()
     drive.order("limit", gpus=2)
-    assert said(drive, gpu={"count": 2}) == ["1 GPU instead of 2"]
+    assert said(drive, gpu={"count": 2}) == [
+        "ask your operator for 3 GPUs",
+        "cancel runs, which has 1 GPU of your limit",
+        "1 GPU instead of 2",
+    ]
 
 
 def test_asking_changes_nothing() -> None:
@@ -182,6 +186,6 @@ def test_whatever_is_asked_the_trials_are_bounded(
 ) -> None:
     drive = world(hosts, jobs, asks)
     engine = drive.engine
-    relaxer = Relaxer(engine.fleet, engine.shapes, engine.request_of(drive.job("j")), frozenset(), lambda _: False)
+    relaxer = Relaxer(engine.fleet, engine.request_of(drive.job("j")), lambda _: False, (90_000, 10_000))
     assert relaxer.fixes() == []
     assert relaxer.trials <= 200

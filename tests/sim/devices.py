@@ -45,16 +45,21 @@ class Memory:
 
     def __init__(self, rng: random.Random, *, is_late: bool) -> None:
         self._rng = rng
-        self._is_late = is_late
+        self.is_late = is_late
         self._left: dict[str, list[tuple[float, Ran]]] = {}
 
     def ended(self, ran: Ran) -> None:
         """The process is gone; what it had on its devices may not be."""
-        wait_s = self._rng.choice(FREED_AFTER_S) if self._is_late and ran.uuids else 0.0
+        wait_s = self._rng.choice(FREED_AFTER_S) if self.is_late and ran.uuids else 0.0
         if wait_s:
             until_s = asyncio.get_running_loop().time() + wait_s
             for uuid in ran.uuids:
                 self._left.setdefault(uuid, []).append((until_s, ran))
+
+    def hurry(self, within_s: float) -> None:
+        """What is kept comes back soon, and what ends from now on leaves nothing."""
+        self.is_late, soon_s = False, asyncio.get_running_loop().time() + within_s
+        self._left = {uuid: [(min(until_s, soon_s), ran) for until_s, ran in kept] for uuid, kept in self._left.items()}
 
     def rebooted(self) -> None:
         self._left.clear()

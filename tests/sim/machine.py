@@ -86,8 +86,9 @@ class Machine:
         self.boots += 1
 
     def hurry(self) -> None:
-        """From now on jobs take `HURRIED_S` at most, those that run too: the rest of long sleeps shows nothing new."""
+        """From now on jobs and kept memory take `HURRIED_S` at most: the rest of long waits shows nothing new."""
         self.hurries = True
+        self.memory.hurry(HURRIED_S)
         if self.supervisor is not None:
             self.supervisor.hurry()
 

@@ -28,7 +28,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated import FaultyNetwork, SimulatedBus
 from moorage.bus.simulated_clock import SimulatedClock, Stalled
 from moorage.bus.simulated_processes import Process
-from moorage.scheduler import service
+from moorage.scheduler import foresight, reign, service, standing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.snapshot import BadSnapshot
@@ -61,8 +61,13 @@ HEALED_S: Final = 900.0
 LATE_S: Final = max(REORDER_MS) / 1000 + 1
 SNAPSHOT_RECORDS: Final = 60
 PROBATION_S: Final = 10.0
-FLEET_FRAME_S: Final = 10.0
-STANDBY_LOOK_S: Final = 0.5
+#: what production does so often that it would be most of what happens when nothing does: module, setting, seconds here
+SELDOM: Final = (
+    (reign, "FLEET_FRAME_S", 10.0),
+    (service, "STANDBY_LOOK_S", 0.5),
+    (standing, "SAY_S", 10.0),
+    (foresight, "FOLLOW_S", 10.0),
+)
 
 
 class World:
@@ -114,11 +119,10 @@ class World:
         state = random.getstate()
         patches.callback(random.setstate, state)
         random.seed(self.seed)
-        patches.enter_context(mock.patch.object(service, "take_snapshot", self._take_snapshot))
+        patches.enter_context(mock.patch.object(reign, "take_snapshot", self._take_snapshot))
         patches.enter_context(mock.patch.object(service, "gc"))  # a process's own tuning
-        # as often as production does it is most of what happens when nothing does
-        patches.enter_context(mock.patch.object(service, "FLEET_FRAME_S", FLEET_FRAME_S))
-        patches.enter_context(mock.patch.object(service, "STANDBY_LOOK_S", STANDBY_LOOK_S))
+        for module, name, seconds in SELDOM:
+            patches.enter_context(mock.patch.object(module, name, seconds))
         patches.enter_context(mock.patch.object(os, "urandom", rng.randbytes))
         patches.enter_context(mock.patch.object(secrets, "randbits", rng.getrandbits))
         patches.enter_context(mock.patch.object(secrets, "token_hex", lambda size: rng.randbytes(size).hex()))

@@ -193,6 +193,11 @@ class BadContext(BusError):
         super().__init__(message + where, field=key, next_step=next_step)
 
 
+#: no room to reserve what a stream's `max_bytes` says (nats-server errors.json): the account's limit, a cluster without
+#: such a peer, the server's resources, its storage, the account's limit for one stream
+ERR_NO_ROOM: Final = frozenset({10002, 10005, 10023, 10047, 10122})
+
+
 class JetStreamRefused(BusError):
     """`status` is HTTP-like, `err_code` the server's own number (nats-server `errors.json`)."""
 
@@ -203,7 +208,12 @@ class JetStreamRefused(BusError):
         self.status = status
         self.err_code = err_code
         self.description = description
-        super().__init__(f"{action}: {description or 'refused'} ({status}, {err_code})", found=str(err_code))
+        room = "make room on the nats-server's disk, or raise its limits for JetStream (max_file_store, the account's)"
+        super().__init__(
+            f"{action}: {description or 'refused'} ({status}, {err_code})",
+            found=str(err_code),
+            next_step=room if err_code in ERR_NO_ROOM else "",
+        )
 
 
 class StreamMismatch(BusError):

@@ -139,9 +139,7 @@ class Answers:
             return
         entry.gathered.append(delivery)
         if entry.is_last is not None and len(entry.gathered) < REPLIES_MAX and not entry.is_last(delivery):
-            entry.timer.cancel()
-            entry.timer = asyncio.get_running_loop().call_later(entry.timeout_s, self._expire, token)
-            return
+            return  # the timer looks at when this came: to set another for each reply would cost more than the reply
         del self._waiting[token]
         entry.timer.cancel()
         if not entry.future.done():
@@ -158,7 +156,13 @@ class Answers:
             self._answer(token, Delivery(f"{self.base}.{token}", "", payload, None, received))
 
     def _expire(self, token: int) -> None:
-        entry = self._waiting.pop(token)
+        entry = self._waiting[token]
+        if entry.gathered:
+            loop, silent_s = asyncio.get_running_loop(), entry.gathered[-1].received_monotonic_s + entry.timeout_s
+            if silent_s > loop.time():
+                entry.timer = loop.call_at(silent_s, self._expire, token)
+                return
+        del self._waiting[token]
         self._fail(entry, RequestTimeout(entry.subject, entry.timeout_s))
 
     @staticmethod

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.errors import JetStreamRefused, NoResponders, StreamGap, StreamMismatch
+from moorage.bus.errors import ERR_NO_ROOM, JetStreamRefused, NoResponders, StreamGap, StreamMismatch
 from moorage.bus.framing import is_token, parse_headers
 from moorage.bus.jetstream_answers import (
     Ack,
@@ -71,6 +72,8 @@ _ADDED_BY_SERVER: Final = frozenset(
 
 _encode = msgspec.json.Encoder().encode
 
+log = logging.getLogger("moorage.bus")
+
 
 class JetStream:
     """The JetStream API behind one connection. `api_prefix` as `Context.api_prefix` gives it for domains."""
@@ -111,6 +114,34 @@ class JetStream:
         if answer.error is not None:
             raise _refused(f"update stream {name}", answer.error)
         return _stream_info(answer, {})
+
+    async def ensure_stream_with_room(
+        self, config: Mapping[str, Any], may_update: frozenset[str], bytes_min: int
+    ) -> StreamInfo:
+        """As `ensure_stream`, with `max_bytes` as large as the server has room to reserve: a quarter, and so on, down
+        to `bytes_min` at the least. A stream that is there is never made smaller for want of room.
+
+        `config["max_bytes"]` is what is wanted, and one of `may_update`. Raises as `ensure_stream`.
+        """
+        name, size = config["name"], config["max_bytes"]
+        while True:
+            try:
+                found = await self.ensure_stream({**config, "max_bytes": size}, may_update)
+            except JetStreamRefused as refused:
+                if refused.err_code not in ERR_NO_ROOM:
+                    raise
+                held = await self._info(_stream_name(name), {})
+                if held is not None and held.config.get("max_bytes") != size:
+                    size = held.config.get("max_bytes", -1)
+                elif held is None and size // 4 >= bytes_min:
+                    size //= 4
+                else:
+                    raise
+            else:
+                if size != config["max_bytes"]:
+                    room = f"{size >> 20} MiB" if size > 0 else "nothing"
+                    log.warning("the server reserves %s for %s, and not %d MiB", room, name, config["max_bytes"] >> 20)
+                return found
 
     async def stream_info(self, stream: str, subjects_filter: str = "") -> StreamInfo:
         """State and settings; with a filter also the messages of each subject that matches (all pages of them)."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from moorage.bus.errors import (
@@ -35,7 +36,7 @@ from moorage.bus.link import Link, OnError, OnState
 from moorage.bus.simulated_clock import SimulatedClock, Stalled
 from moorage.bus.simulated_network import SERVER, Faults, FaultyNetwork
 from moorage.bus.simulated_processes import process_of
-from moorage.bus.simulated_streams import Stream, Streams, matches
+from moorage.bus.simulated_streams import Stream, Streams, last_token
 from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Outgoing
 
 __all__ = ["SERVER", "Faults", "FaultyNetwork", "SimulatedBus", "SimulatedClock", "SimulatedConnection", "Stalled"]
@@ -43,6 +44,8 @@ __all__ = ["SERVER", "Faults", "FaultyNetwork", "SimulatedBus", "SimulatedClock"
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 USERS: Final = "users"
 API: Final = "$JS.API."
+#: parents of subjects whose hearers are kept
+BELOW_MAX: Final = 4_096
 _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
@@ -71,15 +74,20 @@ class _Account:
     def __init__(self) -> None:
         self.streams = Streams()
         self._by_prefix: dict[str, dict[SimulatedSubscription, None]] = {}  # by what stands before the first wildcard
+        # by what stands before the last dot, so that a reply's own token is looked up as its inbox is: who may hear it,
+        # and what the last token must be
+        self._below: dict[str, list[tuple[SimulatedSubscription, str]]] = {}
 
     def add(self, subscription: SimulatedSubscription) -> None:
         self._by_prefix.setdefault(subscription.prefix, {})[subscription] = None
+        self._below.clear()
 
     def remove(self, subscription: SimulatedSubscription) -> None:
         of_prefix = self._by_prefix.get(subscription.prefix, {})
         of_prefix.pop(subscription, None)
         if not of_prefix:
             self._by_prefix.pop(subscription.prefix, None)
+        self._below.clear()
 
     def of(self, connection: SimulatedConnection) -> list[SimulatedSubscription]:
         return [each for some in self._by_prefix.values() for each in some if each.connection is connection]
@@ -88,19 +96,30 @@ class _Account:
         SimulatedSubscription
     ]:  # fmt: skip
         """Every plain subscription that matches, and one of each queue group."""
-        tokens = subject.split(".")
-        prefixes = itertools.accumulate(tokens, "{}.{}".format)
-        candidates = [self._by_prefix.get(prefix, ()) for prefix in ("", *prefixes)]
-        matching = [each for some in candidates for each in some if matches(each.pattern, tokens)]
+        parent, _, last = subject.rpartition(".")
+        below = self._below.get(parent)
+        if below is None:
+            below = self._look_below(parent)
         plain: list[SimulatedSubscription] = []
         groups: dict[tuple[str, str], list[SimulatedSubscription]] = {}
-        for each in matching:
-            if each.connection.is_connected:
+        for each, wanted in below:
+            if (wanted == "*" or wanted == last) and each.connection.is_connected:
                 if each.queue:
                     groups.setdefault((each.queue, each.subject), []).append(each)
                 else:
                     plain.append(each)
-        return plain + [choose(members) for members in groups.values()]
+        return plain + [choose(members) for members in groups.values()] if groups else plain
+
+    def _look_below(self, parent: str) -> list[tuple[SimulatedSubscription, str]]:
+        tokens = parent.split(".") if parent else []
+        heads = ("", *itertools.accumulate(tokens, "{}.{}".format))
+        literal = [some for prefix, some in self._by_prefix.items() if prefix.rpartition(".")[0] == parent and prefix]
+        candidates = [*(self._by_prefix.get(head, {}) for head in heads), *literal]
+        found = [(each, last_token(each.pattern, tokens)) for some in candidates for each in some]
+        if len(self._below) >= BELOW_MAX:
+            self._below.clear()
+        below = self._below[parent] = [(each, wanted) for each, wanted in found if wanted]
+        return below
 
 
 class SimulatedBus:
@@ -161,24 +180,23 @@ class SimulatedBus:
         heard = self._fan_out(sender, account, subject, payload, reply, own)
         stream = account.streams.taking(subject)
         if stream is not None:
-            self._carry(sender, SERVER, lambda: self._store(sender, account, stream, subject, payload, reply, own))
+            self.network.carry(
+                sender, SERVER, partial(self._store, sender, account, stream, subject, payload, reply, own)
+            )
         elif subject.startswith(API):
-            self._carry(sender, SERVER, lambda: self._ask(account, subject, payload, reply))
+            self.network.carry(sender, SERVER, partial(self._ask, account, subject, payload, reply))
         elif not heard and reply:
-            self._carry(sender, SERVER, lambda: self._answer(account, reply, b"", dict(_NO_RESPONDERS)))
+            self.network.carry(sender, SERVER, partial(self._answer, account, reply, b"", dict(_NO_RESPONDERS)))
 
     def _fan_out(
         self, sender: str, account: _Account, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
     ) -> bool:
         hearers = account.hearers(subject, self.network.random.choice)
+        carry = self.network.carry
         for each in hearers:
             receiver = each.connection
-            message = (subject, payload, reply, headers)
-            self._carry(sender, receiver.name, lambda each=each, m=message: each.connection.deliver(each, *m))  # type: ignore[misc]
+            carry(sender, receiver.name, partial(receiver.deliver, each, subject, payload, reply, headers))
         return bool(hearers)
-
-    def _carry(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
-        self.network.carry(sender, receiver, arrive)
 
     def _answer(self, account: _Account, reply: str, payload: bytes, headers: dict[str, str] | None) -> None:
         self._fan_out(SERVER, account, reply, payload, "", headers)
@@ -220,7 +238,7 @@ class SimulatedBus:
                 for payload, headers in replies:
                     each.connection.deliver(each, reply, payload, "", headers)
 
-            self._carry(SERVER, each.connection.name, arrive)
+            self.network.carry(SERVER, each.connection.name, arrive)
 
 
 class SimulatedConnection(Link):

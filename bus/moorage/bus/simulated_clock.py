@@ -109,13 +109,13 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
     Timers of equal times run in the order in which they were set, which asyncio's own heap does not promise.
     """
 
-    _ready: deque[asyncio.Handle]
+    _ready: deque[Step]
 
     def __init__(self, clock: SimulatedClock, limit_s: float) -> None:
         super().__init__()
         self._simulated = clock
         self._limit_s = limit_s
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Step]] = []
         self._timers_set = 0
         self.set_task_factory(_task_of_its_process)
 
@@ -125,14 +125,9 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        process = process_of(context)
-        handle = (
-            asyncio.Handle(callback, args, self, context)
-            if process is None
-            else Step(process, callback, args, self, context)
-        )
-        self._ready.append(handle)
-        return handle
+        step = Step(process_of(context), callback, args, self, context)
+        self._ready.append(step)
+        return step
 
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
@@ -142,15 +137,10 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        process = process_of(context)
-        handle = (
-            asyncio.TimerHandle(when, callback, args, self, context)
-            if process is None
-            else Step(process, callback, args, self, context, when_s=when, from_outside=True)
-        )
+        step = Step(process_of(context), callback, args, self, context, when, True)
         self._timers_set += 1
-        heapq.heappush(self._timers, (when, self._timers_set, handle))
-        return handle
+        heapq.heappush(self._timers, (when, self._timers_set, step))
+        return step
 
     def _run_once(self) -> None:
         """One turn, as `BaseEventLoop` has it: what is due becomes ready, and what was ready then runs."""
@@ -168,12 +158,13 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
     def _pass_time(self) -> None:
         """Nobody has anything to do: it is the time of the next timer. Raises `Stalled`."""
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
             raise Stalled(f"at {self.time():.3f} s every task waits, and no message or timer is under way")
-        self._simulated.advance(max(0.0, timers[0][0] - self.time()))
-        if self.time() > self._limit_s:
+        clock = self._simulated
+        clock.now_s = max(clock.now_s, timers[0][0])
+        if clock.now_s > self._limit_s:
             limit_s, self._limit_s = self._limit_s, float("inf")  # the tasks must still be able to end
             raise Stalled(f"still running at the limit of {limit_s:g} virtual seconds")
 

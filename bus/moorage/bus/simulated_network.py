@@ -130,10 +130,11 @@ class FaultyNetwork:
 
     def carry(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
         """Call `arrive` when the message gets there: once, twice or never."""
-        if not self.reaches(sender, receiver):
+        if self._groups and not self.reaches(sender, receiver):
             self.counters["cut"] += 1
             return
-        faults, chance = self.of(sender, receiver), self.random.random
+        faults = self.of(sender, receiver) if self._by_pair else self.faults
+        chance = self.random.random
         if faults.drop and chance() < faults.drop:
             self.counters["dropped"] += 1
             return
@@ -148,7 +149,8 @@ class FaultyNetwork:
         loop, pair = asyncio.get_running_loop(), (sender, receiver)
         due_s = loop.time()
         if faults.delay_ms[1]:
-            due_s += self.random.uniform(*faults.delay_ms) / 1000
+            least_ms, most_ms = faults.delay_ms
+            due_s += (least_ms + (most_ms - least_ms) * self.random.random()) / 1000
         if faults.reorder and self.random.random() < faults.reorder:
             self.counters["reordered"] += 1
             due_s += self.random.uniform(0, faults.reorder_ms) / 1000
@@ -178,15 +180,16 @@ class FaultyNetwork:
         """What is due now gets there, in order; what that sends in turn goes with the next turn of the loop."""
         self._timer = None
         loop, last = asyncio.get_running_loop(), self._sent
-        now_s = loop.time()
+        now_s, carried = loop.time(), 0
         try:
             while self._under_way and self._under_way[0][0] <= now_s and self._under_way[0][1] <= last:
                 _, _, sender, receiver, arrive = heapq.heappop(self._under_way)
-                if not self.reaches(sender, receiver):
+                if self._groups and not self.reaches(sender, receiver):
                     self.counters["cut"] += 1
                     continue
-                self.counters["carried"] += 1
+                carried += 1
                 arrive()
         finally:
+            self.counters["carried"] += carried
             if self._under_way:
                 self._set_timer(loop)

@@ -105,29 +105,48 @@ class Process:
 
 
 class Step(asyncio.TimerHandle):
-    """A callback of a process, as the loop holds it. `from_outside`, as a timer or a message: a dead one hears none."""
+    """A callback as the simulated loop holds it, of a process or of none.
+
+    `from_outside`, as a timer or a message: a dead process hears none.
+    """
 
     __slots__ = ("from_outside", "process")
 
     def __init__(
         self,
-        process: Process,
+        process: Process | None,
         callback: Callable[..., object],
         args: Sequence[Any],
         loop: asyncio.AbstractEventLoop,
         context: contextvars.Context | None,
-        *,
         when_s: float = 0.0,
         from_outside: bool = False,
     ) -> None:
-        super().__init__(when_s, callback, args, loop, context)
+        # what asyncio's own two constructors do, but for asking each time whether to remember the caller's stack
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when_s
+        self._scheduled = False
         self.process = process
         self.from_outside = from_outside
 
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]  # as asyncio's: what they hold may go
+
     def _run(self) -> None:
-        if self.process.is_stopped:
-            self.process.keep(self)
-        elif not (self.process.is_dead and self.from_outside):
+        process = self.process
+        if process is None:
+            asyncio.Handle._run(self)
+        elif process.is_stopped:
+            process.keep(self)
+        elif not (process.is_dead and self.from_outside):
             asyncio.Handle._run(self)
 
     def go_on(self) -> None:

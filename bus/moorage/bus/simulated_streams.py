@@ -83,6 +83,27 @@ def matches(pattern: list[str], tokens: list[str]) -> bool:
     return len(pattern) == len(tokens)
 
 
+def literal_head(pattern: str) -> str:
+    """What every subject that the filter names begins with: all up to its first wildcard."""
+    return pattern[: min((at for at in (pattern.find("*"), pattern.find(">")) if at >= 0), default=len(pattern))]
+
+
+def last_token(pattern: list[str], parent: list[str]) -> str:
+    """What the last token of a subject right below `parent` must be for the filter to name it.
+
+    `*` when any is named, empty when none is.
+    """
+    for position, token in enumerate(parent):
+        if position >= len(pattern) or pattern[position] not in ("*", ">", token):
+            return ""
+        if pattern[position] == ">":
+            return "*"
+    if len(pattern) <= len(parent):
+        return ""
+    last = pattern[len(parent)]
+    return "*" if last == ">" else last if len(pattern) == len(parent) + 1 else ""
+
+
 def overlaps(one: list[str], other: list[str]) -> bool:
     """Whether some subject matches both filters."""
     for left, right in zip(one, other, strict=False):
@@ -114,8 +135,7 @@ class Stream:
     """One stream: its settings and its messages, in order."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
-        self.filters = [subject.split(".") for subject in config["subjects"]]
+        self.configure(config)
         self.created_ns = time.time_ns()
         self.messages: dict[int, _Message] = {}
         self.by_subject: dict[str, dict[int, None]] = {}
@@ -124,7 +144,16 @@ class Stream:
         self.is_full = False  # for a test to set: its disk is full, whatever its settings allow
         self._ids: dict[str, tuple[int, int]] = {}
 
-    def takes(self, tokens: list[str]) -> bool:
+    def configure(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.filters = [subject.split(".") for subject in config["subjects"]]
+        self._heads = tuple(literal_head(subject) for subject in config["subjects"])
+
+    def takes(self, subject: str) -> bool:
+        """Whether a message on this subject is stored here; nearly all are not, and that is seen at once."""
+        if not subject.startswith(self._heads):
+            return False
+        tokens = subject.split(".")
         return any(matches(pattern, tokens) for pattern in self.filters)
 
     def state(self) -> dict[str, Any]:
@@ -299,8 +328,7 @@ class Streams:
         self.by_name: dict[str, Stream] = {}
 
     def taking(self, subject: str) -> Stream | None:
-        tokens = subject.split(".")
-        return next((stream for stream in self.by_name.values() if stream.takes(tokens)), None)
+        return next((stream for stream in self.by_name.values() if stream.takes(subject)), None)
 
     def store(self, stream: Stream, subject: str, data: bytes, headers: Headers) -> tuple[bytes, bool]:
         """What the publisher is told, and whether the message is stored."""
@@ -338,8 +366,7 @@ class Streams:
         if kind == "STREAM.INFO":
             return _info(stream, request.get("subjects_filter", ""), request.get("offset", 0))
         if kind == "STREAM.UPDATE":
-            config = self._config(name, request)
-            stream.config, stream.filters = config, [subject.split(".") for subject in config["subjects"]]
+            stream.configure(self._config(name, request))
             return _info(stream)
         if kind == "STREAM.PURGE":
             purged = stream.purge(request.get("filter", ""), request.get("keep", 0), request.get("seq", 0))

@@ -123,7 +123,7 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
     """Why it waits, line by line."""
     return [
         ("asks", data.get("asks")),
-        ("place", f"{ordinal(data['position'])} of {data['queued']}" if "position" in data else ""),
+        ("place", f"{ordinal(data['position'])} of {data['queued']}{_age(data)}" if "position" in data else ""),
         ("waits", data.get("waiting_replicas")),
         ("reason", _why(data)),
         ("because", data.get("because")),
@@ -134,6 +134,12 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         *[("avoids", f"{device}, which failed under it") for device in data.get("avoids", [])],
         *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
     ]
+
+
+def _age(data: dict[str, Any]) -> str:
+    if "counts_as" not in data:
+        return ""
+    return f"; having waited {age(data['waited_ms'])}, its priority {data['priority']} counts as {data['counts_as']}"
 
 
 def starts(data: dict[str, Any]) -> str:
@@ -161,12 +167,21 @@ def _steps(left: dict[str, int]) -> str:
 
 
 def fix_lines(data: dict[str, Any]) -> list[str]:
-    tried = [f"fix: starts now with: {fix['say']}{_flag(fix)}" for fix in data.get("fixes", [])]
+    tried = [_fix_line(fix) for fix in data.get("fixes", [])]
     fix = FIXES.get(data.get("reason", ""))
     if tried or not fix:
         return tried
     return [f"fix: {fix.format(job=data['job'], asks=data.get('asks', ''))}"]
 
 
+def _fix_line(fix: dict[str, Any]) -> str:
+    """What would start it now: a command that somebody gives, or the request changed."""
+    if "command" in fix:
+        return f"fix: {fix['say']}: {fix['command']}"
+    return f"fix: starts now with: {fix['say']}{_flag(fix)}"
+
+
 def _flag(fix: dict[str, Any]) -> str:
-    return f"   --gpu '{fix['gpu']}'" if "gpu" in fix else ""
+    limit_s = (fix["request"].get("run") or {}).get("timeout_s") if "run" in fix["request"] else None
+    limit = f"   --time-limit {limit_s:g}s" if limit_s is not None else ""
+    return limit + (f"   --gpu '{fix['gpu']}'" if "gpu" in fix else "")

@@ -13,6 +13,7 @@ from moorage.cli.render import facts, table
 FIXES: Final[dict[str, str]] = {
     "no-worker": "start one: moorage worker",
     "driver": "ask for a driver that moorage fleet --json shows, or start a worker that offers it",
+    "rules": "ask who runs the worker to add it to the tenant's drivers_for, or for another driver",
     "label": "ask for labels that moorage fleet --json shows",
     "model": "ask for a model that moorage fleet shows",
     "memory": "ask for less memory than {asks}; moorage fleet shows the models",
@@ -24,6 +25,7 @@ FIXES: Final[dict[str, str]] = {
     "leaving": "give it a shorter time limit, or wait: moorage fleet shows the drains to come",
     "busy": "wait, or cancel what you need no longer: moorage ls --state RUNNING",
     "reserved": "a smaller request may fit beside the reservation",
+    "ahead": "wait, or ask your operator for a higher priority: moorage admin priority {job} --to 90",
     "preempting": "wait: the jobs that make room for it end within their grace",
     "held": "an operator lets it go on: moorage admin release {job}, or --queue where its tenant is held",
     "limit": "cancel what you need no longer, or ask an operator: moorage admin tenants shows the limits",

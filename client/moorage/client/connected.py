@@ -52,6 +52,8 @@ class Connected:
         on_wait: Callable[[], None] | None = None,
         transport: ClientTransport | None = None,
     ) -> None:
+        if target is not None and transport is not None:
+            raise TypeError("a target and a transport exclude each other: the transport takes the place of NATS")
         self.tenant = find_tenant(tenant)
         if not is_tenant(self.tenant):
             raise rejected(

@@ -13,7 +13,8 @@ import msgspec
 
 from moorage.bus.jetstream import JetStream
 from moorage.client.errors import rejected
-from moorage.client.values import build_request
+from moorage.client.keywords import check_keywords
+from moorage.client.values import FIELDS, build_request
 from moorage.client.watch import HANDLER, Piece
 from moorage.schemas.codec import REQUEST_BYTES_MAX, encode
 from moorage.schemas.frames import Change
@@ -26,6 +27,8 @@ from moorage.worker.handler_results import ResultStore, decode_inline, decode_re
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
+#: fields of a request that only a process has
+NOT_OF_HANDLERS: Final = frozenset({"driver", "cwd", "user"})
 #: characters of a line of output that may still become one of ours
 LINE_CHARS_MAX: Final = 128 * 1024
 
@@ -57,11 +60,12 @@ _decode_line: Final = msgspec.json.Decoder(_Line).decode
 def handler_request(
     name: str, input: Any, gpu: GpuSpec | str | int | None, key: str | None, fields: Mapping[str, Any]
 ) -> Request:
-    """The checked request for a handler, to be placed only on workers that offer it. Raises `Rejected`."""
+    """The checked request for a handler, to be placed only on workers that offer it. Raises `Rejected`, TypeError."""
     if not HANDLER_NAME.fullmatch(name):
         raise rejected(
             "invalid-argument", f"{name[:80]!r} is no name of a handler", found=name, allowed="[a-z0-9_.-]{1,48}"
         )
+    check_keywords(fields, FIELDS - NOT_OF_HANDLERS, "of a function in a service's own process")
     named = dict(fields)
     config = dict(named.pop("driver_config", {}))
     if input is not None:

@@ -56,6 +56,8 @@ class Fields(TypedDict, total=False):
     checkpoint_before_s: float
 
 
+#: the names of these, as one may ask for them
+FIELDS: Final = frozenset(Fields.__annotations__)
 _OF_RUN: Final = (
     "driver",
     "env",
@@ -143,9 +145,14 @@ def build_request(
     """A checked request that has a job id: from argv, from a mapping as on the wire, or from a `Request`.
 
     `gpu` may be a token (`2xH100:80G`, `3x2xA100` for three replicas), a count or a spec. What is given beside a
-    request replaces its fields. Raises `Rejected` with invalid-argument, naming the field.
+    request replaces its fields. Raises `Rejected` with invalid-argument, naming the field, and TypeError for a field
+    that there is not.
     """
     named = dict(fields or {})
+    if not named.keys() <= FIELDS:
+        from moorage.client.keywords import check_keywords
+
+        check_keywords(named, FIELDS)
     if isinstance(what, Request):
         body = msgspec.to_builtins(what)
     elif isinstance(what, Mapping):

@@ -72,6 +72,8 @@ class Watch:
         replica: int | None = None,
         request: Request | None = None,
     ) -> None:
+        if tail is not None and not past:
+            raise TypeError("tail is of the output that is kept: it goes with past=True")
         self.job = job
         self.state = ""
         self.rev = 0

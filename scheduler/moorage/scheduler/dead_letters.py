@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.errors import BusError, Disconnected, JetStreamRefused, RequestTimeout
+from moorage.bus.errors import BusError, Disconnected, RequestTimeout
 from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError, StoredMessage
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Submit
@@ -33,7 +33,7 @@ log = logging.getLogger("moorage.dlq")
 LETTERS_MAX: Final = 100_000
 #: JetStream reserves it, where the server has so much
 BYTES_MAX: Final = 64 * 1024**2
-NO_STORAGE: Final = 10047  # nats-server errors.json: insufficient storage resources available
+BYTES_MIN: Final = 1024**2
 #: settings of the stream that may change under one that is there: nothing but what is kept depends on them
 MAY_CHANGE: Final = frozenset({"max_age", "max_bytes"})
 AT_ONCE_MAX: Final = 8
@@ -79,15 +79,8 @@ class DeadLetters:
 
     @staticmethod
     async def ensure(jetstream: JetStream, subjects: Subjects, replicas: int, keep_s: float) -> None:
-        """Make the stream; on a server without room to reserve, bounded by number and age alone. Raises `BusError`."""
-        config = DeadLetters.stream(subjects, replicas, keep_s)
-        try:
-            await jetstream.ensure_stream(config, MAY_CHANGE)
-        except JetStreamRefused as refused:
-            if refused.err_code != NO_STORAGE:
-                raise
-            log.warning("the server has no %d MiB to reserve for dead letters: they take what is left", BYTES_MAX >> 20)
-            await jetstream.ensure_stream({**config, "max_bytes": -1}, MAY_CHANGE)
+        """Make the stream, as large as the server has room. Raises `BusError`."""
+        await jetstream.ensure_stream_with_room(DeadLetters.stream(subjects, replicas, keep_s), MAY_CHANGE, BYTES_MIN)
 
     async def bury(self, tenant: str, message: StoredMessage, problem: Problem) -> None:
         """Keep a queued message that is refused, with the reason; returns once it is stored."""

@@ -35,7 +35,7 @@ PACK_AT_ONCE: Final = 100
 #: a tenant with more stories waiting gets them written without their requests: transitions come first
 WITH_REQUEST_MAX: Final = 1000
 #: the smallest stream that is tried where the server has no room for what is configured
-BYTES_MIN: Final = 16 * 1024**2
+BYTES_MIN: Final = 4 * 1024**2
 
 
 def stream_config(subjects: Subjects, config: Config, replicas: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class History:
             "frames": self.frames,
             "stories": self.stories,
             "refused": self.refused,
-            "dropped": self._engine.history_dropped,
+            "dropped": self._engine.clearing.dropped,
         }
 
     def take(self, outputs: Outputs) -> None:
@@ -143,19 +143,8 @@ class History:
 
     async def ensure(self) -> None:
         """Make the stream, as large as it is configured or else as the server has room. Raises `BusError`."""
-        wanted = stream_config(self._subjects, self._engine.config, self._replicas)
-        size = wanted["max_bytes"]
-        while True:
-            try:
-                await self._js.ensure_stream({**wanted, "max_bytes": size}, frozenset({"max_age", "max_bytes"}))
-            except JetStreamRefused:
-                if size // 4 < BYTES_MIN:
-                    raise
-                size //= 4
-                continue
-            if size < wanted["max_bytes"]:
-                log.warning("the server has room for %d MiB of history, not for what is configured", size >> 20)
-            return
+        config = stream_config(self._subjects, self._engine.config, self._replicas)
+        await self._js.ensure_stream_with_room(config, frozenset({"max_age", "max_bytes"}), BYTES_MIN)
 
     async def _write(self, tenant: str) -> None:
         """One frame of a tenant: what waits, as far as it has room. Raises `BusError`; then all of it waits still."""

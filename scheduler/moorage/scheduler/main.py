@@ -101,7 +101,9 @@ def run(settings: SchedulerSettings, target: str | None = None) -> int:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(serve(settings, target or settings.nats))
     except BusError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error[{error.problem.code}]: {error}", file=sys.stderr)
+        if error.problem.next:
+            print(f"fix: {error.problem.next}", file=sys.stderr)
         return EXIT_UNREACHABLE
     except LedgerBroken as error:
         print(f"error[ledger]: {error}", file=sys.stderr)

@@ -33,8 +33,9 @@ AHEAD_MAX: Final = 5_000
 PURGE_EVERY_S: Final = 5.0
 SWEEP_EVERY_S: Final = 10.0
 MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
-#: JetStream reserves it, so a small disk must have it
+#: JetStream reserves it, where the server has so much
 BYTES_MAX: Final = 1024**3
+BYTES_MIN: Final = 16 * 1024**2
 AGAIN_S: Final = 1.0
 
 #: marks the answers to what was read here; a subject has no blank
@@ -78,6 +79,12 @@ class QueueReader:
             "max_msg_size": 64 * 1024,
             "allow_direct": True,
         }
+
+    @staticmethod
+    async def ensure(jetstream: JetStream, subjects: Subjects, replicas: int) -> None:
+        """Make the request stream, as large as the server has room. Raises `BusError`."""
+        config = QueueReader.stream(subjects, replicas)
+        await jetstream.ensure_stream_with_room(config, frozenset({"max_bytes"}), BYTES_MIN)
 
     def hint(self, delivery: Delivery) -> None:
         """A message was published: look at its tenant's queue."""

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from moorage.scheduler.core.ageing import Ageing
 from moorage.schemas.settings import setting
 
 GIB: Final = 1 << 30
@@ -87,6 +88,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             " (priority, arrival), or fifo (the same, and nobody passes whoever is first)."
         ),
     ] = "fair"
+    reserve_after: Annotated[
+        float,
+        setting("What has waited so long, and cannot start, gets hosts held back for it.", unit="s", ge=1, le=86400),
+    ] = 30.0
+    ageing: Annotated[
+        float,
+        setting("Points by which a waiting job's priority grows each hour, in `fair` and the other orders; 0: none.",
+                ge=0, le=100_000),
+    ] = 0.0  # fmt: skip
+    ageing_to: Annotated[
+        int, setting("The priority up to which age lifts a waiting job; above it nobody grows.", ge=0, le=100)
+    ] = 100
     preempt_priority: Annotated[
         int,
         setting("Jobs of this priority or above end jobs of lower ones to start; 101: none does.", ge=1, le=101),
@@ -100,7 +113,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     fair_share_half_life: Annotated[
         float,
-        setting("After so long a tenant's past usage counts half in its fair share.", unit="s", ge=10, le=366 * 86400),
+        setting("After so long a tenant's past usage counts half in its fair share.", unit="s", ge=1, le=366 * 86400),
     ] = 3600.0
 
     def __post_init__(self) -> None:
@@ -120,6 +133,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def half_life_ms(self) -> int:
         return int(self.fair_share_half_life * 1000)
+
+    @property
+    def ages(self) -> Ageing | None:
+        """How priorities grow with waiting; None where they do not."""
+        rate_milli = round(self.ageing * 1000)
+        return Ageing(rate_milli, self.ageing_to) if rate_milli else None
 
     @property
     def finished_keep_ms(self) -> int:

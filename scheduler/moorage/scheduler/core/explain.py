@@ -14,6 +14,7 @@ REASONS: Final[dict[str, str]] = {
     "no-worker": "no worker has joined",
     "not-heard": "no worker that could run it was heard in this reign yet",
     "driver": "no worker offers the driver",
+    "rules": "no worker that is left lets its tenant have the driver, by rules of its own",
     "label": "no worker has the labels that it requires",
     "no-gpu": "no worker that is left has a GPU",
     "sharing": "no worker that is left offers the sharing mode",
@@ -32,6 +33,7 @@ REASONS: Final[dict[str, str]] = {
     "host-busy": "the workers with free GPUs have no CPU or memory left",
     "gang": "some of the gang would fit now, not all of it",
     "reserved": "the hosts it would fit on are held for a job that has waited longer",
+    "ahead": "the order is strict, and somebody before it waits",
     "preempting": "others were asked to end for it, and it waits until they have",
     "held": "an operator holds it, or the whole queue of its tenant",
     "limit": "its tenant has as many GPUs leased as an operator's limit allows, or somebody before it waits for that",
@@ -42,8 +44,8 @@ REASONS: Final[dict[str, str]] = {
 
 #: reasons that no waiting cures while the fleet is as it is
 NEVER_REASONS: Final = frozenset(
-    {"no-worker", "driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count", "host-size"}
-    | {"gang-size"}
+    {"no-worker", "driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count"}
+    | {"host-size", "gang-size"}
 )
 
 
@@ -139,12 +141,16 @@ def explain(
     if not staying:
         drained = [f"{host.worker.id}: is to be drained" for host in unbarred[:HOLDERS_MAX]]
         return Explanation("leaving", counts, [], troubles=drained)
-    if shape.together > 1 and sum(host.replicas_of(shape, "now") for host in unbarred) < shape.together:
-        return Explanation("gang", counts, open_hosts)
+    if shape.together > 1 and _now(staying, shape) < shape.together:
+        return Explanation("gang" if _now(unbarred, shape) < shape.together else "leaving", counts, open_hosts)
     return Explanation("placing", counts, [])
 
 
-_ORDER: Final = ("driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
+def _now(hosts: list[Host], shape: Shape) -> int:
+    return sum(host.replicas_of(shape, "now") for host in hosts)
+
+
+_ORDER: Final = ("driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
 
 
 def _depth(reason: str) -> int:

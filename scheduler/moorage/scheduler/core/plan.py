@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from heapq import heappop, heapreplace
+from heapq import heappop, heappush, heapreplace
 from itertools import islice
 from typing import Final
 
+from moorage.scheduler.core.ageing import Ageing, within
 from moorage.scheduler.core.backfill import DEPTH_MAX, Estimates
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import Rates
@@ -57,6 +58,8 @@ class Planner:
         preempting: Preempting,
         order: str = "fair",
         could_ever: Callable[[Shape], bool] = lambda shape: True,
+        ageing: Ageing | None = None,
+        patience_ms: int = PATIENCE_MS,
     ) -> None:
         self.fleet = fleet
         self.queue = queue
@@ -65,15 +68,18 @@ class Planner:
         self.preempting = preempting
         self.order = order
         self.could_ever = could_ever
+        self.ageing = ageing
+        self.patience_ms = patience_ms
         self.rates = Rates(fleet)
         self.reservation: Reservation | None = None
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
-        self._looked_ms = -PATIENCE_MS
+        self._looked_ms = -patience_ms
         self._granted = 0  # reservations given
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
         #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
         self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
+        self._classes: list[int] = []  # this pass: the priorities of those who wait, where jobs age
         self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
         self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts barred to them
         self._turns: Turns | None = None  # this pass: the order under fair share
@@ -87,23 +93,31 @@ class Planner:
         if draft.state.preempting:
             self.preempting.settle(draft, lambda job: self._still_waits(draft, job))
         fleet, queue, placed_all, turns = self.fleet, self.queue, 0, self._turns
-        strict = self.order == "fifo"
-        ready = queue.ready(_NEVER if strict else fleet.changes, turns.head if turns is not None else None)
+        strict, head_of, aged = self.order == "fifo", self._head_of(), self.ageing is not None
+        ready = queue.ready(_NEVER if strict else fleet.changes, head_of)
         while ready and not draft.full:
             head, _, line = ready[0]
-            if turns is not None and (now := turns.head(line)) != head:
+            if head_of is not None and (now := head_of(line)) != head:
                 heapreplace(ready, (now, line.entries[0], line))
                 continue
-            placed, filled, first, over, waits = 0, 0, 0, False, strict and line.blocked_at == fleet.changes
+            waits = strict and line.blocked_at == fleet.changes
+            if waits and (not self._prune(draft, line) or line.entries[0] != ready[0][1]):
+                heappop(ready)  # whoever stood there first has gone, and stops nobody
+                if line.entries:
+                    heappush(ready, (head_of(line) if head_of is not None else head, line.entries[0], line))
+                continue
+            placed, filled, first, over = 0, 0, 0, False
             last: Choice | None = None
             aside: list[int] = []
             need, room = line.shape.count * line.shape.together, self._room(draft, line)
             others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
             while line.entries and not draft.full and not waits:
                 item = line.entries[0]
-                if queue.is_taken(line, item) or not self._waits(draft, item):
+                if queue.is_taken(line, item) or not self.waits(draft, item):
                     queue.pop(line)
                     continue
+                if aged and head_of is not None:
+                    head = head_of(line)  # who comes later has waited less
                 if others is not None and not aside and (head, item) > others:
                     break
                 if need > room:
@@ -127,7 +141,7 @@ class Planner:
                     self._count(draft, line, line.shape.together)
                     head, most = turns.head(line), min(most, turns.most(line, others))
                 if line.entries and room >= need and most > 0:
-                    more, last = self._place_more(draft, line, choice, most, head, others)
+                    more, last = self._place_more(draft, line, choice, most, head, others, head_of if aged else None)
                     placed += more
                     room -= more * need
                     if turns is not None:
@@ -135,6 +149,7 @@ class Planner:
                         head = turns.head(line)
             if aside:
                 queue.put_back(line, aside)
+                filled += 0 if waits else self._fill_in(draft, line, room)
             if last is not None:
                 # flat, four a decision: first job, how many were placed, hosts known, free devices left on the last
                 draft.evidence += (first, placed, len(fleet.hosts), last.left)
@@ -157,11 +172,11 @@ class Planner:
 
     def _eligible(self, draft: Draft) -> list[tuple[Head, int, Line]]:
         """The lines that found no room and whose first might have a right to it."""
-        changes, turns = self.fleet.changes, self._turns
+        changes, head_of = self.fleet.changes, self._head_of()
         return [
-            (turns.head(line) if turns is not None else -line.priority, line.entries[0], line)
+            (head_of(line) if head_of is not None else -line.priority, line.entries[0], line)
             for line in self.queue.lines.values()
-            if line.entries and line.blocked_at == changes and self._may(draft, line)
+            if line.blocked_at == changes and self._prune(draft, line) and self._may(draft, line)
         ]
 
     def _held_for_others(self, line: Line) -> frozenset[int]:
@@ -174,7 +189,11 @@ class Planner:
 
     def _begin(self, draft: Draft) -> None:
         self._draft = draft
-        self._turns = Turns(draft, self.rates) if self.is_fair(draft) else None
+        standing = None
+        if self.ageing is not None:
+            standing = self.standing
+            self._classes = sorted({line.priority for line in self.queue.lines.values() if line.entries})
+        self._turns = Turns(draft, self.rates, standing) if self.is_fair(draft) else None
         if self.order != "fifo":
             self._reserve(draft)
         self._spread.clear()
@@ -184,6 +203,27 @@ class Planner:
     def is_fair(self, draft: Draft) -> bool:
         """Whether tenants have turns: an operator has set somebody's share, and the order is not another."""
         return self.order == "fair" and draft.state.half_life_ms > 0 and self.queue.by_tenant
+
+    def _head_of(self) -> Callable[[Line], Head] | None:
+        """What comes before arrival in the order of lines, where that is not their priority alone."""
+        if self._turns is not None:
+            return self._turns.head
+        return (lambda line: -self.standing(line)) if self.ageing is not None else None
+
+    def standing(self, line: Line) -> int:
+        """What the first of a line counts as: its priority, and its age where jobs age."""
+        return self.standing_of(line.priority, line.entries[0]) if line.entries else line.priority
+
+    def standing_of(self, priority: int, item: int) -> int:
+        """The same of one entry of the queue."""
+        return priority if self.ageing is None else within(self._classes, priority, self.aged_of(priority, item))
+
+    def aged_of(self, priority: int, item: int) -> int:
+        """What an entry's priority has come to, whether there is such a class or not."""
+        if self.ageing is None or self._draft is None:
+            return priority
+        job = self._draft.state.jobs.get(item >> REPLICA_BITS)
+        return priority if job is None else self.ageing.of(priority, self._draft.time_ms - job.accepted_ms)
 
     def _count(self, draft: Draft, line: Line, replicas: int) -> None:
         """What was placed counts at once in whose turn it is."""
@@ -207,7 +247,7 @@ class Planner:
         if line.shape.count * line.shape.together <= draft.limits_of(line.tenant)[0]:
             self._full.add(line.tenant)
 
-    def _waits(self, draft: Draft, item: int) -> bool:
+    def waits(self, draft: Draft, item: int) -> bool:
         """Whether this entry still waits (removal from the queue is lazy)."""
         num = item >> REPLICA_BITS
         if num >= draft.state.next_num:
@@ -217,6 +257,13 @@ class Planner:
             return False
         replica = job.replicas[item & _REPLICA_MASK]
         return draft.state_of(replica) == QUEUED and replica.not_before <= draft.time_ms
+
+    def _prune(self, draft: Draft, line: Line) -> bool:
+        """Take whoever waits no more from a line's front; whether anybody is left."""
+        entries, queue = line.entries, self.queue
+        while entries and (queue.is_taken(line, entries[0]) or not self.waits(draft, entries[0])):
+            queue.pop(line)
+        return bool(entries)
 
     def _waits_out_a_drain(self, draft: Draft, item: int) -> bool:
         """Whether its own time limit keeps it from a worker: who stands behind it may have another."""
@@ -256,11 +303,19 @@ class Planner:
         return choice
 
     def _place_more(
-        self, draft: Draft, line: Line, choice: Choice, most: int, head: Head, others: tuple[Head, int] | None
+        self,
+        draft: Draft,
+        line: Line,
+        choice: Choice,
+        most: int,
+        head: Head,
+        others: tuple[Head, int] | None,
+        aged: Callable[[Line], Head] | None,
     ) -> tuple[int, Choice]:
         """At most so many who wait behind in line and would be put on the very same host, without asking for each.
 
-        Returns how many, and the last choice: what one by one would have come to.
+        Returns how many, and the last choice: what one by one would have come to. With `aged`, each of the line has a
+        head of its own.
         """
         shape, entries, host = line.shape, line.entries, choice.host
         taken, mode = 0, self._mode(shape)
@@ -268,9 +323,13 @@ class Planner:
             return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
         masks = self.ranker.again(choice, shape, min(most, len(entries)))
         for mask in masks:
-            while entries and (self.queue.is_taken(line, entries[0]) or not self._waits(draft, entries[0])):
+            while entries and (self.queue.is_taken(line, entries[0]) or not self.waits(draft, entries[0])):
                 self.queue.pop(line)
-            if not entries or draft.full or (others is not None and (head, entries[0]) > others):
+            if not entries or draft.full:
+                break
+            if aged is not None:
+                head = aged(line)
+            if others is not None and (head, entries[0]) > others:
                 break
             item = self.queue.pop(line)
             draft.placed(item >> REPLICA_BITS, item & _REPLICA_MASK, host.worker.num, mask, mode)
@@ -335,13 +394,17 @@ class Planner:
         """
         taken = self._taken_back(priority, shape, tenant)
         held, turns = self.reservation, self._turns
-        if held is None or (held.priority == priority and held.shape is shape):
+        if held is None or self.passes(priority, shape, held):
             return taken
-        if self.preempting.priority <= priority > held.priority:
-            return taken  # it would end it at once
         if turns is not None and turns.is_owed(tenant, held.line.tenant):
             return taken
         return held.hosts | taken if taken else held.hosts
+
+    def passes(self, priority: int, shape: Shape, held: Reservation) -> bool:
+        """Whether a line of this priority and shape passes a reservation: its own, or of somebody whom it would end."""
+        if held.priority == priority and held.shape is shape:
+            return True
+        return self.preempting.priority <= priority > self.standing_of(held.priority, held.item)
 
     def _taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """The hosts on which others end for somebody else."""
@@ -353,7 +416,7 @@ class Planner:
     def _reserve(self, draft: Draft) -> None:
         """Give up a reservation that is used or void; look once a second for somebody out of patience."""
         held = self.reservation
-        if held is not None and not (self._waits(draft, held.item) and self._may(draft, held.line)):
+        if held is not None and not (self.waits(draft, held.item) and self._may(draft, held.line)):
             self._give_up()
         if draft.time_ms - self._looked_ms < 1000:
             return
@@ -365,27 +428,33 @@ class Planner:
                     self._move(held, draft.time_ms)
                     return
             self._give_up()
+        for line in self.queue.lines.values():
+            self._prune(draft, line)
+        self.reservation = self.next_reservation(draft, _NOBODY)
+        if self.reservation is not None:
+            self._moved_ms = draft.time_ms
+            self._granted += 1
+
+    def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
+        """Who would get hosts reserved now, with these jobs (their numbers) gone; changes nothing."""
         whole_first = self._granted % WHOLE_OF != WHOLE_OF - 1
+        head_of = self._head_of()
         impatient: list[tuple[Head, bool, int, Line]] = []
         for line in self.queue.lines.values():
-            while line.entries and not (
-                self._waits(draft, line.entries[0]) and not self.queue.is_taken(line, line.entries[0])
-            ):
-                self.queue.pop(line)
-            if line.entries and self._may(draft, line):
-                job = draft.state.jobs.get(line.entries[0] >> REPLICA_BITS)
-                if job is not None and draft.time_ms - job.accepted_ms > PATIENCE_MS:
-                    head = self._turns.head(line) if self._turns is not None else -line.priority
-                    later = whole_first and not fills_hosts(self.fleet, line.shape)
-                    impatient.append((head, later, line.entries[0], line))
+            item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)
+            job = draft.state.jobs.get(item >> REPLICA_BITS) if item is not None else None
+            if item is None or job is None or draft.time_ms - job.accepted_ms <= self.patience_ms:
+                continue
+            if self._may(draft, line):
+                head = head_of(line) if head_of is not None else -line.priority
+                later = whole_first and not fills_hosts(self.fleet, line.shape)
+                impatient.append((head, later, item, line))
         for _, _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
             with self.fleet.avoiding(line.shape.avoid):  # and not where it would not be put
                 hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
             if hosts:
-                self.reservation = Reservation(item, line, hosts, start_ms)
-                self._moved_ms = draft.time_ms
-                self._granted += 1
-                return
+                return Reservation(item, line, hosts, start_ms)
+        return None
 
     def _move(self, held: Reservation, now_ms: int) -> None:
         """See again when a reservation's hosts will hold it, and now and then whether others would sooner."""
@@ -413,16 +482,18 @@ class Planner:
     def _backfill(self, draft: Draft, line: Line, barred: frozenset[int], room: float) -> int:
         """Place who waits in a line that a reservation bars, and surely ends before that could start. How many."""
         held, shape = self.reservation, line.shape
-        if not barred or held is None or held.start_ms is None:
+        if not barred or held is None:
             return 0
         line.barred = True  # whoever joins it may be short enough
+        if held.start_ms is None:
+            return 0
         taken = self._taken_back(line.priority, shape, line.tenant)
         placed, need, jobs = 0, shape.count * shape.together, draft.state.jobs
         for item in list(islice(line.entries, DEPTH_MAX)):
             if need > room or draft.full:
                 break
             job = jobs.get(item >> REPLICA_BITS)
-            if self.queue.is_taken(line, item) or not self._waits(draft, item):
+            if self.queue.is_taken(line, item) or not self.waits(draft, item):
                 continue
             if job is not None:
                 asked: tuple[str, Request] | None = (job.tenant, self.estimates.request_of(job))
@@ -457,4 +528,4 @@ class Planner:
 
     def sweep(self, draft: Draft) -> None:
         """Take out of the queue what no longer waits: cancels would else fill a line whose head is blocked."""
-        self.queue.sweep(lambda item: self._waits(draft, item))
+        self.queue.sweep(lambda item: self.waits(draft, item))

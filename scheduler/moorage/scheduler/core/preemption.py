@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
+from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.backfill import began_ms
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
@@ -57,15 +58,29 @@ class Choice(NamedTuple):
 
 
 class Preemption:
-    """Over one fleet. `priority_of` is a job's own or an operator's, `runtime_ms` what everybody may run in peace."""
+    """Over one fleet. `priority_of` is a job's own or an operator's, `runtime_ms` what everybody may run in peace.
+
+    With `ageing` a victim defends the priority that it counted with when it began; nobody preempts by age.
+    """
 
     def __init__(
-        self, fleet: Fleet, shape_of: Callable[[Job], Shape], priority_of: Callable[[Job], int], runtime_ms: int
+        self,
+        fleet: Fleet,
+        shape_of: Callable[[Job], Shape],
+        priority_of: Callable[[Job], int],
+        runtime_ms: int,
+        ageing: Ageing | None = None,
     ) -> None:
         self.fleet = fleet
         self.shape_of = shape_of
         self.priority_of = priority_of
         self.runtime_ms = runtime_ms
+        self.ageing = ageing
+
+    def defended(self, job: Job, began_ms: int) -> int:
+        """The priority that another has to exceed to end a job that began then."""
+        priority = self.priority_of(job)
+        return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.accepted_ms)
 
     def choose(self, draft: Draft, shape: Shape, right: Right, barred: frozenset[int]) -> Choice | None:
         """The cheapest victims found; None where even all of them would not make room, or none is needed."""
@@ -182,7 +197,7 @@ class _Search:
             return None  # it lingers, is about to end, or shares
         if any(draft.time_ms - began_ms(m, draft.time_ms) < policy.runtime_ms for m in members):
             return None
-        priority = policy.priority_of(job)
+        priority = policy.defended(job, min(began_ms(m, draft.time_ms) for m in members))
         if right.reclaims:
             if job.tenant == right.job.tenant:
                 return None

@@ -8,7 +8,7 @@ fair share every tenant has.
 
 from __future__ import annotations
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify
@@ -27,6 +27,10 @@ _Key = tuple[int, int, str]  # minus the priority, the shape's index, a tenant s
 def entry(num: int, replica: int) -> int:
     """One replica in the queue; smaller arrived earlier."""
     return num << REPLICA_BITS | replica
+
+
+def _head_by(standing: Callable[[int, int], int], priority: int) -> Callable[[int], tuple[int, int]]:
+    return lambda item: (-standing(priority, item), item)
 
 
 class Line:
@@ -169,9 +173,22 @@ class Queue:
             self.size += len(line.entries)
         self._taken.clear()
 
-    def position(self, priority: int, item: int) -> int:
-        """How many entries stand before this one; counts every line, so it is for questions, not for the tick."""
+    def line_of(self, priority: int, shape: Shape, tenant: str) -> Line | None:
+        """The line that whoever asks so would join, if it is there."""
+        return self.lines.get(self._key(priority, shape, tenant))
+
+    def position(self, priority: int, item: int, standing: Callable[[int, int], int] | None = None) -> int:
+        """How many entries stand before this one; counts every line, so it is for questions, not for the tick.
+
+        `standing` is what a priority counts as for an entry, where jobs age: less the later an entry came.
+        """
         before = 0
+        if standing is not None:
+            mine = (-standing(priority, item), item)
+            for line in self.lines.values():
+                key = _head_by(standing, line.priority)
+                before += bisect_left(list(line.entries), mine, key=key)
+            return before
         for line in self.lines.values():
             if line.priority > priority:
                 before += len(line.entries)

@@ -171,16 +171,19 @@ class Prices:
                 unit = gpu if gpu else max(1, cpu * 100 * mean >> 32)
                 per[i, row] = np.minimum(worth * 100 // max(1, unit), 1 << 24)
         weight = np.where(with_gpu[:, None], supply[None, :], stocks[0][None, :]) * ok
-        refuse = np.where(with_gpu, 1 << 20, 0)
+        refuse = np.where(with_gpu, 1 << 20, 0)[:, None]
+        # a round is some twenty calls on small arrays: what devices, processors and memory have alike is done at once
+        shut, takes_gpu = np.where(ok > 0, 0, 1 << 40), with_gpu[:, None].astype(np.int64)
+        asks, there = np.vstack((demand, wants)), np.vstack((supply, stocks))
+        prices = np.vstack((self.gpu, self.host))
         for _ in range(rounds):
-            charge = (per[0] * self.host[0] + per[1] * self.host[1] >> 10) + with_gpu[:, None] * self.gpu
-            least = np.where(ok > 0, charge, 1 << 40).min(1)
-            share = _spread(charge - least[:, None], weight)
-            refused = _spread(np.maximum(0, ONE - least)[:, None], refuse[:, None])[:, 0]
-            flow = (share << 15) // np.maximum(1, share.sum(1) + refused)[:, None]
-            self.gpu = _moved(self.gpu, (demand[:, None] * flow).sum(0) // supply)
-            for i in range(2):
-                self.host[i] = _moved(self.host[i], (wants[i][:, None] * flow).sum(0) // stocks[i])
+            charge = (per[0] * prices[1] + per[1] * prices[2] >> 10) + takes_gpu * prices[0]
+            least = np.minimum.reduce(charge + shut, 1)[:, None]
+            share = _spread(charge - least, weight)
+            refused = _spread(np.maximum(0, ONE - least), refuse)
+            flow = (share << 15) // np.maximum(1, np.add.reduce(share, 1)[:, None] + refused)
+            prices = _moved(prices, asks @ flow // there)
+        self.gpu, self.host = prices[0], prices[1:]
         self.host[self.stock == 0] = FLOOR
         # who can go to few devices presses on those
         open_to = (ok * self.gpus).sum(1)
@@ -226,5 +229,6 @@ def _spread(above: Ints, weight: Ints) -> Ints:
 
 def _moved(price: Ints, use: Ints) -> Ints:
     """Prices after a round in which so much (2^15 is all there is) was asked for."""
-    gap = np.clip(use, 1 << 14, 1 << 16) - (1 << 15)
-    return np.clip(price + (price * gap >> 15) // STEP, FLOOR, CEILING)
+    gap = np.minimum(np.maximum(use, 1 << 14), 1 << 16) - (1 << 15)
+    moved: Ints = np.minimum(np.maximum(price + (price * gap >> 15) // STEP, FLOOR), CEILING)
+    return moved

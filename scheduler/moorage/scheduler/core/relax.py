@@ -1,22 +1,21 @@
-"""The smallest changes to a request with which it would start now, each tried on the fleet as it is.
+"""The smallest changes to a request with which it would start now, each tried on the state as it is (see `trial`).
 
-Only what is tried is told: a change counts when hosts that are open to this request hold what it asks for then. The
-order is that of what a user gives up least for: another model, less memory, a share of a GPU, fewer cores, no gang,
-fewer replicas, fewer GPUs, a label less. Where no single change helps, two at a time are tried. Bounded by
-`TRIALS_MAX`; nothing is changed by it.
+The order is that of what a user gives up least for: a time limit where that lets it in, another model, less memory, a
+share of a GPU, fewer cores, no gang, fewer replicas, fewer GPUs, a label less. Where no single change helps, two at a
+time are tried. Bounded by `TRIALS_MAX`; nothing is changed by it.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
-from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.scheduler.core.backfill import FREED_MS
+from moorage.scheduler.core.fleet import Fleet
 from moorage.schemas.gpu import format_token, model_matches
 from moorage.schemas.job import Request, Resources
 
@@ -26,6 +25,9 @@ FIXES_MAX: Final = 3
 TRIALS_MAX: Final = 200
 #: models of the fleet that are tried
 MODELS_TRIED_MAX: Final = 16
+#: what a suggested time limit leaves for handing it in: so many seconds and this part of the time
+HURRY_S: Final = 5
+HURRY_PART: Final = 0.05
 _MIB_PER_GIB: Final = 1024
 _MODEL_WORD: Final = re.compile(r"(?=[^ ]*\d)[A-Za-z][A-Za-z0-9]*")
 
@@ -46,36 +48,20 @@ class Fix(NamedTuple):
         return data
 
 
-def starts_now(fleet: Fleet, shape: Shape, barred: frozenset[int]) -> bool:
-    """Whether hosts that are open to it hold a replica of this shape now, of a gang all of them."""
-    missing = shape.together
-    for cls, _ in fleet.capable(shape):
-        for bucket in cls.buckets[shape.count if shape.mode == EXCLUSIVE else 0 :]:
-            for num, host in bucket.items():
-                if num not in barred:
-                    missing -= surely(host, shape)
-                    if missing <= 0:
-                        return True
-    return False
-
-
-def surely(host: Host, shape: Shape) -> int:
-    """Replicas that a usable host holds now; of sharers on several devices each one at most, as they may overlap."""
-    found = host.replicas_of(shape, "now")
-    return min(found, 1) if shape.mode > EXCLUSIVE and shape.count > 1 else found
-
-
 class Relaxer:
-    """Tries changes of one request. `may` says whether its tenant may lease what a shape asks for."""
+    """Tries changes of one request. `would_start` says whether one that asks so instead is placed at once.
+
+    `ends_ms` are times from now by which something has to be over to be let in, the longest first.
+    """
 
     def __init__(
-        self, fleet: Fleet, shapes: Shapes, request: Request, barred: frozenset[int], may: Callable[[Shape], bool]
+        self, fleet: Fleet, request: Request, would_start: Callable[[Request], bool], ends_ms: Sequence[int] = ()
     ) -> None:
         self._fleet = fleet
-        self._shapes = shapes
         self._request = request
-        self._barred = barred
-        self._may = may
+        self._would_start = would_start
+        self._ends_ms = ends_ms
+        self._kinds: tuple[Callable[[Fleet, Request], Iterator[_Change]], ...] = (self._time_limit, *_KINDS)
         self.trials = 0
 
     def fixes(self) -> list[Fix]:
@@ -86,13 +72,12 @@ class Relaxer:
         if self.trials >= TRIALS_MAX:
             return False
         self.trials += 1
-        shape = self._shapes.of(request)
-        return self._may(shape) and starts_now(self._fleet, shape, self._barred)
+        return self._would_start(request)
 
     def _singles(self) -> list[Fix]:
         """The first change of each kind that lets the request start."""
         found: list[Fix] = []
-        for kind in _KINDS:
+        for kind in self._kinds:
             if len(found) == FIXES_MAX:
                 break
             for say, changed, name in kind(self._fleet, self._request):
@@ -104,10 +89,10 @@ class Relaxer:
     def _pairs(self) -> Iterator[Fix]:
         """Two kinds of change at once; of each first kind its gentlest and its strongest one."""
         seen: set[bytes] = set()
-        for at, kind in enumerate(_KINDS):
+        for at, kind in enumerate(self._kinds):
             first = list(kind(self._fleet, self._request))
             for say, changed, name in [*first[:1], *first[1:][-1:]]:
-                for other in _KINDS[at + 1 :]:
+                for other in self._kinds[at + 1 :]:
                     for more, both, second in other(self._fleet, changed):
                         key = msgspec.msgpack.encode(both)
                         if key not in seen and self.starts(both):
@@ -115,8 +100,32 @@ class Relaxer:
                             yield Fix(f"{say}, {more}", both, tuple(dict.fromkeys((name, second))))
                             break
 
+    def _time_limit(self, fleet: Fleet, request: Request) -> Iterator[_Change]:
+        """A time limit by which it is over before its hosts are needed, with some time to hand it in."""
+        run = request.workload
+        for end_ms in self._ends_ms:
+            most_s = (end_ms - FREED_MS) / 1000 - run.grace_s
+            limit_s = _round_down(most_s * (1 - HURRY_PART) - HURRY_S)
+            too_short = run.checkpoint_before_s is not None and limit_s <= run.checkpoint_before_s
+            if limit_s < 1 or too_short or (run.timeout_s is not None and limit_s >= run.timeout_s):
+                continue
+            changed = msgspec.structs.replace(run, timeout_s=float(limit_s))
+            now = f" instead of {_duration(run.timeout_s)}" if run.timeout_s is not None else ""
+            say = f"a time limit of {_duration(limit_s)}{now}: it ends before the hosts are needed"
+            yield say, msgspec.structs.replace(request, run=changed), "run"
+
 
 _Change = tuple[str, Request, str]
+
+
+def _round_down(seconds: float) -> int:
+    """Whole minutes from two of them on, else whole seconds."""
+    return int(seconds // 60 * 60) if seconds >= 120 else int(seconds)
+
+
+def _duration(seconds: float) -> str:
+    """As one would write it on the command line: 12m, 90s."""
+    return f"{seconds / 60:g}m" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:g}s"
 
 
 def _with_gpu(request: Request, **fields: Any) -> Request:

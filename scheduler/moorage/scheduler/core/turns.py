@@ -6,6 +6,7 @@ shared out within one pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
@@ -20,18 +21,21 @@ UNBOUNDED: Final = 1 << 30
 class Turns:
     """One pass: the order of lines, and what a placement does to it."""
 
-    __slots__ = ("_at", "_draft", "_rates", "_scores")
+    __slots__ = ("_at", "_draft", "_rates", "_scores", "_standing")
 
-    def __init__(self, draft: Draft, rates: Rates) -> None:
+    def __init__(self, draft: Draft, rates: Rates, standing: Callable[[Line], int] | None = None) -> None:
+        """`standing` is the priority of a line's first with its age, where jobs age."""
         state = draft.state
         self._draft = draft
         self._rates = rates
         self._at = inflation(draft.time_ms - state.counts_from_ms, state.half_life_ms)
+        self._standing = standing
         self._scores: dict[str, int] = {}
 
     def head(self, line: Line) -> Head:
         """What comes before arrival in the order of lines."""
-        return (self._borrows(line), -line.priority, self._score(line.tenant))
+        priority = line.priority if self._standing is None else self._standing(line)
+        return (self._borrows(line), -priority, self._score(line.tenant))
 
     def is_owed(self, name: str, other: str) -> bool:
         """Whether more is owed to a tenant than to another: it has less of what its weight comes to."""

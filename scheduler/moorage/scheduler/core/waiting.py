@@ -11,16 +11,18 @@ from moorage.scheduler.core.explain import HOLDERS_MAX, NEVER_REASONS, explain, 
 from moorage.scheduler.core.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs import slots_of
 from moorage.scheduler.core.queue import entry
-from moorage.scheduler.core.relax import Relaxer
+from moorage.scheduler.core.relax import FIXES_MAX, Relaxer
+from moorage.scheduler.core.remedies import remedies
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
+from moorage.scheduler.core.trial import Trials
 from moorage.scheduler.core.views import CONTENDED_AT, finished_row, held_by
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import NOT_PERMITTED
 from moorage.schemas.gpu import format_token
 
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
-UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "held", "preempting", "backoff", "contended"})
+UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"})
 
 
 def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -> dict[str, Any] | Problem:
@@ -47,34 +49,75 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     if shape.avoid:
         workers = engine.state.worker_by_num
         data["avoids"] = [f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}" for num, mask in shape.avoid]
-    standing = _standing(engine, job, found.reason)
+    trials = Trials(engine, job)
+    standing = _standing(engine, job, found.reason) or _ahead(trials, found.reason)
     if standing:
         found.reason = standing["reason"]
     data.update(found.as_data())
     data["holders"] = holders(found.held_on, shape, tenant)
     data["held_by"] = found.troubles or (_told(data["holders"]) if found.held_on else [])
     data.update(standing)
+    if found.reason == "rules":
+        data.update(_ruled_out(engine, shape, tenant))
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
     last = next((row[8] for row in reversed(job.story) if row[8]), "")
-    if not standing and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
+    if "because" not in data and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
         data["because"] = last
     data["waiting_replicas"] = len(waiting)
     data["priority"] = priority
     if job.hold is None:
-        data["position"] = 1 + engine.queue.position(priority, entry(job.num, replica.index))
+        aged = engine.planner.standing_of if engine.planner.ageing is not None else None
+        data["position"] = 1 + engine.queue.position(priority, entry(job.num, replica.index), aged)
+        data |= _aged(engine, job, priority)
     data["queued"] = engine.queue.size
     data["asks"] = format_token(request.effective_gpu, len(job.replicas))
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     if fixes and data["reason"] not in UNCURED:
-        # what is held back for somebody, be it for this very job, is not free to one that comes anew
-        held = engine.planner.reservation
-        kept = (held.hosts if held is not None else barred) | leaving
-        relaxer = Relaxer(engine.fleet, engine.shapes, request, kept, lambda asked: _may(engine, job, asked))
-        data["fixes"] = [fix.as_data() for fix in relaxer.fixes()]
+        data["fixes"] = _fixes(trials, data["reason"])
     return data
+
+
+def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
+    """What helps, each tried: first what the reason itself calls for, then changes of the request."""
+    found = remedies(trials, reason)
+    if trials.job.hold is None and trials.engine.state.tenants[trials.job.tenant].hold is None:
+        ends_ms = trials.ends_ms() if reason in ("reserved", "leaving", "gang") else ()
+        relaxer = Relaxer(trials.engine.fleet, trials.request, trials.instead, ends_ms)
+        found += [fix.as_data() for fix in relaxer.fixes()]
+    return found[:FIXES_MAX]
+
+
+def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
+    """What it counts as by its age, where that is more than its priority."""
+    counts = engine.planner.standing_of(priority, entry(job.num, 0))
+    return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
+
+
+def _ahead(trials: Trials, reason: str) -> dict[str, Any]:
+    """In strict order: who waits before it, its own tenant's by name; empty where nobody does, or none would help."""
+    first = trials.first_ahead() if reason not in NEVER_REASONS else None
+    if first is None:
+        return {}
+    who = f"job {first.name}" if first.tenant == trials.job.tenant else "a job of another tenant"
+    return {"reason": "ahead", "because": f"{who} comes first, and has to start before it"}
+
+
+def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
+    """Which workers do not let the tenant have the driver, and what they let it have; a few of them."""
+    hosts = [
+        host for cls in engine.fleet.classes.values() if cls.fit(shape).reason == "rules" for host in cls.hosts.values()
+    ]
+    return {
+        "because": f"{NOT_PERMITTED}tenant {tenant} may not have the driver {shape.driver} on"
+        f" {many(len(hosts), 'worker')}",
+        "held_by": [
+            f"{host.worker.id}: lets it have {', '.join(sorted(host.cls.permitted(shape.tenant))) or 'no driver'}"
+            for host in hosts[:HOLDERS_MAX]
+        ],
+    }
 
 
 def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
@@ -99,25 +142,6 @@ def _told(found: dict[str, Any]) -> list[str]:
 
 def many(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
-def _may(engine: Engine, job: Job, shape: Shape) -> bool:
-    """Whether a job that asks so, handed in instead of this one, is within the limit of its tenant."""
-    tenant = engine.state.tenants[job.tenant]
-    if job.hold is not None or tenant.hold is not None:
-        return False
-    if not tenant.gpus_max or not shape.count:
-        return True
-    if engine.planner.waits_for_limit(job.tenant) and _others_wait(engine, job):
-        return False  # under a limit nobody overtakes who waits for it
-    return tenant.gpus + shape.count * shape.together <= tenant.gpus_max
-
-
-def _others_wait(engine: Engine, job: Job) -> bool:
-    return any(
-        other is not job and any(replica.state == QUEUED for replica in other.replicas)
-        for other in engine.state.tenants[job.tenant].jobs.values()
-    )
 
 
 def _preempted(engine: Engine, job: Job, nums: tuple[int, ...]) -> str:

@@ -1,0 +1,41 @@
+"""Keywords of the SDK's verbs that take a request's fields by name: one that is none of them is told at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from typing import Final
+
+#: what people call a thing elsewhere, on the wire or at the command line, and how it is given here
+_HERE: Final = {
+    "job": "a job's id is key='…'",
+    "id": "a job's id is key='…'",
+    "name": "a job's id is key='…'",
+    "gpus": "GPUs are gpu='2xH100'",
+    "count": "so many GPUs are gpu='2xH100', so many copies replicas=2",
+    "run": "what to run is the first argument, a list of words",
+    "argv": "what to run is the first argument, a list of words",
+    "command": "what to run is the first argument, a list of words",
+    "timeout": "a job's time limit is timeout_s=…; how long an answer may take is the client's own timeout",
+    "time_limit": "a job's time limit is timeout_s=…",
+    "deadline": "it is deadline_s=…, in seconds",
+    "start_within": "it is start_within_s=…, in seconds",
+    "cpu": "processors are resources=Resources(cpu_milli=4000)",
+    "memory": "host memory is resources=Resources(memory_mib=16384), a GPU's own is gpu='1xH100:80G'",
+    "environment": "it is env={'NAME': 'value'}",
+}
+
+
+def check_keywords(given: Iterable[str], known: Collection[str], beside: str = "") -> None:
+    """Raises TypeError for the first that is not known, with how it is meant or the nearest name.
+
+    `beside` says why fewer are known than elsewhere.
+    """
+    for name in given:
+        if name in known:
+            continue
+        if name in _HERE and not beside:
+            raise TypeError(f"no keyword {name!r} here: {_HERE[name]}")
+        near = difflib.get_close_matches(name, known, 1)
+        there = f"the nearest is {near[0]!r}" if near else f"there are {', '.join(sorted(known))}"
+        raise TypeError(f"no keyword {name!r} here{beside and f', {beside}'}: {there}")

@@ -1,0 +1,119 @@
+"""A keyword that a verb does not have, or that means nothing beside the others, is told and never passed over."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from moorage.client import AsyncClient, Client, Rejected, SimFleet
+from moorage.client.values import FIELDS, Fields
+
+Call = Callable[[AsyncClient], Coroutine[Any, Any, Any]]
+#: each verb that takes a request's fields by name
+SAID: dict[str, Callable[[AsyncClient, dict[str, Any]], Coroutine[Any, Any, Any]]] = {
+    "submit": lambda m, more: m.submit(["true"], **more),
+    "submit_handler": lambda m, more: m.submit_handler("double", **more),
+    "run": lambda m, more: m.run(["true"], **more),
+    "submit_many": lambda m, more: m.submit_many([["true"]], **more),
+    "plan": lambda m, more: m.plan(["true"], **more),
+}
+
+
+@pytest.fixture
+def fleet() -> SimFleet:
+    return SimFleet("1xH100")
+
+
+def test_no_verb_that_takes_fields_is_left_out() -> None:
+    taking = {
+        name
+        for name, verb in inspect.getmembers(AsyncClient, inspect.isfunction)
+        if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(verb).parameters.values())
+    }
+    assert taking == set(SAID)
+    assert set(Fields.__annotations__) == FIELDS
+
+
+@pytest.mark.parametrize("verb", SAID)
+@pytest.mark.parametrize(
+    ("keyword", "told"),
+    [
+        ("prioritty", "the nearest is 'priority'"),
+        ("retrys", "the nearest is 'retries'"),
+        ("something", "there are "),
+        ("id", ""),
+        ("argv", ""),
+    ],
+)
+async def test_an_unknown_keyword_is_told_with_the_nearest(fleet: SimFleet, verb: str, keyword: str, told: str) -> None:
+    async with AsyncClient(transport=fleet) as moorage:
+        with pytest.raises(TypeError, match=f"no keyword '{keyword}'.*{told}"):
+            await SAID[verb](moorage, {keyword: 1})
+        assert (await moorage.ls())["jobs"] == [], "nothing was submitted"
+
+
+@pytest.mark.parametrize(
+    ("keyword", "told"),
+    [
+        ("job", "a job's id is key="),
+        ("name", "a job's id is key="),
+        ("command", "the first argument"),
+        ("timeout", "timeout_s"),
+        ("gpus", "gpu="),
+    ],
+)
+async def test_what_is_called_otherwise_elsewhere_is_told_by_its_name_here(
+    fleet: SimFleet, keyword: str, told: str
+) -> None:
+    async with AsyncClient(transport=fleet) as moorage:
+        with pytest.raises(TypeError, match=told):
+            await SAID["submit"](moorage, {keyword: "x"})
+        # the same command again, as it is said now, and the keyword once more: what is alike is not checked twice
+        await moorage.submit(["true"], key="first")
+        with pytest.raises(TypeError, match=told):
+            await SAID["submit"](moorage, {keyword: "x"})
+
+
+def test_the_sync_twin_tells_the_same(fleet: SimFleet) -> None:
+    with Client(transport=fleet) as moorage:
+        submit: Any = moorage.submit
+        with pytest.raises(TypeError, match="a job's id is key="):
+            submit(["true"], job="x")
+        assert moorage.submit(["true"], key="x").id == "x"
+
+
+@pytest.mark.parametrize("keyword", ["driver", "cwd", "user"])
+async def test_a_function_has_none_of_what_a_process_has(fleet: SimFleet, keyword: str) -> None:
+    async with AsyncClient(transport=fleet) as moorage:
+        with pytest.raises(TypeError, match=f"no keyword '{keyword}' here, of a function in a service's own process"):
+            await SAID["submit_handler"](moorage, {keyword: "x"})
+
+
+MISPLACED: dict[str, tuple[Call, type[Exception], str]] = {
+    "plan a GPU for nothing": (lambda m: m.plan(gpu="1xH100", drain=["sim-0000"]), TypeError, "gpu without a request"),
+    "plan fields of nothing": (lambda m: m.plan(priority=1, drain=["sim-0000"]), TypeError, "priority without"),
+    "a state that there is not": (lambda m: m.ls(states=["RUNING"]), Rejected, "RUNING"),
+    "too long a list": (lambda m: m.ls(limit=5000), Rejected, "limit"),
+}
+
+
+@pytest.mark.parametrize("case", MISPLACED)
+async def test_what_means_nothing_beside_the_others_is_told(fleet: SimFleet, case: str) -> None:
+    call, kind, told = MISPLACED[case]
+    async with AsyncClient(transport=fleet) as moorage:
+        with pytest.raises(kind, match=told):
+            await call(moorage)
+
+
+def test_a_tail_is_of_what_is_kept(fleet: SimFleet) -> None:
+    with pytest.raises(TypeError, match="past=True"):
+        AsyncClient(transport=fleet).watch("j", tail=10)
+
+
+def test_a_target_and_a_transport_exclude_each_other(fleet: SimFleet) -> None:
+    for client in (AsyncClient, Client):
+        with pytest.raises(TypeError, match="exclude each other"):
+            client("nats://127.0.0.1:1", transport=fleet)

@@ -1,0 +1,271 @@
+"""Every fix that is told really starts the job: under strict order, limits, shares, reservations, drains, preemption.
+
+Worlds are made from seeds, twice alike: in one the question is asked, in the other what was told is done.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any, Literal
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.relax import FIXES_MAX
+from moorage.scheduler.core.reserve import PATIENCE_MS
+from moorage.scheduler.core.waiting import explain_job
+from tests.scheduler.driving import H100, Driving
+
+L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"
+MEMORY = {H100: 81_559, L40S: 46_068, A100: 40_960}
+TENANTS = ("t", "u", "v")
+STARTED = {"PLACED", "CLAIMED", "RUNNING"}
+
+
+class World:
+    """A cluster of a seed: who runs, who waits, and every policy that an operator may have set."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        orders: tuple[Literal["fair", "arrival", "fifo"], ...] = ("fair", "fair", "arrival", "fifo")
+        order = rng.choice(orders)
+        config = Config(
+            order=order, preempt_priority=rng.choice([101, 101, 80]), preempt_after=rng.choice([0.0, 3600.0]),
+            reclaim=rng.random() < 0.2, ageing=rng.choice([0.0, 0.0, 600.0]),
+        )  # fmt: skip
+        self.drive = Driving(config)
+        self.drive.checks = False
+        self.asked: dict[tuple[str, str], dict[str, Any]] = {}
+        for number in range(rng.randint(1, 4)):
+            model = rng.choice([H100, H100, L40S, A100])
+            cpu, labels = 1000 * rng.randint(2, 12), {"zone": rng.choice("ab")}
+            self.drive.worker(
+                f"w{number}", rng.randint(1, 4), model, gpu_memory_mib=MEMORY[model], labels=labels, cpu_milli=cpu
+            )
+        for tenant in TENANTS:
+            if rng.random() < 0.4:
+                self.drive.order("limit", tenant=tenant, gpus=rng.randint(1, 6))
+            if rng.random() < 0.3:
+                self.drive.order("share", tenant=tenant, weight=rng.randint(1, 3), gpus=rng.choice([0, 0, 2]))
+        for number in range(rng.randint(0, 6)):
+            self._submit(f"r{number}")
+        self.drive.settle()
+        if rng.random() < 0.3:
+            worker = rng.choice(list(self.drive.workers))
+            self.drive.operate("drain", worker, from_s=float(rng.randint(100, 900)), within_s=60.0)
+        if rng.random() < 0.6:
+            self._submit("old")
+            self.drive.pass_time(PATIENCE_MS + 2_500, step=2_500)
+        for number in range(rng.randint(1, 6)):
+            self._submit(f"j{number}", tick=rng.random() < 0.7)
+        if rng.random() < 0.4:
+            self.drive.pass_time(PATIENCE_MS + 2_500, step=2_500)
+        if rng.random() < 0.2:
+            tenant, name = rng.choice(sorted(self.asked))
+            self.drive.order("hold", tenant=tenant, job=name)
+        if rng.random() < 0.1:
+            self.drive.order("hold", tenant="v")
+        for _ in range(3):
+            self.drive.settle()
+            self.drive.tick(0)
+
+    def _submit(self, name: str, *, tick: bool = True) -> None:
+        rng = self.rng
+        gpu: dict[str, Any] = {"count": rng.choice([1, 1, 2, 3, 4])}
+        if rng.random() < 0.4:
+            gpu["model"] = rng.choice(["H100", "L40S", "=H200", ["H100", "A100"]])
+        if rng.random() < 0.2:
+            gpu["min_memory_mib"] = rng.choice([20_000, 45_000, 70_000])
+        if rng.random() < 0.2:
+            gpu["sharing"] = rng.choice(["mps", "time-slice"])
+        asks: dict[str, Any] = {"gpu": gpu, "priority": rng.choice([20, 50, 50, 50, 90])}
+        if rng.random() < 0.5:
+            asks["replicas"] = rng.randint(1, 3)
+            gpu["scheduling"] = rng.choice(["gang", "gang", "spread", "best-effort"])
+        if rng.random() < 0.2:
+            asks["resources"] = {"cpu_milli": rng.choice([1_000, 4_000, 9_000])}
+        asks["run"] = {"driver": "noop", "grace_s": 1, "timeout_s": rng.choice([60, 300, 900, 5000])}
+        if rng.random() < 0.3:
+            del asks["run"]["timeout_s"]
+        tenant = rng.choice(TENANTS)
+        self.asked[(tenant, name)] = asks
+        self.drive.offer_submit(name, tenant=tenant, **asks)
+        if tick:
+            self.drive.tick()
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """The jobs of which nothing has been placed."""
+        found = []
+        for key in sorted(self.asked):
+            job = self.drive.state.job(*key)
+            if job is not None and {replica.state for replica in job.replicas} == {0}:
+                found.append(key)
+        return found
+
+    def told(self, key: tuple[str, str]) -> dict[str, Any]:
+        data = explain_job(self.drive.engine, *key)
+        assert isinstance(data, dict)
+        return data
+
+    # ------------------------------------------------------------------------------------------ doing what was told
+
+    def do(self, key: tuple[str, str], fix: dict[str, Any], *, at_once: bool) -> set[str]:
+        """The states of what the fix is for, once it was done."""
+        drive, (tenant, name) = self.drive, key
+        if "command" in fix:
+            self._command(fix["command"].split())
+            return self._states(name, tenant, self.asked[key])
+        drive.offer_cancel(name, tenant=tenant)
+        if not at_once:
+            drive.tick(0)
+        body = {**self.asked[key], **fix["request"]}
+        changed = {field: value for field, value in body.items() if value is not None}
+        drive.offer_submit("fixed", tenant=tenant, **json.loads(msgspec.json.encode(changed)))
+        drive.tick(0)
+        return self._states("fixed", tenant, changed)
+
+    def _states(self, name: str, tenant: str, asks: dict[str, Any]) -> set[str]:
+        """Of a gang all of it has to start, else one replica."""
+        states = set(self.drive.states(name, tenant))
+        started = states & STARTED
+        return states if asks["gpu"].get("scheduling") == "gang" or not started else started
+
+    def _command(self, words: list[str]) -> None:
+        drive = self.drive
+        tenant = words[words.index("--tenant") + 1]
+        if words[:3] == ["moorage", "admin", "limit"]:
+            drive.order("limit", tenant=tenant, gpus=int(words[words.index("--gpus") + 1]))
+        elif words[:3] == ["moorage", "admin", "priority"]:
+            drive.order("priority", tenant=tenant, job=words[3], priority=int(words[words.index("--to") + 1]))
+        elif words[:3] == ["moorage", "admin", "release"]:
+            drive.order("release", tenant=tenant, job=words[3])
+        else:
+            assert words[:2] == ["moorage", "cancel"], words
+            drive.cancel(words[2], tenant=tenant)
+            for name in drive.workers:
+                if drive.workers[name].session:
+                    drive.report(name)
+
+
+def kind(fix: dict[str, Any]) -> str:
+    if "command" in fix:
+        return " ".join(word for word in fix["command"].split()[1:3] if not word.startswith(("r", "j", "o")))
+    return ",".join(fix["request"])
+
+
+def check(seed: int) -> Counter[str]:
+    """Every fix of every waiting job of a world; returns how many of each kind there were."""
+    met: Counter[str] = Counter()
+    asked = World(seed)
+    digest, changes = asked.drive.state.digest, asked.drive.engine.fleet.changes
+    for key in asked.waiting():
+        told = asked.told(key)
+        met[told["reason"]] += 1
+        fixes = told.get("fixes", [])
+        assert len(fixes) <= FIXES_MAX
+        for number, fix in enumerate(fixes):
+            world = World(seed)
+            states = world.do(key, fix, at_once=(seed + number) % 2 == 0)
+            assert states <= STARTED, (seed, key, told["reason"], fix, states)
+            met[kind(fix)] += 1
+    assert (asked.drive.state.digest, asked.drive.engine.fleet.changes) == (digest, changes)
+    return met
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 1 << 32))
+def test_every_fix_starts_the_job_with_all_policies_on(seed: int) -> None:
+    check(seed)
+
+
+SEEDS = 250
+
+
+def test_each_kind_of_fix_is_met_and_tried() -> None:
+    """Seeds that are always the same: what the property test meets by chance is met here for sure."""
+    met: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        met += check(seed)
+    assert all(
+        met[name] for name in ("gpu", "run", "replicas", "resources", "admin limit", "admin priority", "cancel")
+    ), met
+    assert all(met[reason] for reason in ("busy", "ahead", "limit", "reserved", "leaving", "held", "gang")), met
+
+
+# --------------------------------------------------------------------------- what the reason calls for comes first
+
+
+def first_fix(drive: Driving, job: str) -> dict[str, Any]:
+    data = explain_job(drive.engine, "t", job)
+    assert isinstance(data, dict)
+    found: dict[str, Any] = data["fixes"][0]
+    return found
+
+
+def limited(timeout_s: float | None) -> dict[str, Any]:
+    return {"driver": "noop", "timeout_s": timeout_s, "grace_s": 1}
+
+
+def test_over_a_limit_the_operator_is_named_first_then_an_own_job() -> None:
+    drive = Driving()
+    drive.worker("w0", 4)
+    drive.order("limit", gpus=2)
+    drive.submit("a", gpu={})
+    drive.submit("b", gpu={})
+    drive.settle()
+    drive.submit("j", gpu={"count": 2})
+    data = explain_job(drive.engine, "t", "j")
+    assert isinstance(data, dict)
+    assert [fix.get("command") for fix in data["fixes"]] == ["moorage admin limit --tenant t --gpus 4"]
+    drive.order("limit", gpus=3)
+    data = explain_job(drive.engine, "t", "j")
+    assert isinstance(data, dict)
+    assert [fix.get("command") for fix in data["fixes"]] == [
+        "moorage admin limit --tenant t --gpus 4", "moorage cancel b --tenant t", None,
+    ]  # fmt: skip
+
+
+def test_behind_a_reservation_a_time_limit_lets_it_go_first() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run=limited(1_000))
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.submit("j", gpu={}, run=limited(5_000))
+    fix = first_fix(drive, "j")
+    assert fix["say"] == "a time limit of 15m instead of 5000s: it ends before the hosts are needed"
+    assert fix["request"]["run"]["timeout_s"] == 900
+
+
+def test_in_strict_order_an_own_job_before_it_or_a_priority() -> None:
+    drive = Driving(Config(order="fifo"))
+    drive.worker("w0", 2)
+    drive.submit("runs", gpu={})
+    drive.settle()
+    drive.submit("wide", gpu={"count": 2})
+    drive.submit("j", gpu={})
+    told = explain_job(drive.engine, "t", "j")
+    assert isinstance(told, dict)
+    assert (told["reason"], told["because"]) == ("ahead", "job wide comes first, and has to start before it")
+    assert [fix["command"] for fix in told["fixes"]] == [
+        "moorage cancel wide --tenant t", "moorage admin priority j --tenant t --to 51",
+    ]  # fmt: skip
+    drive.cancel("wide")
+    assert drive.states("j") == ["PLACED"], "whoever has gone stops nobody"
+
+
+def test_another_tenants_job_is_not_named() -> None:
+    drive = Driving(Config(order="fifo"))
+    drive.worker("w0", 1)
+    drive.submit("runs", gpu={}, tenant="u")
+    drive.submit("secret", gpu={"count": 1}, tenant="u")
+    drive.submit("j")
+    told = explain_job(drive.engine, "t", "j")
+    assert "secret" not in json.dumps(told)
+    assert isinstance(told, dict)
+    assert told["because"] == "a job of another tenant comes first, and has to start before it"
