@@ -22,6 +22,7 @@ from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 from tests.sim.devices import LocalHold, Ran
 from tests.sim.machine import Machine
+from tests.sim.preemptions import Preemptions
 
 SUBJECTS: Final = Subjects()
 _read_history: Final = Decoder[HistoryFrame](HistoryFrame)
@@ -49,6 +50,7 @@ class Judge:
         self._bus: SimulatedBus | None = None
         self._reign = _ReignTime(0, 0, 0.0)
         self._stored_ms = 0.0  # when the last record was
+        self.preemptions = Preemptions(self.violated)
         self.histories = 0  # jobs that left memory, and whose history was read
 
     def violated(self, what: str, cause: BaseException | None = None) -> None:
@@ -140,9 +142,11 @@ class Judge:
         self.digest = zlib.crc32(message.data, self.digest)
         junk = ledger.junk
         try:
+            self.preemptions.before(self.state)
             ledger.fold_message(self.state, message)
             validate(self.state)
             if ledger.junk == junk:
+                self.preemptions.after(self.state)
                 self._check_time(self.state)
         except (Broken, AssertionError) as broken:
             self.violated(f"after record {message.seq}: {broken}", broken)
