@@ -55,8 +55,11 @@ class Preemptions:
             self._follow(state, unit, victim)
 
     def _check_placed(self, holder: Job, placed: Job) -> None:
-        """Whoever is placed on a host that is held is the one it is held for, or stands in the same line."""
-        if (placed.tenant, _priority(placed), _gpu(placed)) != (holder.tenant, _priority(holder), _gpu(holder)):
+        """Whoever is placed on a host that is held is the one it is held for, or stands in the same line.
+
+        That is one for all tenants alike, unless they have shares or limits.
+        """
+        if (_priority(placed), _gpu(placed)) != (_priority(holder), _gpu(holder)):
             self._violated(f"{_name(placed)} was placed where others were ended for {_name(holder)}")
 
     def _begin(self, state: State, right: Job, victims: tuple[int, ...]) -> None:
