@@ -93,8 +93,8 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md
 bench-quick: $(STAMP)  ## one round of everything, written nowhere
 	$(BIN)/python bench/run.py --rounds 1 --dry
 
-bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled, so that a busy machine may run it
-	$(BIN)/python bench/steps.py
+bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled for a busy machine; BEFORE=revision
+	$(BIN)/python bench/steps.py $(if $(BEFORE),--before $(BEFORE))
 
 bench-placement: $(STAMP)  ## allocation on real traces, ours against FGD and the classics; TRACES= another folder
 	$(BIN)/python -m bench.placement.run $(if $(TRACES),--traces $(TRACES))

@@ -10,8 +10,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -151,10 +154,10 @@ class Bench:
         steps.wrap(engine, "_from_worker", "facts: policy and draft")
         steps.wrap(engine, "_take_submits", "admission, accept, queue")
         steps.wrap(engine.planner, "plan", "rank and place")
-        steps.wrap(engine, "_compact", "compaction: digest")
+        steps.wrap(engine.clearing, "compact", "compaction: digest")
         steps.wrap(engine, "build", "build: rest")
-        steps.wrap(engine, "_new_jobs", "answers to callers")
-        steps.wrap(engine, "_tell", "events")
+        steps.wrap(engine.leaving, "new_jobs", "answers to callers")
+        steps.wrap(engine.leaving, "tell", "events")
         steps.wrap(engine, "commit", "commit: rest")
         steps.wrap(self, "_send", "frames out")
         for module, name, step in (
@@ -314,6 +317,52 @@ def a_stick_s() -> float:
     return time.thread_time() - began
 
 
+STEPS_HEAD = """# The scheduler's CPU a job, by step
+
+Written by `make bench-core BEFORE=<revision>`: the endpoint's question without a socket, on one core, both trees in
+turns, scaled by the stick beside each round (see `bench/steps.py`). What NATS costs the scheduler's process comes on
+top: `make bench` has the whole of it.
+
+"""
+#: before and after are measured in turns, so that both meet the same machine
+TURNS = 4
+ROOMS = ("schemas", "bus", "scheduler", "worker", "client")
+
+
+def compare(revision: str, rounds: int, workers: int) -> list[str]:
+    """The endpoint's steps at another revision of this repository and in this tree, as a table: medians of `TURNS`."""
+    found: dict[Path, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory(prefix="moorage-bench-") as folder:
+        before = Path(folder) / "before"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", before, revision], cwd=ROOT, check=True)
+        try:
+            for turn in range(TURNS):
+                for tree in (before, ROOT) if turn % 2 == 0 else (ROOT, before):
+                    found.setdefault(tree, []).append(_measured_in(tree, rounds, workers))
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", before], cwd=ROOT, check=True)
+    first, second = ({step: statistics.median(run[step] for run in found[tree]) for step in found[tree][0]}
+                     for tree in (before, ROOT))  # fmt: skip
+    rows = [
+        f"| {step} | {first[step]:.2f} | {second[step]:.2f} |"
+        if step in first
+        else f"| {step} | | {second[step]:.2f} |"
+        for step in second
+    ]
+    named = subprocess.run(["git", "rev-parse", "--short", revision], cwd=ROOT, capture_output=True, text=True)
+    return [f"| step, CPU µs a job | before ({named.stdout.strip()}) | now |", "| --- | ---: | ---: |", *rows]
+
+
+def _measured_in(tree: Path, rounds: int, workers: int) -> dict[str, float]:
+    path = os.pathsep.join([str(tree), *(str(tree / room) for room in ROOMS)])
+    words = ["bench/steps.py", "--json", "--only", "endpoint", "--rounds", str(rounds), "--workers", str(workers)]
+    run = subprocess.run(
+        [sys.executable, *words], cwd=tree, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=True
+    )
+    steps: dict[str, float] = json.loads(run.stdout)["endpoint"]
+    return steps
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
@@ -321,7 +370,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", choices=("endpoint", "many"))
     parser.add_argument("--pause", type=int, metavar="QUEUED", help="the loop's longest pause, with so many queued")
+    parser.add_argument("--before", metavar="REVISION", help="the steps at another revision and now, into STEPS.md")
     arguments = parser.parse_args()
+    if arguments.before:
+        table = "\n".join(compare(arguments.before, arguments.rounds, arguments.workers)) + "\n"
+        (ROOT / "bench" / "STEPS.md").write_text(STEPS_HEAD + table)
+        print(table)
+        return 0
     if arguments.pause is not None:
         print(json.dumps(pause(arguments.pause, arguments.rounds, arguments.workers)))
         return 0

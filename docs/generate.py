@@ -24,7 +24,7 @@ from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATES, Request
 from moorage.schemas.release import RELEASE
-from moorage.schemas.settings import declared, shown
+from moorage.schemas.settings import Setting, declared, shown
 from moorage.schemas.subjects import Subjects
 
 DOCS: Final = Path(__file__).resolve().parent
@@ -188,15 +188,25 @@ def protocol() -> str:
 def settings() -> str:
     lines = [HEAD, (DOCS / "settings.head.md").read_text()]
     for name, struct in sections().items():
-        lines.append(f"\n## `[{name}]`\n\n| key | what it is | default | allowed | variable | flag |\n")
-        lines.append("| --- | --- | --- | --- | --- | --- |\n")
+        lines.append(f"\n## `[{name}]`\n\n| key | what it is | default | allowed |\n| --- | --- | --- | --- |\n")
         for one in declared(name, struct).values():
             default = shown(one, one.default)
             if name == "scheduler" and one.key in CLUSTER_DEFAULTS:
                 default += f" ({shown(one, CLUSTER_DEFAULTS[one.key])} with replicas)"
-            row = (f"`{one.key}`", one.help, default, one.allowed, f"`{one.env}`", f"`{one.flag}`")
+            row = (f"`{one.key}`", " ".join([one.help, *_named_otherwise(name, one)]), default, one.allowed)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
     return "".join(lines)
+
+
+def _named_otherwise(section: str, one: Setting) -> list[str]:
+    """The variable and the flag where they are not as the head of the page says."""
+    variable, flag = f"MOORAGE_{section}_{one.key}".upper(), f"--{one.key.replace('_', '-')}"
+    return [
+        *([f"Variable `{one.env}`."] if one.env and one.env != variable else []),
+        *(["No variable."] if not one.env else []),
+        *([f"Flag `{one.flag}`."] if one.flag and one.flag != flag else []),
+        *(["No flag."] if not one.flag else []),
+    ]
 
 
 def schema(kind: Any) -> str:

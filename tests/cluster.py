@@ -8,8 +8,6 @@ stays behind it.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import secrets
 import signal
 import socket
@@ -21,12 +19,12 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER, USER_LEDGER, find_binary
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
+from moorage.bus.parentage import die_with_parent
 from tests.waiting import until
 
 SERVERS: Final = 3
 #: the first election of the cluster's meta leader, on a machine that does other things
 READY_S: Final = 60.0
-_PR_SET_PDEATHSIG: Final = 1
 
 _CONFIG: Final = """\
 server_name: "{name}"
@@ -60,17 +58,10 @@ class Node:
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
-        parent, prctl = os.getpid(), ctypes.CDLL(None, use_errno=True).prctl
-
-        def die_with_parent() -> None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-
         with (self.folder / "server.err").open("ab") as err:
             self._process = subprocess.Popen(
                 [find_binary(), "-c", str(self.folder / "nats.conf")],
-                stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True, preexec_fn=die_with_parent,
+                stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True, preexec_fn=die_with_parent(),
             )  # fmt: skip
 
     def send(self, number: signal.Signals) -> None:

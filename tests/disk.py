@@ -6,8 +6,10 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-#: the request queue reserves 1 GiB of it
+#: room for the request queue as it is by default, and a load of jobs beside it
 SIZE_MIB: Final = 1400
+#: streams are as large as there is room for: this is enough for a few jobs
+TINY_MIB: Final = 96
 
 
 def mount_small(folder: Path, size_mib: int = SIZE_MIB) -> bool:

@@ -14,6 +14,7 @@ from nats.aio.client import Client
 
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
+from moorage.bus.direct import DirectClient
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import (
     BadSubject,
@@ -148,7 +149,25 @@ async def test_a_failing_handler_is_told_and_the_next_message_comes(nats_url: st
         assert a.counters.handler_failures == 1
 
 
-async def test_overflow_is_bounded_and_counted(nats_url: str, unique: str) -> None:
+async def test_a_handler_runs_where_its_message_is_read(nats_url: str, unique: str) -> None:
+    """Headers and reply included, in the order of the messages over all subscriptions, and with nothing in between."""
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+        heard: list[Delivery] = []
+        for subject in ("x", "y"):
+            await a.subscribe(f"{unique}.{subject}", heard.append)
+        await b.send([(f"{unique}.{'xy'[number % 2]}", b"%d" % number, "back") for number in range(100)])
+        await b.flush()
+        with pytest.raises(RequestTimeout):
+            await b.request(f"{unique}.x", b"last", 0.2, {"Key": "value"})
+        assert [delivery.data for delivery in heard] == [*(b"%d" % number for number in range(100)), b"last"]
+        assert {delivery.reply for delivery in heard[:-1]} == {"back"}
+        assert (heard[-1].headers, heard[0].headers) == ({"Key": "value"}, None)
+
+
+async def test_without_the_hook_into_nats_py_overflow_is_bounded_and_counted(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DirectClient, "_process_msg", Client._process_msg)
     told: list[BusError] = []
     async with await connect(nats_url, "a", on_error=told.append) as a, await connect(nats_url, "b") as b:
         heard: list[Delivery] = []

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.cli.intervals import Holders, Span, overlaps
 from moorage.schemas.job import TERMINAL
-from tests.chaos.records import Hold, Life, Line, MemberKey, ReplicaKey
+from tests.chaos.records import Hold, Life, Line, MemberKey
 
 SHOWN_MAX: Final = 20
 
@@ -122,7 +123,7 @@ def _sets(history: History, verdict: Verdict) -> None:
 
 def _leases_by_journal(holds: Iterable[Hold], verdict: Verdict) -> None:
     """By each worker's journal no slot is taken while another member has it. What stands twice says it twice."""
-    holder: dict[tuple[str, int], MemberKey] = {}
+    now: Holders[tuple[str, int], MemberKey] = Holders()
     slots_of: dict[tuple[str, MemberKey], tuple[int, ...]] = {}
     over: set[tuple[str, MemberKey]] = set()
     for hold in holds:
@@ -132,63 +133,43 @@ def _leases_by_journal(holds: Iterable[Hold], verdict: Verdict) -> None:
                 continue
             slots_of[key] = hold.slots
             for slot in hold.slots:
-                other = holder.get((hold.worker, slot))
-                if other is not None:
+                if others := now.take((hold.worker, slot), hold.member):
                     verdict.double_leases += 1
-                    verdict.found.append(f"lease: {hold.worker} slot {slot} of {other} is given to {hold.member}")
-                holder[(hold.worker, slot)] = hold.member
+                    verdict.found.append(f"lease: {hold.worker} slot {slot} of {others} is given to {hold.member}")
         elif hold.word != "claimed":
             over.add(key)
             for slot in slots_of.get(key, ()):
-                if holder.get((hold.worker, slot)) == hold.member:
-                    del holder[(hold.worker, slot)]
+                now.leave((hold.worker, slot), hold.member)
 
 
 def _by_lines(lines: list[Line], verdict: Verdict) -> None:
     """By what the jobs wrote: from an attempt's first line to its last nobody else is on its devices or its replica."""
-    last = {line.member: at for at, line in enumerate(lines)}
     starts = Counter(line.member for line in lines if line.word == "start")
     for member, count in starts.items():
         if count > 1:
             verdict.two_live_attempts += 1
             verdict.found.append(f"attempt: {member} was started {count} times")
-    device: dict[str, MemberKey] = {}
-    replica: dict[ReplicaKey, MemberKey] = {}
-    seen: set[MemberKey] = set()
-    for at, line in enumerate(lines):
-        if line.member in seen:
-            continue
-        seen.add(line.member)
-        for uuid in line.uuids:
-            other = device.get(uuid)
-            if other is not None and last[other] > at:
-                verdict.double_leases += 1
-                verdict.found.append(f"lease: {line.member} began on {uuid} while {other} ran there")
-            if other is None or last[other] < last[line.member]:
-                device[uuid] = line.member
-        before = replica.get(line.member[:3])
-        if before is not None and last[before] > at:
-            verdict.two_live_attempts += 1
-            verdict.found.append(f"attempt: {line.member} began while {before} ran")
-        if before is None or last[before] < last[line.member]:
-            replica[line.member[:3]] = line.member
+    last = {line.member: at for at, line in enumerate(lines)}
+    first = {line.member: (at, line) for at, line in reversed(list(enumerate(lines)))}
+    devices = [Span(uuid, member, at, last[member]) for member, (at, line) in first.items() for uuid in line.uuids]
+    for late, others in overlaps(devices):
+        verdict.double_leases += 1
+        verdict.found.append(f"lease: {late.holder} began on {late.thing} while {others} ran there")
+    replicas = [Span(member[:3], member, at, last[member]) for member, (at, _) in first.items()]
+    for began, running in overlaps(replicas):
+        verdict.two_live_attempts += 1
+        verdict.found.append(f"attempt: {began.holder} began while {running} ran")
 
 
 def _lives(lives: list[Life], verdict: Verdict) -> None:
     """By the supervisors' journals no attempt of a replica begins before the one before it was over."""
-    by_replica: dict[ReplicaKey, list[Life]] = defaultdict(list)
-    for life in lives:
-        by_replica[life.member[:3]].append(life)
-    for several in by_replica.values():
-        several.sort(key=lambda life: life.began_s)
-        for at, life in enumerate(several):
-            for earlier in several[:at]:
-                if earlier.ended_s is not None and earlier.ended_s > life.began_s:
-                    verdict.two_live_attempts += 1
-                    verdict.found.append(
-                        f"attempt: {life.member} began on {life.worker} {earlier.ended_s - life.began_s:.3f} s before"
-                        f" {earlier.member} was over on {earlier.worker}"
-                    )
+    for late, others in overlaps(Span(life.member[:3], life, life.began_s, life.ended_s) for life in lives):
+        for earlier in others:
+            verdict.two_live_attempts += 1
+            verdict.found.append(
+                f"attempt: {late.holder.member} began on {late.holder.worker} {(earlier.ended_s or 0) - late.began:.3f}"
+                f" s before {earlier.member} was over on {earlier.worker}"
+            )
 
 
 def _gangs(history: History, verdict: Verdict) -> None:

@@ -36,5 +36,5 @@ def test_a_verdict_is_given_only_where_the_error_allows_it() -> None:
 
 
 def test_too_few_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs 8 samples, found 3"):
+    with pytest.raises(ValueError, match="needs 8 samples after the warm-up, found 3"):
         trend(noisy(0)[:3])

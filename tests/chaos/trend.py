@@ -36,7 +36,7 @@ class Trend(NamedTuple):
 def trend(samples: list[tuple[float, float]]) -> Trend:
     """Of (seconds, value) in order of time. Raises ValueError for fewer than `BLOCKS_MIN` samples."""
     if len(samples) < BLOCKS_MIN:
-        raise ValueError(f"a trend needs {BLOCKS_MIN} samples, found {len(samples)}: run longer")
+        raise ValueError(f"a trend needs {BLOCKS_MIN} samples after the warm-up, found {len(samples)}: run longer")
     blocks = list(_blocks(samples))
     slopes = sorted(
         (later[1] - earlier[1]) / (later[0] - earlier[0]) * 3600 for earlier, later in itertools.combinations(blocks, 2)

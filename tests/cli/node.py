@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pty
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -186,3 +187,18 @@ def processes_of(text: str) -> list[int]:
         if text.encode() in words:
             found.append(int(entry.name))
     return found
+
+
+@contextlib.asynccontextmanager
+async def on_a_terminal(*words: str, env: dict[str, str]) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """The command with a terminal of its own for its output: the process, and the terminal's other end."""
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *words, stdin=asyncio.subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+        env=environment(**env, TERM="xterm", NO_COLOR="1"),
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        os.close(ours)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from moorage.bus.errors import BUS_CODES
+from moorage.cli import checks
 from moorage.cli.console import EXIT_OF_CODE
 from moorage.cli.lookup import FIXES, NOTES, error_codes, page, reasons
 from moorage.cli.main import VERBS
@@ -19,6 +20,7 @@ from moorage.client.errors import CLIENT_CODES
 from moorage.scheduler.core.explain import REASONS
 from moorage.schemas.errors import CODES
 from tests.cli.node import Node, environment, moorage
+from tests.disk import TINY_MIB, fill, mount_small, unmount
 
 
 def test_every_code_has_a_page_and_every_fix_and_exit_code_a_code() -> None:
@@ -91,16 +93,42 @@ async def test_a_tab_offers_the_jobs_and_the_workers_that_there_are(node: Node, 
 async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:
     ran = await node.run("doctor", "--json", tenant=unique)
     assert ran.code == 0, ran.out
-    checks = {frame["name"]: frame for frame in ran.frames}
+    found = {frame["name"]: frame for frame in ran.frames}
     assert {frame["kind"] for frame in ran.frames} == {"check"}
-    for name in ("python", "context", "nats", "user", "clock", "jetstream", "sync", "events", "submitter", "leader"):
-        assert checks[name]["verdict"] == "ok", checks[name]
-    assert "epoch" in checks["leader"]["found"]
-    assert "simulated" in checks["workers"]["found"]
-    assert "sync_interval always" in checks["sync"]["found"]
+    for name in (
+        "python",
+        "context",
+        "nats",
+        "user",
+        "clock",
+        "jetstream",
+        "sync",
+        "disk",
+        "events",
+        "submitter",
+        "leader",
+    ):
+        assert found[name]["verdict"] == "ok", found[name]
+    assert "epoch" in found["leader"]["found"]
+    assert "simulated" in found["workers"]["found"]
+    assert "sync_interval always" in found["sync"]["found"]
     text = await node.run("doctor", tenant=unique)
     assert {row[0] for row in text.rows} <= {"ok", "warn", "fail"}
     assert "0 fail" in text.err
+
+
+def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    if not mount_small(folder, TINY_MIB):
+        pytest.skip("no right to mount a file system of our own")
+    try:
+        fill(folder)
+        check = checks._disk(folder / "nats.conf")
+    finally:
+        unmount(folder)
+    assert (check.verdict, check.found.startswith("0 of ")) == ("fail", True)
+    assert "start it again" in check.fix
+    assert checks._disk(tmp_path / "nats.conf").verdict == "ok"
 
 
 async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:

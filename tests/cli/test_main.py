@@ -113,6 +113,8 @@ def test_every_example_can_be_read(command: Command) -> None:
         (["submit", "--on-no-match", "maybe", "--", "x"], 2, "invalid-argument", "moorage submit --help"),
         (["ls", "--limit", "many"], 2, "invalid-argument", "moorage ls --help"),
         (["show", "a", "--wach"], 2, "invalid-argument", "moorage show a --watch"),
+        (["--tenant", "acme", "ls", "--watch"], 2, "unknown-verb", "moorage ls --watch --tenant acme"),
+        (["--wat"], 2, "unknown-verb", "moorage --help"),
         (["drain"], 2, "invalid-argument", "moorage drain --help"),
         (["drain", "a", "b"], 2, "invalid-argument", "moorage drain --help"),
         (["errors", "no-mach"], 3, "not-found", "moorage errors no-match"),

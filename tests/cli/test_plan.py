@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from moorage.client import AsyncClient
+from moorage.client.errors import Rejected
 from tests.cli.node import Node
 
 
@@ -40,8 +43,28 @@ async def test_not_now_says_when_and_a_submit_goes_by_the_plan(node: Node, uniqu
             await job.cancel()
 
 
+async def test_of_submits_that_race_by_one_plan_exactly_one_is_taken(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as one, AsyncClient(node.url, tenant=f"{unique}-b") as other:
+        planned = await one.plan(["true"], gpu="1xH100", quota={f"{unique}-b": 4}, share={unique: (3, 2)})
+        assert planned.data["starts"] == "now"
+        seq = planned.data["ledger"]
+        clients = [client for client in (one, other) for _ in range(4)]
+        racing = [client.submit(["true"], gpu="1xH100", if_seq=seq) for client in clients]
+        outcomes = await asyncio.gather(*racing, return_exceptions=True)
+        lost = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
+        assert [len(lost), {error.code for error in lost}] == [7, {"moved-on"}], outcomes
+        for client, outcome in zip(clients, outcomes, strict=True):
+            if not isinstance(outcome, BaseException):
+                await client.wait([outcome], "30s")
+
+
 async def test_what_cannot_be_planned_is_said(node: Node, unique: str) -> None:
-    for words, found in ((("plan",), "nothing to plan"), (("plan", "--add", "2y"), "2y")):
+    for words, found in (
+        (("plan",), "nothing to plan"),
+        (("plan", "--add", "2y"), "2y"),
+        (("plan", "--quota", "acme"), "acme"),
+        (("plan", "--share", "acme=x"), "acme=x"),
+    ):
         ran = await node.run(*words, tenant=unique)
         assert (ran.code, found in ran.err) == (2, True), ran.err
     ran = await node.run("plan", "--drain", "sim-0O", tenant=unique)

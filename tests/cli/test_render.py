@@ -9,7 +9,7 @@ import pytest
 
 from moorage.cli.fields import filled
 from moorage.cli.fleet import model_words, packed
-from moorage.cli.render import age, facts, many, ordinal, table
+from moorage.cli.render import Rows, age, facts, many, ordinal, table, waits
 from moorage.cli.screen import Screen, cut
 from moorage.cli.submit import mebibytes
 from moorage.client.errors import Rejected
@@ -57,6 +57,24 @@ def test_colour_is_for_states_and_headers(monkeypatch: pytest.MonkeyPatch) -> No
     assert "\x1b[32mRUNNING\x1b[0m" in first
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in table(HEADER, ROWS, stream=Terminal())
+
+
+def test_rows_that_come_one_by_one_keep_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = Rows(HEADER, numbers=("AGE",), stream=Terminal())
+    assert rows.line(["j", "RUNNING", "5s", ""]).splitlines() == ["JOB  STATE    AGE  WHY", "j    RUNNING   5s  -"]
+    assert rows.line(["longer", "QUEUED", "12m3s", "x" * 40]) == "longer  QUEUED   12m3s  " + "x" * 15 + "…"
+    assert rows.line(["j", "QUEUED", "1s", "y"]) == "j       QUEUED      1s  y", "as wide as it ever was"
+    rows = Rows(HEADER, stream=io.StringIO())
+    assert rows.line(["j", "RUNNING", None, "a\nb"]) == "j\tRUNNING\t-\ta b", "in a pipe without a header"
+
+
+def test_why_a_job_waits_in_a_line() -> None:
+    explained = {"reason": "busy", "means": "the GPUs that could run it are leased", "position": 2, "queued": 5}
+    assert waits(explained) == "2nd of 5  busy: the GPUs that could run it are leased"
+    more = {"needs": "1 more H100 on one host", "starts": {"p50_ms": 240_000}}
+    assert waits({**explained, **more}) == "2nd of 5  ~4m  needs 1 more H100 on one host"
 
 
 def test_facts_without_a_value_are_left_out() -> None:

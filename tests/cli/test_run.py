@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pty
 import signal
 import sys
 
 import pytest
 
 from moorage.client import AsyncClient
-from tests.cli.node import COMMAND, Lines, Node, environment, start
+from tests.cli.node import COMMAND, Lines, Node, environment, on_a_terminal, start
 
 
 @pytest.mark.parametrize(
@@ -106,18 +105,10 @@ async def test_while_it_waits_the_reason_is_told(node: Node, unique: str) -> Non
 
 
 async def test_on_a_terminal_progress_is_one_rewritten_line(node: Node, unique: str) -> None:
-    ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, "run", "--gpu", "1xH100", "--", "sh", "-c", "echo hello",
-        stdin=asyncio.subprocess.DEVNULL, stdout=theirs, stderr=theirs,
-        env=environment(**node.env(unique), TERM="xterm", NO_COLOR="1"),
-    )  # fmt: skip
-    os.close(theirs)
-    try:
+    words = ("run", "--gpu", "1xH100", "--", "sh", "-c", "echo hello")
+    async with on_a_terminal(*words, env=node.env(unique)) as (process, terminal):
         assert await process.wait() == 0
-        text = _read_all(ours)
-    finally:
-        os.close(ours)
+        text = _read_all(terminal)
     assert "\r\x1b[K" in text
     assert "hello" in text  # output and events are two subjects: either may be shown last
     assert any("SUCCEEDED" in line for line in text.splitlines())

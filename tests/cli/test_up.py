@@ -6,14 +6,17 @@ import asyncio
 import os
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from moorage.cli.children import Child, ChildFailed
+from moorage.cli.local_tools import end_jobs, supervisors_of
 from moorage.client import AsyncClient
 from moorage.client.target import Up, read_up
+from moorage.worker.run import SUPERVISOR_FOLDER
 from tests.cli.node import Lines, node_on, processes_of, start, talk
 from tests.waiting import until
 
@@ -137,6 +140,27 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         assert b"error[server-failed]: " in err
         assert port.encode() in err
     assert processes_of(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["starting", "ending"])
+async def test_a_supervisor_that_does_not_listen_yet_or_no_more_is_waited_for(tmp_path: Path, listens: bool) -> None:
+    """Its agent may have started it, or had it end, in its own last moment: `up` leaves neither behind."""
+    folder = tmp_path / SUPERVISOR_FOLDER
+    folder.mkdir(mode=0o700)
+    program = ["-m", "moorage.worker.supervisor", "--linger", "60"] if listens else ["-c", "import time; time.sleep(1)"]
+    named = ["moorage.worker.supervisor", "--state", str(folder)]
+    argv = [*program[:2], *named[1:], *program[2:]] if listens else [*program, *named]
+    process = await asyncio.create_subprocess_exec(sys.executable, *argv, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        await until(lambda: supervisors_of(folder) == [process.pid], what="its own words, once it runs")
+        await end_jobs(tmp_path, asyncio.Event())
+        assert supervisors_of(folder) == []
+        async with asyncio.timeout(1):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pty
 import signal
 
 import msgspec
 import pytest
 
-from tests.cli.node import COMMAND, Lines, Node, environment, start
+from tests.cli.node import Lines, Node, on_a_terminal, start
 
 
 @pytest.mark.parametrize(("words", "code"), [(["exit", "0"], 0), (["exit", "3"], 3), (["exit", "-15"], 143)])
@@ -112,21 +111,46 @@ async def test_a_watched_list_tells_each_change_once(node: Node, unique: str) ->
 
 async def test_a_watched_list_is_redrawn_on_a_terminal(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "seen", "--driver", "noop", "--", "hang", tenant=unique)
-    ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, "ls", "--watch",
-        stdin=asyncio.subprocess.DEVNULL, stdout=theirs, stderr=theirs,
-        env=environment(**node.env(unique), TERM="xterm", NO_COLOR="1"),
-    )  # fmt: skip
-    os.close(theirs)
-    try:
-        await _until(ours, "1 RUNNING")
+    async with on_a_terminal("ls", "--watch", env=node.env(unique)) as (process, terminal):
+        await _until(terminal, "1 RUNNING")
         await node.run("cancel", "seen", tenant=unique)
-        assert "\x1b[3F\x1b[J" in await _until(ours, "1 CANCELLED")
+        assert "\x1b[3F\x1b[J" in await _until(terminal, "1 CANCELLED")
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
-    finally:
-        os.close(ours)
+
+
+async def _told(node: Node, unique: str, *words: str, until: str) -> str:
+    """What the command draws on a terminal up to `until`; then it is interrupted."""
+    async with on_a_terminal(*words, env=node.env(unique) | {"COLUMNS": "120"}) as (process, terminal):
+        text = await _until(terminal, until)
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await process.wait()
+        return text
+
+
+async def test_a_wait_on_a_terminal_tells_how_it_stands(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "stuck", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    told = await _told(node, unique, "wait", "stuck", until="\x1b[Kstuck  QUEUED  1st of 1")
+    assert "model: no worker that is left has a GPU" in told
+    await node.run("cancel", "stuck", tenant=unique)
+
+
+async def test_events_on_a_terminal_stand_under_a_header(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "e", "--driver", "noop", "--", "exit", "0", tenant=unique)
+    text = await _told(node, unique, "events", "e", until="SUCCEEDED")
+    head, first, *_ = text.replace("\r", "").splitlines()
+    assert head.split() == ["UTC", "JOB", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"]
+    assert first.split()[1:5] == ["e", "-", "0", "ACCEPTED"]
+    assert head.index("STATE") == first.index("ACCEPTED")
+
+
+async def test_a_submit_says_why_its_job_waits(node: Node, unique: str) -> None:
+    ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    assert "warning[no-match]: no known worker could run it: the fleet has " in ran.err
+    assert "waits: 1st of 1  model: " in ran.err
+    await node.run("cancel", "w", "--reason", "no such thing", tenant=unique)
+    assert (await node.run("ls", "--format", "{why}", tenant=unique)).out == "no such thing\n"
 
 
 async def test_several_jobs_are_shown_by_one_command(node: Node, unique: str) -> None:

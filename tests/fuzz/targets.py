@@ -11,6 +11,7 @@ import pkgutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
@@ -23,7 +24,7 @@ from moorage.bus.framing import parse_headers
 from moorage.bus.inbox import MUX_ALL, Answers
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core import records
-from moorage.scheduler.core.fold import FoldError
+from moorage.scheduler.core.folding import FoldError
 from moorage.scheduler.core.snapshot import BadSnapshot, load
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger, LedgerBroken
@@ -50,7 +51,10 @@ _NOT_IMPORTED: Final = ("__main__",)
 
 
 class Target(NamedTuple):
-    """`read` takes bytes; whatever it raises beyond `errors` is an escape. `kind` is what it reads, to make some."""
+    """`read` takes bytes; whatever it raises beyond `errors` is an escape. `kind` is what it reads, to make some.
+
+    `right` are those of the samples that it takes: of requests, whose rules are strict, hardly any that is made is.
+    """
 
     name: str
     read: Callable[[bytes], object]
@@ -58,6 +62,7 @@ class Target(NamedTuple):
     kind: Any = None
     samples: tuple[bytes, ...] = ()
     msgpack_only: bool = False
+    right: tuple[bytes, ...] = ()
 
 
 def targets() -> list[Target]:
@@ -97,11 +102,17 @@ def _frames() -> list[Target]:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in known:
             decoders[f"frames.{kind.__name__}"] = (Decoder(kind), kind)
     acts = [Target(f"act {verb}", _acts(verb), (Refused,), kind) for verb, kind in operate.ACTS.items()]
-    return [
-        *(Target(name, _checked(decoder), (Refused,), kind, payloads) for name, (decoder, kind) in decoders.items()),
-        *acts,
-        Target("a batch of requests", _checked(split_array), (Refused,), list[job.Request], payloads),
-    ]
+    read = [Target(name, _checked(decoder), (Refused,), kind, payloads) for name, (decoder, kind) in decoders.items()]
+    read.append(Target("a batch of requests", _checked(split_array), (Refused,), list[job.Request], payloads))
+    return [*(each._replace(right=tuple(filter(partial(_takes, each), payloads))) for each in read), *acts]
+
+
+def _takes(target: Target, payload: bytes) -> bool:
+    try:
+        target.read(payload)
+    except target.errors:
+        return False
+    return True
 
 
 def _checked(decode: Callable[[bytes], object]) -> Callable[[bytes], object]:
@@ -267,6 +278,8 @@ def _texts() -> list[Target]:
 
 def samples_of(target: Target, rng: Any) -> bytes:
     """One right, or nearly right, payload for a target."""
+    if target.right and rng.random() < 0.3:
+        return bytes(rng.choice(target.right))
     if target.samples and (target.kind is None or rng.random() < 0.4):
         return bytes(rng.choice(target.samples))
     value = made(rng, target.kind)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
-from tests.disk import fill, mount_small, unmount
+from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.live.stack import caller, stack
 from tests.waiting import until
 
@@ -19,7 +19,7 @@ from tests.waiting import until
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, small enough to fill."""
     folder = tmp_path / "disk"
-    if not mount_small(folder):
+    if not mount_small(folder, TINY_MIB):
         pytest.skip("no right to mount a file system of our own")
     yield folder
     unmount(folder)

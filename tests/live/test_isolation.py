@@ -186,7 +186,9 @@ async def test_what_a_worker_does_not_permit_is_told_with_code_and_reason(nats_s
 
         explained = await until(refused, ANSWER_S, "the reason in explain")
         assert explained["because"].startswith("not-permitted: tenant beta may not have the driver process"), explained
-        assert explained["state"] == "QUEUED"
+        assert (explained["state"], explained["reason"]) == ("QUEUED", "rules")
+        shown = await beta.show("elsewhere")
+        assert [move["state"] for move in shown["changes"]] == ["ACCEPTED"], "told with the join: nobody had to refuse"
         # a second worker without the rule takes it
         await made.agent("free", "1x2xT4", worker="free")
         await beta.reaches("elsewhere", "SUCCEEDED")

@@ -19,13 +19,14 @@ from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import RequestTimeout
 from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, Ack, JetStream, JsError
 from moorage.bus.transport import Outgoing
-from moorage.scheduler import service
+from moorage.scheduler import reign, service
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken, Submit
+from moorage.scheduler.core.invariants import validate
 from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
 from moorage.scheduler.core.snapshot import dump
-from moorage.scheduler.core.state import State, validate
+from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
 from moorage.schemas.codec import decode_request
@@ -418,7 +419,7 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader's own part, in this process for its small numbers; the follower is a real process."""
-    monkeypatch.setattr(service, "SNAPSHOT_LOOK_S", 0.05)
+    monkeypatch.setattr(reign, "SNAPSHOT_LOOK_S", 0.05)
     monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
     follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", unique]
     async with (
@@ -508,7 +509,7 @@ async def test_a_read_leaves_only_while_nobody_else_can_lead(
         def on_send(subject: str) -> None:
             if subject.startswith("_INBOX"):
                 assert scheduler.reign is not None
-                ages_ms.append(service.monotonic_ms() - scheduler.reign._sent_ms)
+                ages_ms.append(reign.monotonic_ms() - scheduler.reign._sent_ms)
 
         try:
             await until(lambda: scheduler.leading.is_set() or running.done(), what="the first reign")

@@ -18,10 +18,12 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Operate, Order, Submit
 from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.invariants import validate
 from moorage.scheduler.core.outputs import Outputs
 from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
-from moorage.scheduler.core.state import Job, Member, Replica, State, validate
+from moorage.scheduler.core.state import Job, Member, Replica, State
+from moorage.scheduler.core.timers import BACKOFF
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import (
     Device,
@@ -45,7 +47,6 @@ from moorage.schemas.subjects import Subjects
 
 Key = tuple[str, str, int, int]  # tenant, job, replica, fence
 SUBJECTS: Final = Subjects()
-BACKOFF_TIMER: Final = 2  # the engine's own number for a pause that ends
 H100: Final = "NVIDIA H100 80GB HBM3"
 _decode_wanted: Final = Decoder[Wanted](Wanted)
 
@@ -350,7 +351,7 @@ class Driving:
             (item, line) for line in queue.lines.values() for item in line.entries if not queue.is_taken(line, item)
         ]
         found = Counter(item for item, _ in standing)
-        pauses = Counter(item for _, kind, item in engine._timers if kind == BACKOFF_TIMER)
+        pauses = Counter(item for _, kind, item in engine.timers.rows if kind == BACKOFF)
         assert queue.size == len(standing)
         priorities = {(item, line.priority) for item, line in standing}
         for job in self.state.jobs.values():

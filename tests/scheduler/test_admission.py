@@ -134,6 +134,22 @@ def test_rows_of_finished_jobs_expire_by_the_settings() -> None:
     drive.lead()  # the rows that are left are the same for whoever folds
 
 
+def test_rows_of_finished_jobs_go_as_fast_as_they_come() -> None:
+    """Whatever comes in a second: the bound is of rows, not of rows a second."""
+    drive = Driving(Config(ended_max=0, finished_rows=100, jobs_max=5_000))
+    for turn in range(3):
+        for number in range(2_000):
+            drive.offer_submit(f"j{turn}-{number}")
+        drive.tick()
+        for number in range(2_000):
+            drive.offer_cancel(f"j{turn}-{number}")
+        drive.tick()
+    while drive.state.ended:
+        drive.tick()
+        assert len(drive.state.finished) <= 100
+    drive.lead()
+
+
 def test_a_lost_answer_and_a_new_leader_do_not_make_a_second_job() -> None:
     drive = Driving()
     drive.submit("j")
@@ -266,7 +282,7 @@ def test_timers_of_jobs_that_are_over_do_not_pile_up() -> None:
             drive.offer_cancel(job)
         for _ in range(8):
             drive.tick(1_000)
-    assert len(drive.engine._timers) < 14_000
+    assert len(drive.engine.timers.rows) < 14_000
 
 
 def test_cancelled_entries_do_not_fill_the_queue() -> None:

@@ -84,14 +84,20 @@ def test_what_runs_on_it_is_told_to_save_itself_then_ends_and_starts_elsewhere()
     assert drive.replica("j").losses == 1
 
 
-def test_a_device_is_not_given_again_to_the_job_it_failed_under_and_is_to_others() -> None:
-    drive = Driving()
+def failing(config: Config | None = None, **asked: Any) -> Driving:
+    """The only GPU of the fleet has failed under job j, which waits for another."""
+    drive = Driving(config)
     drive.worker("w0", gpus=1)
-    drive.submit("j", gpu={})
+    drive.submit("j", gpu={}, **asked)
     drive.settle()
     say(drive, "w0", FAILED)
     drive.settle()
     assert drive.job("j").state == "QUEUED"
+    return drive
+
+
+def test_a_device_is_not_given_again_to_the_job_it_failed_under_and_is_to_others() -> None:
+    drive = failing()
     say(drive, "w0")  # its probation is over
     drive.settle()
     assert drive.job("j").state == "QUEUED"
@@ -105,14 +111,9 @@ def test_a_device_is_not_given_again_to_the_job_it_failed_under_and_is_to_others
     assert slots_of(drive, "j") == ("w1", 1)
 
 
-def failed_under(job: str = "j", config: Config | None = None, **asked: Any) -> Driving:
-    """The only GPU of the fleet failed under a job and is well again."""
-    drive = Driving(config)
-    drive.worker("w0", gpus=1)
-    drive.submit(job, gpu={}, **asked)
-    drive.settle()
-    say(drive, "w0", FAILED)
-    drive.settle()
+def failed_under(config: Config | None = None, **asked: Any) -> Driving:
+    """The only GPU of the fleet failed under job j and is well again."""
+    drive = failing(config, **asked)
     say(drive, "w0")
     return drive
 
@@ -227,13 +228,7 @@ def test_one_record_tells_it_once_and_what_is_the_same_writes_nothing() -> None:
 
 
 def test_an_operators_word_opens_it_until_the_worker_judges_anew() -> None:
-    drive = Driving()
-    drive.worker("w0", gpus=1)
-    drive.submit("j", gpu={})
-    drive.settle()
-    say(drive, "w0", FAILED)
-    drive.settle()
-    assert drive.job("j").state == "QUEUED"
+    drive = failing()
     drive.workers["w0"].auto = False  # it has not heard the word yet
     answer = drive.operate("release", "w0")
     assert (answer["changed"], answer["slots"]) == (True, [0])

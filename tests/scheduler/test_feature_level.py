@@ -7,8 +7,9 @@ from typing import Any, Final
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.records import FORMAT, STEP_WIDTH, Act, Op, decode_record
+from moorage.scheduler.core.records import FORMAT, LEVEL_OF, NOTICE, STEP_WIDTH, Act, Op, decode_record
 from moorage.schemas.frames import Unwell
 from moorage.schemas.operate import act_of
 from tests.scheduler.driving import Driving
@@ -22,6 +23,8 @@ KNOWN: Final = frozenset(
         Act.PART, Act.EXPIRE, Act.SNAPSHOT, Act.RESIGN, Act.UNQUARANTINE, Act.HOLD, Act.UNHOLD, Act.PRIORITY, Act.LIMIT,
     }
 )  # fmt: skip
+#: such as no scheduler of 0.2 comes to read: what it stops at, or what is in a ledger that it did not begin
+STOPS: Final = frozenset({Act.LEVEL, Act.BEHIND, Act.RESTORED})
 SAVES: Final[dict[str, Any]] = {"driver": "noop", "checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 30}
 
 
@@ -74,3 +77,17 @@ def test_what_is_new_waits_for_the_level_and_says_so() -> None:
     assert drive.answers["raise"]["level"] == FORMAT
     assert drive.order("share", tenant="t", weight=3, gpus=None)["changed"]
     assert drive.operate("drain", "w0", within_s=60)["changed"]
+
+
+def test_each_act_is_in_the_table_and_no_record_holds_one_too_early() -> None:
+    acts = {tag for name, tag in vars(Act).items() if not name.startswith("_")}
+    assert acts - KNOWN - STOPS == LEVEL_OF.keys() - {NOTICE}, "a new act stands in LEVEL_OF with its level"
+    assert set(LEVEL_OF.values()) <= set(range(2, FORMAT + 1))
+    state = Driving(level=BEFORE).engine.state
+    for tag, level in LEVEL_OF.items():
+        draft = Draft(state, 0)
+        assert draft.may(tag) == (state.level >= level)
+        if tag != NOTICE:
+            draft.acts.append([tag])
+            with pytest.raises(AssertionError, match=f"{tag}.* may not stand in a record of feature level {BEFORE}"):
+                draft.record(1, 1)

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.fold import FoldError, fold
+from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.folding import FoldError
+from moorage.scheduler.core.invariants import Broken, validate
 from moorage.scheduler.core.records import (
     FORMAT,
     Act,
@@ -20,7 +22,7 @@ from moorage.scheduler.core.records import (
     encode_record,
     packed,
 )
-from moorage.scheduler.core.state import AT_EXITED, LEGAL, Broken, State, new_member, validate
+from moorage.scheduler.core.state import AT_EXITED, LEGAL, State, new_member
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld

@@ -11,10 +11,11 @@ from moorage.scheduler.core import lifecycle
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.invariants import validate
 from moorage.scheduler.core.rank import Choice, Pack
 from moorage.scheduler.core.records import Op, decode_record, encode_record, packed
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import State, validate
+from moorage.scheduler.core.state import State
 from moorage.schemas.frames import Fact, FactFrame, FactKind
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld

@@ -25,7 +25,8 @@ import msgspec
 from moorage.scheduler.core import snapshot as snapshots
 from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.records import decode_record
-from moorage.scheduler.core.state import State, validate
+from moorage.scheduler.core.invariants import validate
+from moorage.scheduler.core.state import State
 state = State()
 for seq, payload in enumerate(msgspec.msgpack.decode(open(sys.argv[1], "rb").read()), 1):
     fold(state, decode_record(payload), seq)

@@ -1,12 +1,22 @@
-"""A worker's own rules forbid a job: it goes elsewhere, is not tried there again, and says why it waits."""
+"""A worker's own rules forbid a job: it goes elsewhere, is not tried there again, and says why it waits.
+
+What a worker tells of its rules with its join is a filter like any other: nothing is placed there to be refused.
+"""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.scheduler.core import fleet
+from moorage.scheduler.core.explain import REASONS
 from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.frames import NOT_PERMITTED
-from tests.scheduler.driving import Driving
+from tests.scheduler.driving import Driving, Worker
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver process on this worker"
 
@@ -42,3 +52,152 @@ def test_another_refusal_keeps_no_job_away() -> None:
     drive.fact("refused", "j", detail="device-busy 0")
     drive.pass_time(60_000)
     assert drive.states("j") == ["PLACED"]
+
+
+# ------------------------------------------------------------------------------------------ rules that a worker tells
+
+
+def explained(drive: Driving, job: str, tenant: str = "t") -> dict[str, Any]:
+    found = explain_job(drive.engine, tenant, job)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_nothing_is_placed_where_the_worker_told_that_it_may_not_be() -> None:
+    drive = Driving()
+    drive.worker("w0", drivers=["noop", "process"], drivers_for={"t": ["process"], "u": ["noop", "process"]})
+    answer = drive.submit("j", gpu={})
+    assert answer["warnings"] == ["no-match: no worker lets its tenant have the driver noop"]
+    drive.submit("mine", tenant="u", gpu={})
+    drive.settle()
+    assert (drive.states("j"), drive.states("mine", "u")) == (["QUEUED"], ["RUNNING"])
+    found = explained(drive, "j")
+    assert (found["reason"], found["means"]) == ("rules", REASONS["rules"])
+    assert found["because"] == NOT_PERMITTED + "tenant t may not have the driver noop on 1 worker"
+    assert found["held_by"] == ["w0: lets it have process"]
+    assert "fixes" not in found, "another request of this tenant would not help"
+    drive.worker("w1")
+    drive.settle()
+    assert drive.placed_on("j") == ["w1"]
+    assert drive.replica("j").refusals == 0
+
+
+def test_who_is_not_named_has_what_others_have() -> None:
+    drive = Driving()
+    drive.worker("w0", drivers_for={"u": ["noop"]})
+    drive.worker("w1", drivers_for={"u": [], "*": ["noop"]})
+    for job, tenant in (("a", "t"), ("b", "u")):
+        drive.submit(job, tenant=tenant, gpu={})
+    drive.settle()
+    assert (drive.placed_on("a"), drive.placed_on("b", "u")) == (["w1"], ["w0"])
+
+
+def test_who_waited_already_is_told_apart_once_a_worker_names_it() -> None:
+    """Also those that wait together with another tenant's, and those of a gang."""
+    drive = Driving()
+    for tenant in ("t", "u", "v"):
+        drive.submit("one", tenant=tenant, gpu={})
+        drive.submit("gang", tenant=tenant, gpu={"scheduling": "gang"}, replicas=2)
+    drive.worker("w0", 8, drivers_for={"u": ["noop"]})
+    drive.settle()
+    running = {(job, tenant): set(drive.states(job, tenant)) for tenant in "tuv" for job in ("one", "gang")}
+    assert running == {(job, tenant): {"RUNNING" if tenant == "u" else "QUEUED"} for job, tenant in running}
+    drive.worker("w1", 8, drivers_for={"t": ["noop"], "u": [], "*": []})
+    drive.settle()
+    assert {*drive.placed_on("one"), *drive.placed_on("gang")} == {"w1"}
+    assert drive.states("one", "v") == ["QUEUED"]
+
+
+def test_a_new_leader_knows_the_rules_from_the_ledger() -> None:
+    drive = Driving()
+    drive.worker("w0", 2, drivers_for={"u": ["noop"]})
+    drive.submit("j", gpu={})
+    drive.submit("mine", tenant="u", gpu={})
+    drive.settle()
+    drive.take_snapshot()
+    drive.lead()
+    drive.renew()
+    drive.submit("more", tenant="u", gpu={})
+    drive.settle()
+    assert drive.states("j") == ["QUEUED"]
+    assert drive.states("more", "u") == ["RUNNING"]
+    drive.run_out("w0")
+    assert drive.states("mine", "u") == ["SUCCEEDED"]
+
+
+def test_a_worker_that_joins_anew_without_rules_takes_everybody() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", drivers_for={"t": []})
+    drive.submit("j", gpu={})
+    drive.settle()
+    assert drive.states("j") == ["QUEUED"]
+    worker.hello = msgspec.structs.replace(worker.hello, drivers_for={})
+    drive.join(worker)
+    drive.settle()
+    assert drive.states("j") == ["RUNNING"]
+
+
+def test_on_no_match_rejects_what_no_worker_lets_it_have() -> None:
+    drive = Driving()
+    drive.worker("w0", drivers_for={"u": ["noop"]})
+    answer = drive.submit("j", gpu={}, on_no_match="reject")
+    assert answer["code"] == "no-match"
+    assert "no worker lets its tenant have the driver noop" in answer["message"]
+
+
+def test_tenants_that_rules_name_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who would name more is taken to have no rules: it refuses by itself."""
+    monkeypatch.setattr(fleet, "NAMED_MAX", 2)
+    drive = Driving()
+    drive.worker("w0", drivers_for={"a": [], "b": []})
+    drive.worker("w1", drivers_for={"c": [], "t": []})
+    drive.submit("j", gpu={})
+    drive.settle()
+    assert drive.placed_on("j") == ["w1"]
+    assert drive.engine.fleet.named == {"a", "b"}
+
+
+RULES = st.dictionaries(st.sampled_from(["t", "u", "v", "*"]), st.sampled_from([[], ["noop"], ["process"]]), max_size=3)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), st.sampled_from(["w0", "w1", "w2"]), RULES),
+        st.tuples(st.just("submit"), st.sampled_from("tuv"), st.booleans()),
+        st.just(("lead",)),
+    ),
+    max_size=14,
+)
+
+
+def permits(worker: Worker, tenant: str) -> bool:
+    rules = worker.hello.drivers_for
+    return not rules or "noop" in rules.get(tenant, rules.get("*", []))
+
+
+@given(STEPS)
+def test_whoever_comes_when_runs_where_it_may_and_nowhere_else(steps: list[tuple[Any, ...]]) -> None:
+    drive = Driving()
+    jobs: dict[str, str] = {}
+    for number, step in enumerate(steps):
+        before = {job for job, tenant in jobs.items() if drive.states(job, tenant)[0] != "QUEUED"}
+        if step[0] == "lead":
+            drive.lead()
+            drive.renew()
+        elif step[0] == "submit":
+            _, tenant, gang = step
+            jobs[f"j{number}"] = tenant
+            gpu = {"scheduling": "gang"} if gang else {}
+            drive.submit(f"j{number}", tenant=tenant, gpu=gpu, replicas=2 if gang else 1)
+        elif step[1] in drive.workers:
+            worker = drive.workers[step[1]]
+            worker.hello = msgspec.structs.replace(worker.hello, drivers_for=step[2])
+            drive.join(worker)
+        else:
+            drive.worker(step[1], 32, drivers_for=step[2])
+        drive.settle()
+        for job, tenant in jobs.items():
+            where = drive.placed_on(job, tenant)
+            if where[0] == "-":
+                assert not any(permits(worker, tenant) for worker in drive.workers.values()), (job, tenant)
+            elif job not in before:
+                assert all(permits(drive.workers[name], tenant) for name in where), (job, where)
+    assert sum(worker.told["refused"] for worker in drive.workers.values()) == 0

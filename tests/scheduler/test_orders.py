@@ -498,6 +498,21 @@ def test_the_history_tells_of_acts_as_the_events_did(drive: Driving) -> None:
     assert (told[0].by, told[0].said, told[0].why) == ("operator", "ana", "bad data")
 
 
+def test_the_history_names_where_a_job_ran_that_was_held_before(drive: Driving) -> None:
+    drive.submit("j", gpu={})
+    drive.order("hold", job="j")
+    drive.order("release", job="j")
+    drive.worker("w0", 1)
+    drive.settle()
+    drive.run_out("w0")
+    packing = Packing(drive.state, "t")
+    assert packing.add(drive.job("j"), with_request=False)
+    frame = read_frame(packing.frame())
+    told = list(changes_in(frame, frame.jobs[0]))
+    assert told == changes_since(drive.state, drive.job("j"), 1)
+    assert [change.worker for change in told] == ["", "", "w0", "w0", "w0", "w0"]
+
+
 def test_a_ledger_without_orders_folds_to_the_digests_it_always_had() -> None:
     """The chain of digests is in every record: rows that no operator touched must hash as they did before."""
     drive = Driving()

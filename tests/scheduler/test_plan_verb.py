@@ -10,8 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.whatif import child
-from moorage.scheduler.whatif.plan import PlanAsk, Planned, decode_planned, plan
+from moorage.scheduler.whatif.plan import PlanAsk, Planned, check_known, decode_planned, plan
+from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from tests.scheduler.driving import H100, Driving
 from tests.scheduler.test_forecast import MINUTE, learned, submit
@@ -112,6 +114,65 @@ def test_under_a_quota() -> None:
     assert told.waiting["reason"] == "limit"
 
 
+def test_the_edits_of_fleet_quotas_and_shares_count_together() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.worker("w1", 2)
+    submit(drive, "a", tenant="u")
+    submit(drive, "b", tenant="u")
+    drive.order("limit", tenant="v", gpus=1)
+    submit(drive, "c", tenant="v")
+    submit(drive, "held-by-limit", tenant="v")
+    host = {"devices": msgspec.to_builtins([Device(0, "nvidia", H100, "SIM-0")])}
+    edits: dict[str, Any] = {
+        "drain": ["w1"],
+        "add": [host],
+        "quota": {"v": 2},
+        "share": {"t": {"weight": 3, "gpus": 2}},
+    }
+    before = drive.state.digest
+    told = planned(drive, {"gpu": {"count": 2}}, **edits)
+    assert told.starting == {"own": [], "own_jobs": 0, "other_jobs": 1}, "the one that waited for its limit"
+    assert (told.starts, told.empty) == ("unknown", None)
+    assert drive.state.digest == before
+    assert planned(drive, drain=["w1"], quota={"v": 2}).starting == {"own": [], "own_jobs": 0, "other_jobs": 0}
+
+
+def test_a_share_decides_who_goes_first_and_needs_the_level() -> None:
+    drive = waiting()
+    for name in "abcd":
+        submit(drive, name, tenant="u")
+    told = planned(drive, {"gpu": {}}, share={"t": {"gpus": 1}})
+    first = planned(drive, {"gpu": {}})
+    assert told.in_ms is not None
+    assert first.in_ms is None or first.in_ms["p50_ms"] > told.in_ms["p50_ms"]
+    old = Driving(level=1)
+    with pytest.raises(Refused, match="level"):
+        check_known(old.engine, msgspec.convert({"share": {"t": {"weight": 3}}}, PlanAsk))
+
+
+def test_whom_it_would_preempt_is_told_though_victims_were_looked_for_just_now() -> None:
+    drive = Driving(Config(preempt_priority=80, preempt_after=0))
+    drive.worker("w0", 2)
+    submit(drive, "mine")
+    submit(drive, "theirs", tenant="u")
+    drive.settle()
+    drive.submit("other", gpu={"count": 3}, priority=90)  # victims are looked for in vain
+    told = planned(drive, {"gpu": {"count": 2}, "priority": 90})
+    assert told.preempts == {"own": ["mine"], "own_jobs": 1, "other_jobs": 1}
+    assert (told.starts, told.on) == ("later", "w0")
+
+
+def test_of_many_that_go_by_one_plan_at_once_the_first_alone_is_taken() -> None:
+    drive = waiting()
+    drive.worker("w1", 4)
+    seq = planned(drive, {"gpu": {}}).ledger
+    replies = [drive.offer_submit(f"r{number}", gpu={}, if_seq=seq) for number in range(5)]
+    drive.tick()
+    answers = [drive.answers[reply] for reply in replies]
+    assert [answer.get("code", answer["kind"]) for answer in answers] == ["accepted"] + ["moved-on"] * 4
+
+
 def test_after_the_ledger_has_moved_on_the_plan_is_refused_and_time_alone_is_no_move() -> None:
     drive = waiting()
     drive.worker("w1", 1)
@@ -128,7 +189,16 @@ def test_after_the_ledger_has_moved_on_the_plan_is_refused_and_time_alone_is_no_
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"drain": ["w"] * 257}, {"quota": -1}, {"colour": 1}, {"request": {"replicas": 0, "run": {"argv": ["a"]}}}],
+    [
+        {},
+        {"drain": ["w"] * 257},
+        {"quota": -1},
+        {"quota": {"a": -1}},
+        {"quota": {"B!": 1}},
+        {"share": {"a": {}}},
+        {"colour": 1},
+        {"request": {"replicas": 0, "run": {"argv": ["a"]}}},
+    ],
 )
 def test_what_cannot_be_planned(arguments: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from moorage.scheduler.core import snapshot as snapshots
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.invariants import validate
 from moorage.scheduler.core.records import decode_record
-from moorage.scheduler.core.state import State, validate
+from moorage.scheduler.core.state import State
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld
 

@@ -40,6 +40,20 @@ def test_events_of_a_faulty_world(seed: int) -> None:
             assert job.told == job.rev
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("simulated", [False, True])
+def test_what_most_jobs_begin_with(simulated: bool, replicas: int) -> None:
+    """Accepted and placed in one record: of one replica, of two, and with one that still waits."""
+    drive = Driving()
+    drive.worker("w0", 3, simulated=simulated)
+    for name in ("a", "b"):
+        drive.submit(name, gpu={}, replicas=replicas)
+        job = drive.job(name)
+        for told in range(job.rev):
+            job.told = told
+            assert Telling(drive.state).event(job) == encode(event_of(drive.state, job, told))
+
+
 def test_texts_that_need_escaping() -> None:
     drive = Driving()
     drive.worker("w0", 2, simulated=True)

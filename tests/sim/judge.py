@@ -13,8 +13,10 @@ from typing import Any, Final, NamedTuple
 
 from moorage.bus.jetstream import StoredMessage
 from moorage.bus.simulated import SimulatedBus
+from moorage.cli.intervals import clash
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.state import Broken, State, validate
+from moorage.scheduler.core.invariants import Broken, validate
+from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import HistoryFrame
@@ -191,10 +193,10 @@ class Judge:
                     continue
                 if _unit(other) == (tenant, job, replica):
                     self.violated(f"two live attempts: {other.key} and {ran.key}")
-                if _clash(mode, self._mode(*_unit(other)[:2])) and set(other.uuids) & set(ran.uuids):
+                if clash(mode, self._mode(*_unit(other)[:2])) and set(other.uuids) & set(ran.uuids):
                     self.violated(f"{other.key} and {ran.key} both hold {sorted(set(other.uuids) & set(ran.uuids))}")
             for hold in machine.local if ran.machine == machine.name else ():
-                if hold.uuid in ran.uuids and _clash(mode, hold.mode):
+                if hold.uuid in ran.uuids and clash(mode, hold.mode):
                     self.violated(f"{ran.key} and the local claim {hold.ticket} both hold {hold.uuid}")
             if ran.machine == machine.name:
                 for uuid in ran.uuids:
@@ -204,10 +206,10 @@ class Judge:
     def held_locally(self, machine: Machine, hold: LocalHold) -> None:
         """Code of the worker's own process was given a device."""
         for ran in machine.living:
-            if hold.uuid in ran.uuids and _clash(hold.mode, self._mode(*_unit(ran)[:2])):
+            if hold.uuid in ran.uuids and clash(hold.mode, self._mode(*_unit(ran)[:2])):
                 self.violated(f"{ran.key} and the local claim {hold.ticket} both hold {hold.uuid}")
         for other in machine.local:
-            if other.uuid == hold.uuid and _clash(hold.mode, other.mode):
+            if other.uuid == hold.uuid and clash(hold.mode, other.mode):
                 self.violated(f"the local claims {other.ticket} and {hold.ticket} both hold {hold.uuid}")
         self._check_memory(machine, hold.uuid, f"the local claim {hold.ticket}")
 
@@ -245,11 +247,6 @@ class _ReignTime(NamedTuple):
     epoch: int
     time_ms: int
     stored_ms: float
-
-
-def _clash(mode: str, other: str) -> bool:
-    """Whether two that hold a device in these modes must not be there at once."""
-    return mode != other or mode == "exclusive"
 
 
 def _unit(ran: Ran) -> tuple[str, str, int]:

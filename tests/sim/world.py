@@ -30,7 +30,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated import FaultyNetwork, SimulatedBus
 from moorage.bus.simulated_clock import SimulatedClock, Stalled
 from moorage.bus.simulated_processes import Process
-from moorage.scheduler import foresight, service, standing
+from moorage.scheduler import foresight, reign, service, standing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.snapshot import BadSnapshot
@@ -67,7 +67,7 @@ SNAPSHOT_RECORDS: Final = 60
 PROBATION_S: Final = 10.0
 #: what production does so often that it would be most of what happens when nothing does: module, setting, seconds here
 SELDOM: Final = (
-    (service, "FLEET_FRAME_S", 10.0),
+    (reign, "FLEET_FRAME_S", 10.0),
     (service, "STANDBY_LOOK_S", 0.5),
     (standing, "SAY_S", 10.0),
     (foresight, "FOLLOW_S", 10.0),
@@ -135,7 +135,7 @@ class World:
         state = random.getstate()
         patches.callback(random.setstate, state)
         random.seed(self.seed)
-        patches.enter_context(mock.patch.object(service, "take_snapshot", self._take_snapshot))
+        patches.enter_context(mock.patch.object(reign, "take_snapshot", self._take_snapshot))
         patches.enter_context(mock.patch.object(service, "gc"))  # a process's own tuning
         for module, name, seconds in SELDOM:
             patches.enter_context(mock.patch.object(module, name, seconds))

@@ -94,6 +94,20 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         assert seat.joins[0].machine == "machine-1"
 
 
+async def test_the_rules_by_tenant_are_told_with_the_join_and_never_in_public(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(drivers_for={"beta": "noop", "acme": ""}, programs_for={"acme": "/opt/private/*"})
+        seat = await w.leader.joined("w1")
+        assert seat.joins[0].hello.drivers_for == {"beta": ["noop"], "acme": []}
+        assert b"/opt/private" not in encode(seat.joins[0])
+        assert b"acme" not in encode(seat.hellos[0])
+        # the scheduler may not know, or lie: the worker looks by itself
+        await w.leader.want("w1", place(name_of(), body()))
+        assert (await w.leader.heard("w1", "refused", name_of())).detail.startswith("not-permitted: ")
+
+
 async def test_hello_and_load_are_public_json_and_name_no_job(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as w:
         await w.add(load_s=0.2, labels={"zone": "a"})

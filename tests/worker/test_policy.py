@@ -42,6 +42,15 @@ def test_drivers_by_tenant_and_for_all_others() -> None:
         policy(drivers_for={"acme": "process"}).check_placement("beta", Request(run=run("true")))
 
 
+def test_drivers_alone_are_told_and_only_what_a_join_has_room_for() -> None:
+    assert policy(programs_for={"acme": "sh"}, run_as_for={"acme": "7"}).told() == {}
+    assert policy(drivers_for={"acme": "process noop", "*": ""}).told() == {"acme": ["noop", "process"], "*": []}
+    many = {f"tenant-{number}": "process" for number in range(TENANTS_MAX)}
+    assert policy(drivers_for=many).told() == {}, "the scheduler finds out by being refused"
+    with pytest.raises(Refused):
+        policy(drivers_for=many).check_placement("beta", Request(run=run("true")))
+
+
 @pytest.mark.parametrize(
     ("program", "may"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -148,6 +149,28 @@ def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path: Path
         last = await Supervised.connect(tmp_path)
         assert {event.key for event in (await last.list()).ended} == {"a", "b"}
         await last.shutdown(0)
+
+    run(main())
+
+
+def test_who_goes_while_its_supervisor_starts_leaves_none_that_comes_up_alone(tmp_path: Path) -> None:
+    def starting() -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and os.fsencode(tmp_path) in (entry / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    async def main() -> None:
+        connecting = asyncio.create_task(Supervised.connect(tmp_path))
+        await poll(lambda: bool(starting()))
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        assert starting() == []
+        with pytest.raises(SupervisorUnavailable):
+            await Supervised.connect(tmp_path, spawn_if_absent=False)
 
     run(main())
 

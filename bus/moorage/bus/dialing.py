@@ -19,6 +19,7 @@ import tenacity
 from nats.aio.client import Client
 
 from moorage.bus.contexts import Context
+from moorage.bus.direct import DirectClient
 from moorage.bus.errors import BadContext, BusError, CannotConnect, NotAuthorized
 
 #: A silent server is noticed within about PING_INTERVAL_S * (PINGS_OUTSTANDING_MAX + 1).
@@ -67,7 +68,7 @@ class Dialer:
         return await attempts(self._dial_once)
 
     async def _dial_once(self) -> Client:
-        client = Client()
+        client = DirectClient()
         causes: list[Exception] = []
         connected = False
 

@@ -12,7 +12,6 @@ The data folder (0700) holds: `nats.conf`, `ledger-password`, `local-password`, 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import fcntl
 import os
 import secrets
@@ -22,12 +21,12 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from moorage.bus import parentage
 from moorage.bus.errors import ServerFailed, ServerMissing, ServerRunning
 
 BINARY_VARIABLE: Final = "MOORAGE_NATS_SERVER"
@@ -46,7 +45,6 @@ PING_INTERVAL_S: Final = 5
 _POLL_S: Final = 0.005
 _LOG_TAIL_LINES: Final = 12
 _LOG_TAIL_BYTES: Final = 8 * 1024
-_PR_SET_PDEATHSIG: Final = 1
 
 _CONFIG: Final = """\
 server_name: "moorage-{port_name}"
@@ -257,21 +255,8 @@ def _popen(folder: Path, binary: str, lock: int, die_with_parent: bool) -> subpr
             pass_fds=(lock,),
             # A Ctrl-C at the terminal is for us; the server goes last, when everything of ours has drained.
             start_new_session=True,
-            preexec_fn=_death_signal() if die_with_parent else None,
+            preexec_fn=parentage.die_with_parent() if die_with_parent else None,
         )
-
-
-def _death_signal() -> Callable[[], None]:
-    """Runs between fork and exec. The library is loaded before, as loading is not safe there."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 async def _until_ready(folder: Path, process: subprocess.Popen[bytes], log_from: int, timeout_s: float) -> int:

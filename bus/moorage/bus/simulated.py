@@ -11,7 +11,8 @@
 
 The production JetStream helper, `Mux`, and whatever takes a connection run on it as they are. On a plain asyncio loop
 it works too, in real time. Every object here says `simulated` where it is shown. What a real server does is checked by
-running the same tests on both; not simulated are permissions, clusters and the wire itself.
+running the same tests on both; not simulated are permissions, clusters, the wire itself, and the
+server that cuts a client which does not read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from moorage.bus.errors import (
     ConnectionClosed,
     HandlerFailed,
     PayloadTooLarge,
-    SlowConsumer,
 )
 from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes, is_subject
 from moorage.bus.health import State
@@ -44,9 +44,6 @@ __all__ = ["SERVER", "Faults", "FaultyNetwork", "SimulatedBus", "SimulatedClock"
 
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 USERS: Final = "users"
-#: of a subscription that names no bounds, as `Connection` has them
-PENDING_MESSAGES_MAX: Final = 262_144
-PENDING_BYTES_MAX: Final = 128 * 1024 * 1024
 API: Final = "$JS.API."
 #: parents of subjects whose hearers are kept
 BELOW_MAX: Final = 4_096
@@ -54,60 +51,19 @@ _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
 class SimulatedSubscription:
-    """A standing subscription. A handler is called as its message arrives, so no queue stands between the two.
+    """A standing subscription. `dropped` stays 0: a handler is called as its message arrives, as `Connection` does."""
 
-    What comes at one virtual instant is what one read of a socket holds, and what a process finds that was stopped:
-    of that the bounds keep the first, as nats-py does, and `dropped` counts the rest. A bound of 0 is none.
-    """
+    __slots__ = ("connection", "dropped", "handler", "open", "pattern", "prefix", "queue", "subject")
 
-    __slots__ = (
-        "_bytes",
-        "_messages",
-        "_read_s",
-        "bytes_max",
-        "connection",
-        "dropped",
-        "handler",
-        "messages_max",
-        "open",
-        "pattern",
-        "prefix",
-        "queue",
-        "subject",
-    )
-
-    def __init__(
-        self,
-        connection: SimulatedConnection,
-        subject: str,
-        handler: Handler,
-        queue: str,
-        messages_max: int = 0,
-        bytes_max: int = 0,
-    ) -> None:
+    def __init__(self, connection: SimulatedConnection, subject: str, handler: Handler, queue: str) -> None:
         self.connection = connection
         self.subject = subject
         self.pattern = subject.split(".")
         self.prefix = ".".join(itertools.takewhile(lambda token: token not in ("*", ">"), self.pattern))
         self.handler = handler
         self.queue = queue
-        self.messages_max = messages_max
-        self.bytes_max = bytes_max
         self.dropped = 0
         self.open = True
-        self._read_s = -1.0
-        self._messages = self._bytes = 0
-
-    def has_room(self, size_bytes: int, now_s: float) -> bool:
-        """Whether a message that arrives now is within the bounds; counts it when it is, and as dropped when not."""
-        if now_s != self._read_s:
-            self._read_s, self._messages, self._bytes = now_s, 0, 0
-        if 0 < self.messages_max <= self._messages or 0 < self.bytes_max <= self._bytes + size_bytes:
-            self.dropped += 1
-            return False
-        self._messages += 1
-        self._bytes += size_bytes
-        return True
 
     async def unsubscribe(self) -> None:
         self.connection.forget(self)
@@ -344,14 +300,13 @@ class SimulatedConnection(Link):
         handler: Handler,
         queue: str = "",
         *,
-        pending_messages_max: int = PENDING_MESSAGES_MAX,
-        pending_bytes_max: int = PENDING_BYTES_MAX,
+        pending_messages_max: int = 0,
+        pending_bytes_max: int = 0,
     ) -> SimulatedSubscription:
-        """As `Connection.subscribe`; what the bounds mean here, `SimulatedSubscription` says."""
+        """As `Connection.subscribe`; the bounds of a queue that is always empty are taken and mean nothing."""
         self._check_open()
         check_filter(subject)
-        bounds = (pending_messages_max, pending_bytes_max)
-        subscription = SimulatedSubscription(self, subject, handler, queue, *bounds)
+        subscription = SimulatedSubscription(self, subject, handler, queue)
         self._account.add(subscription)
         await asyncio.sleep(0)
         return subscription
@@ -427,14 +382,9 @@ class SimulatedConnection(Link):
             return
         if not subscription.open or not self.is_connected:
             return
-        own, now_s = dict(headers) if headers else None, asyncio.get_running_loop().time()
-        if not subscription.has_room(len(payload), now_s):
-            self.counters.received_dropped += 1
-            if subscription.dropped & (subscription.dropped - 1) == 0:  # as `Connection`: at 1, 2, 4, 8, …
-                self._report(SlowConsumer(subscription.subject, subscription.dropped))
-            return
+        own = dict(headers) if headers else None
         try:
-            subscription.handler(Delivery(subject, reply, payload, own, now_s))
+            subscription.handler(Delivery(subject, reply, payload, own, asyncio.get_running_loop().time()))
         except Exception as error:  # as over nats-py: told, and the subscription goes on
             self.counters.handler_failures += 1
             self._report(HandlerFailed("a subscription", error))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from moorage.bus.dialing import quietly
-from moorage.bus.transport import Delivery, Handler
+from moorage.bus.direct import callback_of
+from moorage.bus.transport import Handler
 
 Forget = Callable[["Subscription"], Awaitable[None]]
 
@@ -40,16 +40,11 @@ class Subscription:
         await self._forget(self)
 
     async def start(self, client: Client) -> None:
-        handler = self.handler
-
-        async def on_message(msg: Msg) -> None:
-            handler(Delivery(msg.subject, msg.reply, msg.data, msg.headers))
-
         self.client = client
         self._nats = await client.subscribe(
             self.subject,
             queue=self.queue,
-            cb=on_message,
+            cb=callback_of(self.handler),
             pending_msgs_limit=self.messages_max,
             pending_bytes_limit=self.bytes_max,
         )

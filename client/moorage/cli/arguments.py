@@ -152,6 +152,8 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
             said |= {"nargs": "?", "const": one.parameter.alone}
     elif one.many or not one.required:
         said["nargs"] = "*" if one.many else "?"
+        if not one.many:
+            said["default"] = one.default  # intermixed, argparse would give the word for none that it was told
     return {**said, "type": one.kind, "choices": one.choices or None, "metavar": one.value}
 
 

@@ -31,6 +31,8 @@ NVML_S_MAX: Final = 10.0
 CLOCK_OFF_S_MAX: Final = 1.0
 #: a round trip that makes renewals and appends slow
 ROUND_TRIP_MS_MAX: Final = 100.0
+#: free bytes of its disk below which a server of our own is out of order: it may stop storing at any record
+DISK_FREE_MIN: Final = 16 * 1024**2
 _CONF_BYTES_MAX: Final = 64 * 1024
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -166,6 +168,8 @@ async def _of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
         is_cluster = connection.is_clustered
         yield await _jetstream(connection, context)
         yield _sync(context)
+        if (conf := _conf_of_ours(context)) is not None:
+            yield _disk(conf)
     except MoorageError as error:
         yield _failed("nats", error)
         return
@@ -232,15 +236,31 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
 
 def _sync(context: Context) -> Check:
     """Only the server of a `moorage up` shows its file; of others a client cannot see it."""
-    from moorage.client.target import home
-
     hint = "set sync_interval: always on the ledger's servers, or run three of them"
-    conf = home() / "nats" / "nats.conf"
-    if context.source.startswith(str(home())) and conf.is_file():
+    conf = _conf_of_ours(context)
+    if conf is not None:
         always = "sync_interval: always" in _head(conf)
         found = f"sync_interval {'always' if always else 'is not always'}, in {conf}"
         return Check("sync", "ok", found) if always else Check("sync", "warn", found, hint)
     return Check("sync", "warn", "a client cannot see whether the server writes through", hint)
+
+
+def _conf_of_ours(context: Context) -> Path | None:
+    """The configuration of the server that a `moorage up` of this user started, where that is who answers."""
+    from moorage.client.target import home
+
+    conf = home() / "nats" / "nats.conf"
+    return conf if context.source.startswith(str(home())) and conf.is_file() else None
+
+
+def _disk(conf: Path) -> Check:
+    """A server whose disk is full takes no record: the scheduler answers nobody until there is room."""
+    disk = os.statvfs(conf.parent)
+    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    found = f"{free >> 20:,} of {size >> 20:,} MiB free at {conf.parent}"
+    if free >= DISK_FREE_MIN:
+        return Check("disk", "ok", found)
+    return Check("disk", "fail", found, "make room there, then end moorage up and start it again: nothing is lost")
 
 
 def _head(path: Path) -> str:

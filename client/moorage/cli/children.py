@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from moorage.bus.parentage import die_with_parent
 from moorage.client.errors import ClientError, client_problem
 
 #: starts of one child within the window, the first one included; beyond it something is wrong that no start mends
@@ -24,7 +24,6 @@ STOP_S: Final = 10.0
 LOG_BYTES_MAX: Final = 10 * 1024 * 1024
 LOG_TAIL_BYTES: Final = 4 * 1024
 LOG_TAIL_LINES: Final = 8
-_PR_SET_PDEATHSIG: Final = 1
 
 Say = Callable[[str], None]
 
@@ -97,7 +96,7 @@ class Child:
                 stderr=log,
                 env=self._env,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
             )
         self.pid = self._process.pid
         return self._process
@@ -169,19 +168,3 @@ def log_tail(path: Path) -> str:
             return "\n".join(file.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:])
     except OSError:
         return ""
-
-
-def _die_with_parent() -> Callable[[], None]:
-    """Runs between fork and exec: SIGTERM when we die, however that happens (prctl(2), PR_SET_PDEATHSIG).
-
-    The library is loaded before, as loading is not safe there.
-    """
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask

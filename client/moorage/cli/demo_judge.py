@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Final
 
 import msgspec
 
 from moorage.cli.demo_jobs import Planned
+from moorage.cli.intervals import ALONE, Span, overlaps
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.job import TERMINAL
 
-_SHARERS: Final = SHARERS_MAX["time-slice"]
+_SHARED: Final = "time-slice"
+_SHARERS: Final = SHARERS_MAX[_SHARED]
 
 
 class Verdict(msgspec.Struct):
@@ -98,26 +100,13 @@ def _read(record: str) -> tuple[list[_Run], list[str]]:
 
 
 def double_leases(runs: list[_Run], shares: set[str]) -> int:
-    """Moments at which a device had two holders, or more sharers than its cap, or both kinds.
+    """Beginnings on a device that somebody had alone, or that too many shared, or in another way of sharing.
 
-    A run without an end line was killed (the cancelled one): it is taken to end with the last line of all, unless a
-    later run had its device, which is then counted only against runs that began before it was over for sure.
+    Of a run without an end line (the cancelled one was killed) nobody knows how long it went on.
     """
-    marks: dict[str, list[tuple[int, int, bool]]] = defaultdict(list)
-    for run in runs:
-        if run.ended_ns is None:
-            continue
-        for uuid in run.uuids:
-            marks[uuid].append((run.began_ns, 1, run.job in shares))
-            marks[uuid].append((run.ended_ns, -1, run.job in shares))
-    found = 0
-    for edges in marks.values():
-        exclusive = shared = 0
-        for _, step, is_share in sorted(edges):
-            if is_share:
-                shared += step
-            else:
-                exclusive += step
-            if step > 0 and (exclusive > 1 or shared > _SHARERS or (exclusive and shared)):
-                found += 1
-    return found
+    spans = (
+        Span(uuid, run.unit, run.began_ns, run.ended_ns, _SHARED if run.job in shares else ALONE)
+        for run in runs
+        for uuid in run.uuids
+    )
+    return sum(1 for _ in overlaps(spans, {_SHARED: _SHARERS}))

@@ -50,9 +50,12 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "plan": (
         "moorage plan --gpu 8xH100 -- ./train.sh",
         "moorage plan --gpu 8xA100 --add 2x8xA100 -- ./train.sh",
-        "moorage plan --drain n07",
+        "moorage plan --drain n07 --quota acme=16 --quota vision=32 --share acme=3:8",
     ),
     "replay": (
+        "moorage replay --job vision/train-42",
+        "moorage replay --at 48213 --json",
+        "moorage replay --backup moorage-0f3a-48213.backup --job vision/train-42",
         "moorage replay leader.rec",
         "moorage replay leader.rec --job vision/train-42 --json",
     ),

@@ -64,7 +64,7 @@ def first_help() -> str:
     for title, verbs in VERBS.items():
         if title != LOOKUP:
             lines += ["", *_section(title, [(name, text) for name, text in _folded(verbs)])]
-    lines += ["", "moorage VERB --help has a verb's options and examples; moorage help has the rest."]
+    lines += ["", "moorage VERB --help has its options and examples; moorage help has the rest."]
     return "\n".join(lines)
 
 

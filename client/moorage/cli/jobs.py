@@ -195,7 +195,9 @@ def job_row(row: dict[str, Any]) -> list[Any]:
         row["attempt"],
         age(row["age_ms"]),
         row["code"],
-        row["worker"] + (" sim" if row["simulated"] else ""),
+        row["worker"]
+        + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
+        + (" sim" if row["simulated"] else ""),
         row["why"],
     ]
 

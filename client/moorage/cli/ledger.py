@@ -36,7 +36,7 @@ def backup(
         from moorage.scheduler.backup import backup as take
         from moorage.scheduler.settings import ledger_url
 
-        held, target = _scheduler(settings, options)
+        held, target = scheduler_of(settings, options)
         file, header = asyncio.run(take(ledger_url(held.ledger_url_file) or target or held.nats, held.prefix, to))
         if options.json:
             import msgspec
@@ -47,7 +47,7 @@ def backup(
             tell(f"{file}\trecord {header.seq} of ledger {header.ledger_id}, {jobs}, {workers}")
         return 0
 
-    return _ledger_guarded(options, act)
+    return ledger_guarded(options, act)
 
 
 def restore(
@@ -69,7 +69,7 @@ def restore(
         from moorage.scheduler.backup import restore as make
         from moorage.scheduler.settings import ledger_url
 
-        held, target = _scheduler(settings, options)
+        held, target = scheduler_of(settings, options)
         users = target or held.nats
         state = asyncio.run(
             make(ledger_url(held.ledger_url_file) or users, users, held.prefix, held.replicas, file, replace=replace,
@@ -82,7 +82,7 @@ def restore(
             tell(f"{state.ledger_id}\trestored with {many(len(state.jobs), 'job')}; start the schedulers")
         return 0
 
-    return _ledger_guarded(options, act)
+    return ledger_guarded(options, act)
 
 
 def feature_level(
@@ -118,7 +118,8 @@ def feature_level(
     return with_client(options, work)
 
 
-def _scheduler(settings: Path | None, options: Options) -> tuple[SchedulerSettings, str | None]:
+def scheduler_of(settings: Path | None, options: Options) -> tuple[SchedulerSettings, str | None]:
+    """The schedulers' settings, and where the users are (see `find_ledger`)."""
     from moorage.cli.processes import find_ledger
     from moorage.scheduler.settings import scheduler_settings
 
@@ -126,7 +127,7 @@ def _scheduler(settings: Path | None, options: Options) -> tuple[SchedulerSettin
     return held, find_ledger(held)
 
 
-def _ledger_guarded(options: Options, act: Any) -> int:
+def ledger_guarded(options: Options, act: Any) -> int:
     """As `guarded`, with what a ledger or a disk refuses told as a problem, too."""
 
     def told() -> int | None:

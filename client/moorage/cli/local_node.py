@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say
-from moorage.cli.local_tools import end_jobs, is_free_port, until_gone, write_private
+from moorage.cli.local_tools import end_jobs, until_gone, write_private
 from moorage.cli.options import Options
 from moorage.cli.processes import LEDGER_URL_FILE
 from moorage.cli.render import many
@@ -72,11 +72,12 @@ class Node:
     # -- what runs
 
     async def _start_server(self) -> None:
-        from moorage.bus.embedded import EmbeddedServer
+        from moorage.bus.embedded import HOST, EmbeddedServer
+        from moorage.worker.rendezvous import is_free_port
 
         port = self._port
         if port is None:
-            port = PORT_DEFAULT if is_free_port(PORT_DEFAULT) else 0
+            port = PORT_DEFAULT if is_free_port(PORT_DEFAULT, HOST) else 0
         self._server = await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)
         self._port = self._server.port
         write_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
@@ -179,7 +180,7 @@ class Node:
         assert self._server is not None
         assert self._scheduler is not None
         assert self._worker is not None
-        live = [worker for worker in fleet["workers"] if worker["state"] != "lost"]
+        live = [worker for worker in fleet["workers"] if worker["state"] not in ("lost", "not-heard")]
         gpus = sum(worker["gpus"] for worker in live)
         tag = f"{paint('sim', 'yellow', sys.stderr)}  " if self._simulate else ""
         kind = f"simulated by {self._simulate}" if self._simulate else ", ".join({m for w in live for m in w["models"]})
@@ -201,6 +202,7 @@ class Node:
             f"  moorage submit {gpu}-- sleep 60",
             "  moorage ls",
             "  moorage fleet --watch",
+            *([] if gpus else ["no GPU here: jobs run without --gpu; moorage up --simulate 4x8xH100 makes some up"]),
             "Ctrl-C ends all of it",
         ]
         for line in lines:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import socket
+import signal
 from pathlib import Path
 from typing import Final
 
 #: between SIGTERM and SIGKILL for jobs that run when all of it ends
 JOBS_GRACE_S: Final = 3.0
+#: for a supervisor that is just starting, or ending by itself; then it is killed
+STARTING_S_MAX: Final = 10.0
+STARTING_LOOK_S: Final = 0.05
 
 
 async def until_gone(pid: int) -> None:
@@ -36,10 +40,22 @@ async def end_jobs(state: Path, hard: asyncio.Event) -> None:
     folder = state / SUPERVISOR_FOLDER
     if not folder.exists():
         return
-    try:
-        supervised = await Supervised.connect(folder, spawn_if_absent=False)
-    except (SupervisorError, OSError):
-        return
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + STARTING_S_MAX
+    while True:
+        try:
+            supervised = await Supervised.connect(folder, spawn_if_absent=False)
+            break
+        except (SupervisorError, OSError):
+            # its agent may have ended while it was starting: it does not listen yet, and nobody else would end it
+            found = supervisors_of(folder)
+            if not found:
+                return
+            if loop.time() > ends_s:
+                for pid in found:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(STARTING_LOOK_S)
     gone = asyncio.create_task(until_gone(supervised.identity.pid))  # the socket closes a little earlier
     await asyncio.sleep(0)  # its pidfd is open before anything ends
     asks = [asyncio.create_task(supervised.shutdown(JOBS_GRACE_S)), asyncio.create_task(hard.wait())]
@@ -56,14 +72,18 @@ async def end_jobs(state: Path, hard: asyncio.Event) -> None:
     supervised.close()
 
 
-def is_free_port(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+def supervisors_of(folder: Path) -> list[int]:
+    """The supervisors that run on this folder, also those that do not listen yet or no more."""
+    wanted = (b"moorage.worker.supervisor", b"--state", os.fsencode(folder))
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if any(tuple(words[at : at + 3]) == wanted for at in range(len(words) - 2)):
+                found.append(int(entry.name))
+    return found
 
 
 def write_private(file: Path, text: str) -> None:

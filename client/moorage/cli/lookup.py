@@ -13,6 +13,7 @@ from moorage.cli.render import facts, table
 FIXES: Final[dict[str, str]] = {
     "no-worker": "start one: moorage worker",
     "driver": "ask for a driver that moorage fleet --json shows, or start a worker that offers it",
+    "rules": "ask who runs the worker to add it to the tenant's drivers_for, or for another driver",
     "label": "ask for labels that moorage fleet --json shows",
     "model": "ask for a model that moorage fleet shows",
     "memory": "ask for less memory than {asks}; moorage fleet shows the models",

@@ -87,7 +87,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("dlq drop", "moorage.cli.dlq:drop", "Delete refused requests for good."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("simulate", "moorage.cli.simulate:simulate", "The scheduler on a trace, under a virtual clock."),
-        Verb("replay", "moorage.cli.replay:replay", "A leader's decisions again, from its recording."),
+        Verb("replay", "moorage.cli.replay:replay", "What was decided, from the ledger, a backup or a recording."),
         Verb("errors", "moorage.cli.lookup:errors", "What each code means, and the exit codes."),
         Verb("schema", "moorage.cli.lookup:schema", "The JSON Schema of the request, or of a frame."),
         Verb(
@@ -159,11 +159,22 @@ def version() -> str:
 def _unknown(words: Sequence[str]) -> int:
     import difflib
 
+    if words[0].startswith("-"):
+        return _refuse_options_first(words)
     word = " ".join(words[:2]) if below(words[0]) else words[0]
     near = difflib.get_close_matches(word, all_verbs(), n=1)
     return _refuse(
         "unknown-verb", f"no verb {word!r}", words, (f"moorage {near[0]} --help" if near else "moorage --help",)
     )
+
+
+def _refuse_options_first(words: Sequence[str]) -> int:
+    """`moorage --tenant acme ls`: the same line as it should be."""
+    import shlex
+
+    at = next((at for at in range(len(words)) if find(words[at:])[0] is not None), 0)
+    fix = shlex.join(["moorage", *words[at:], *words[:at]]) if at else "moorage --help"
+    return _refuse("unknown-verb", f"{words[0]} stands where a verb does; options come behind it", words, (fix,))
 
 
 def _refuse(code: str, why: str, words: Sequence[str], fixes: tuple[str, ...]) -> int:

@@ -11,9 +11,11 @@ from moorage.cli.explain import explained_rows, fix_lines, starts
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts
 from moorage.cli.submit import NO_FLAGS, JobFlags, request_of
+from moorage.client.errors import rejected
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.planning import Quota, Share
 
 _EXITS: Final = {"later": EXIT_NOT_NOW, "unknown": EXIT_NOT_NOW, "never": EXIT_NEVER, "refused": EXIT_FAILED}
 
@@ -22,27 +24,75 @@ def plan(
     *command: Annotated[str, Parameter(help="What would be run, behind --.", command=True)],
     drain: Annotated[list[str] | None, Parameter(help="As if this worker were drained.", value="WORKER")] = None,
     add: Annotated[str | None, Parameter(help="As if these hosts were there: 2x8xA100.", value="HOSTS")] = None,
-    quota: Annotated[int | None, Parameter(help="As if the tenant were limited to so many GPUs.", value="GPUS")] = None,
+    quota: Annotated[
+        list[str] | None,
+        Parameter(help="As if a tenant were limited to so many GPUs; the number alone: yours.", value="TENANT=GPUS"),
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        Parameter(
+            help="As if a tenant had this weight, and after a colon GPUs of its own: acme=3:16.", value="TENANT=WEIGHT"
+        ),
+    ] = None,
     flags: JobFlags = NO_FLAGS,
     options: RowOptions = ROWS,
 ) -> int:
     """What would happen to a job: would it start now, where, when; nothing is submitted.
 
-    The leader answers with its own code, on a copy of its state; with --drain, --add and --quota as if the fleet were
-    another one, with a command or without. Ends with 0 where it would start now, 7 not now, 8 never on this fleet.
+    The leader answers with its own code, on a copy of its state; with --drain, --add, --quota and --share, in any
+    number and together, as if the fleet and the tenants' rights were others, with a command or without. Ends with 0
+    where it would start now, 7 not now, 8 never on this fleet.
     """
 
     def act() -> int:
         request = request_of(flags, command) if command or flags != NO_FLAGS else None
-        return with_client(options, lambda client: _plan(client, request, drain or (), add, quota, options))
+        quotas, shares = _quotas(quota or ()), _shares(share or ())
+        return with_client(options, lambda client: _plan(client, request, drain or (), add, quotas, shares, options))
 
     return guarded(options, act)
 
 
+def _quotas(words: Sequence[str]) -> Quota | None:
+    """`acme=16` for a tenant, `16` for the one that asks."""
+    if len(words) == 1 and words[0].isdecimal():
+        return int(words[0])
+    found: dict[str, int] = {}
+    for word in words:
+        tenant, _, gpus = word.partition("=")
+        if not tenant or not gpus.isdecimal():
+            raise rejected(
+                "invalid-argument", f"--quota {word} is no tenant with a number of GPUs", found=word,
+                next="write --quota acme=16, once for each tenant",
+            )  # fmt: skip
+        found[tenant] = int(gpus)
+    return found or None
+
+
+def _shares(words: Sequence[str]) -> Share:
+    """`acme=3` is a weight, `acme=3:16` that and GPUs guaranteed."""
+    found: dict[str, int | tuple[int, int]] = {}
+    for word in words:
+        tenant, _, of = word.partition("=")
+        weight, colon, gpus = of.partition(":")
+        if not tenant or not weight.isdecimal() or (colon and not gpus.isdecimal()):
+            raise rejected(
+                "invalid-argument", f"--share {word} is no tenant with a weight", found=word,
+                next="write --share acme=3, or acme=3:16 for GPUs of its own, too",
+            )  # fmt: skip
+        found[tenant] = (int(weight), int(gpus)) if colon else int(weight)
+    return found
+
+
 async def _plan(
-    client: AsyncClient, request: Any, drain: Sequence[str], add: str | None, quota: int | None, options: RowOptions
+    client: AsyncClient,
+    request: Any,
+    drain: Sequence[str],
+    add: str | None,
+    quota: Quota | None,
+    share: Share,
+    options: RowOptions,
 ) -> int:
-    answer = await client.plan(request, drain=drain, add=add, quota=quota)
+    answer = await client.plan(request, drain=drain, add=add, quota=quota, share=share)
     data = answer.data
     if not options.shown(answer, [data]):
         _tell(data, request is not None)

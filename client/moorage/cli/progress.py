@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from moorage.cli.console import is_live, say
-from moorage.cli.render import age, ordinal, state
+from moorage.cli.render import age, state, waits
 from moorage.cli.screen import cut
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ class Progress:
         """Why it waits, as `explain` says it."""
         if self._quiet or "reason" not in explained:
             return
-        place = f"{ordinal(explained['position'])} of {explained['queued']}" if "position" in explained else ""
-        starts = explained.get("starts")
-        place += f" ~{age(starts['p50_ms'])}" if starts else ""
-        needs = f"needs {explained['needs']}" if "needs" in explained else ""
-        why = needs or f"{explained['reason']}: {explained['means']}"
-        self._show("  ".join(filter(None, (self._tag("QUEUED"), place, why))))
+        self._show(f"{self._tag('QUEUED')}  {waits(explained)}")
 
     def note(self, text: str) -> None:
         if not self._quiet:
@@ -92,6 +87,21 @@ class Progress:
         stream.flush()
         if stream.isatty():
             self._at_line_start = piece.text.endswith("\n")
+
+    def stands(self, text: str) -> None:
+        """How it stands by now, in words of the caller's."""
+        if not self._quiet:
+            self._line = text
+            self._draw()
+
+    def tick(self) -> None:
+        """Have the line that stands there tell how long it is by now."""
+        if self._drawn:
+            self._draw()
+
+    def erase(self) -> None:
+        """Make room for a line of something else."""
+        self._erase()
 
     def close(self) -> None:
         """Leave the last line where it is; output that came behind it had its place."""

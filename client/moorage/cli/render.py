@@ -11,7 +11,7 @@ from typing import Any, Final, TextIO, TypeVar
 from moorage.cli.console import paint
 from moorage.client.values import age
 
-__all__ = ["age", "facts", "many", "ordinal", "state", "table", "utc"]
+__all__ = ["Rows", "age", "facts", "many", "ordinal", "state", "table", "utc", "waits"]
 
 T = TypeVar("T")
 
@@ -65,6 +65,32 @@ def table(
     for row in texts:
         lines.append(_line(row, widths, header, numbers, last, stream))
     return "\n".join(lines)
+
+
+class Rows:
+    """A table whose rows come one by one. On a terminal they stand under a header, each column as wide as ever,
+    the last one cut to fit; in a pipe they are separated by tabs, uncut and without a header."""
+
+    def __init__(self, header: Sequence[str], *, numbers: Sequence[str] = (), stream: TextIO | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._header = header
+        self._numbers = numbers
+        self._widths = [len(name) for name in header]
+        self._begun = False
+
+    def line(self, row: Sequence[Any]) -> str:
+        """The row as a line; before the first, the header."""
+        texts = [_text(cell) for cell in row]
+        if not self._stream.isatty():
+            return "\t".join(cell.replace("\t", " ") for cell in texts)
+        self._widths = [max(width, len(text)) for width, text in zip(self._widths, texts, strict=True)]
+        last = max(_room(shutil.get_terminal_size().columns, self._widths), LAST_COLUMN_MIN)
+        line = _line(texts, self._widths, self._header, self._numbers, last, self._stream)
+        if self._begun:
+            return line
+        self._begun = True
+        header = _line(self._header, self._widths, self._header, self._numbers, last)
+        return f"{paint(header, 'dim', self._stream)}\n{line}"
 
 
 def _room(columns: int, widths: Sequence[int]) -> int:
@@ -130,6 +156,15 @@ def _wrapped(text: str, room: int) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+
+
+def waits(explained: dict[str, Any]) -> str:
+    """Why a job waits, in a line, from what `explain` says: `2nd of 5  ~4m  needs 1 more H100 on one host`."""
+    place = f"{ordinal(explained['position'])} of {explained['queued']}" if "position" in explained else ""
+    starts = explained.get("starts")
+    about = f"~{age(starts['p50_ms'])}" if starts else ""
+    why = f"needs {explained['needs']}" if "needs" in explained else f"{explained['reason']}: {explained['means']}"
+    return GAP.join(filter(None, (place, about, why)))
 
 
 def ordinal(number: int) -> str:

@@ -1,57 +1,173 @@
-"""`moorage replay`: what a leader decided, decided again from its recording; nobody is asked."""
+"""`moorage replay`: what was decided: read again from the ledger or a backup, or decided again from a recording."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_DRIFT, emit, say, tell
-from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.ledger import SETTINGS, ledger_guarded, scheduler_of
+from moorage.cli.options import DEFAULTS, Options
 
 if TYPE_CHECKING:
+    from moorage.scheduler.lookback import Lookback
     from moorage.scheduler.recording import Replayed
 
 _PLACE: Final = 0
 
 
 def replay(
-    file: Annotated[Path, Parameter(help="What a scheduler wrote with --record.")],
+    file: Annotated[
+        Path | None, Parameter(help="What a scheduler wrote with --record; without it the ledger itself is read.")
+    ] = None,
     /,
     *,
-    job: Annotated[str | None, Parameter(help="Placements of this job alone; tenant/job where it is not one.")] = None,
+    at: Annotated[int | None, Parameter(help="What this record of the ledger decided.", value="LEDGER")] = None,
+    job: Annotated[str | None, Parameter(help="What concerns this job alone; tenant/job where it is not one.")] = None,
+    backup: Annotated[
+        Path | None, Parameter(help="A file of moorage admin backup: what stood then, and since which record.")
+    ] = None,
+    settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
     options: Options = DEFAULTS,
 ) -> int:
-    """Decide again what a leader decided, from its recording, and show each placement with its evidence.
+    """Show what was decided, with the evidence that the ledger has of it; or decide it again, from a recording.
 
-    A line a placement: ledger record, ledger time in ms, job, replica, worker, slots, and how many workers were known.
-    Ends with 0 where every record came out byte for byte as it was, with 10 where one did not.
+    From the ledger: a line a transition or operator's act: ledger record, ledger time in ms, job, state, worker, GPUs,
+    and why. Read beside a running leader, which is not asked; it needs the ledger's own account, as a scheduler does.
+    Records that were cut away behind a snapshot are not there any more, and it says so.
+
+    From a recording: a line a placement. Ends with 0 where every record came out byte for byte as it was, with 10 where
+    one did not.
     """
 
     def act() -> int:
         from moorage.client.errors import rejected
-        from moorage.scheduler.recording import CannotReplay
-        from moorage.scheduler.recording import replay as decide_again
 
-        records = differ = placed = 0
-        try:
-            for one in decide_again(file):
-                records += 1
-                if not one.same:
-                    differ += 1
-                    say(f"record {one.seq} came out otherwise than it was: another release, or a defect")
-                    continue
-                for row in placements(one):
-                    if job in (None, row["job"], f"{row['tenant']}/{row['job']}"):
-                        placed += 1
-                        _show(row, options)
-        except (CannotReplay, OSError) as error:
-            raise rejected("invalid-argument", str(error), found=str(file), next="name a file of --record") from None
-        say(f"{records:,} records decided again, {records - differ:,} of them byte for byte; {placed:,} placements")
-        return EXIT_DRIFT if differ else 0
+        if file is not None and backup is not None:
+            raise rejected("invalid-argument", "a recording and a backup are two things", next="name one of them")
+        if file is not None:
+            return _decide_again(file, at, job, options)
+        if backup is not None:
+            return _stood(backup, at, job, options)
+        held, target = scheduler_of(settings, options)
+        from moorage.scheduler.settings import ledger_url
 
-    return guarded(options, act)
+        where = ledger_url(held.ledger_url_file) or target or held.nats
+        return asyncio.run(_look_back(where, held.prefix, at, job, options))
+
+    return ledger_guarded(options, act)
+
+
+# --------------------------------------------------------------------------------------------- the ledger, a backup
+
+
+async def _look_back(where: str | None, prefix: str, at: int | None, job: str | None, options: Options) -> int:
+    from moorage.bus.connection import connect
+    from moorage.bus.jetstream import JetStream
+    from moorage.scheduler import lookback
+    from moorage.schemas.subjects import Subjects
+
+    async with await connect(where, "moorage-replay") as connection:
+        ledger = lookback.Lookback(JetStream(connection), Subjects(prefix))
+        shown = records = 0
+        async for told in ledger.tell(at, job):
+            if not records and at is None and ledger.base_seq:
+                shown += _before(ledger, options)
+            records += 1
+            for row in lookback.rows(told):
+                if job is None or lookback.concerns(row, job):
+                    shown += 1
+                    show(row, options)
+    say(f"{records:,} records read, {shown:,} lines")
+    return 0
+
+
+def _before(ledger: Lookback, options: Options) -> int:
+    """What the snapshot that the reading begins with knows of a job, and that no more is known."""
+    say(
+        f"records up to {ledger.base_seq} were cut away behind a snapshot: what they decided is known by its outcome"
+        " alone"
+    )
+    for row in ledger.before:
+        show(row, options)
+    return len(ledger.before)
+
+
+def _stood(file: Path, at: int | None, job: str | None, options: Options) -> int:
+    from moorage.client.errors import rejected
+    from moorage.scheduler import lookback
+    from moorage.scheduler.backup import read
+
+    header, state = read(file)
+    if at is not None and at > header.seq:
+        raise rejected(
+            "failed-precondition", f"the backup was taken at record {header.seq}: it does not know of {at}", found=at,
+            next="ask the ledger, or a later backup",
+        )  # fmt: skip
+    shown = 0
+    found = lookback.stories(state) if job is not None and at is None else lookback.standing(state, at)
+    for row in found:
+        if job is None or lookback.concerns(row, job):
+            shown += 1
+            show(row, options)
+    say(
+        f"{shown:,} lines, as record {header.seq} of ledger {header.ledger_id} has them: a backup is a state, and the"
+        " evidence stands in the ledger's records"
+    )
+    return 0
+
+
+def show(row: dict[str, Any], options: Options) -> None:
+    """A line of a decision or an act."""
+    if options.json:
+        emit(row)
+        return
+    head = f"{row['ledger'] or '-'}\t{row.get('time_ms', '-')}"
+    if row["kind"] == "act":
+        rest = {name: value for name, value in row.items() if name not in ("kind", "ledger", "epoch", "time_ms", "act")}
+        tell(f"{head}\t{row['act']}\t" + ", ".join(f"{name} {_word(value)}" for name, value in rest.items()))
+        return
+    name = f"{row['tenant']}/{row['job']}" + (f"/{row['replica']}" if row["replica"] >= 0 else "")
+    why = [row.get("why", ""), f"by {row['by']}" if row.get("by") else ""]
+    if "workers_known" in row:
+        why.append(f"{row['workers_known']} workers known, {row['free_left']} left free")
+        why.append(f"{row['placed_together']} placed by this decision" if row["placed_together"] > 1 else "")
+    why.append(f"waited {row['waited_ms'] / 1000:g} s" if "waited_ms" in row else "")
+    where = f"{row.get('worker', '-')}\t{','.join(row.get('gpus', ())) or '-'}"
+    tell(f"{head}\t{name}\t{row['state']}\t{where}\t{'; '.join(filter(None, why))}".rstrip())
+
+
+def _word(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# ------------------------------------------------------------------------------------------------------ a recording
+
+
+def _decide_again(file: Path, at: int | None, job: str | None, options: Options) -> int:
+    from moorage.client.errors import rejected
+    from moorage.scheduler.recording import CannotReplay
+    from moorage.scheduler.recording import replay as decide_again
+
+    records = differ = placed = 0
+    try:
+        for one in decide_again(file):
+            records += 1
+            if not one.same:
+                differ += 1
+                say(f"record {one.seq} came out otherwise than it was: another release, or a defect")
+                continue
+            for row in placements(one) if at in (None, one.seq) else ():
+                if job in (None, row["job"], f"{row['tenant']}/{row['job']}"):
+                    placed += 1
+                    _show_placement(row, options)
+    except (CannotReplay, OSError) as error:
+        raise rejected("invalid-argument", str(error), found=str(file), next="name a file of --record") from None
+    say(f"{records:,} records decided again, {records - differ:,} of them byte for byte; {placed:,} placements")
+    return EXIT_DRIFT if differ else 0
 
 
 def placements(one: Replayed) -> Iterator[dict[str, Any]]:
@@ -79,7 +195,7 @@ def placements(one: Replayed) -> Iterator[dict[str, Any]]:
         }
 
 
-def _show(row: dict[str, Any], options: Options) -> None:
+def _show_placement(row: dict[str, Any], options: Options) -> None:
     if options.json:
         emit(row)
         return

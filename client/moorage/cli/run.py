@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: a job that waits longer than this is asked why, and then again so often
 WHY_AFTER_S: Final = 1.0
 WHY_AGAIN_S: Final = 5.0
+#: how often the line on a terminal says how long it is by now
+TICK_S: Final = 1.0
 
 
 def run(
@@ -130,6 +132,7 @@ async def _follow(
         if submit is not None:
             await submit()
         asking: asyncio.Task[None] | None = None
+        ticking = asyncio.create_task(_tick(progress))
         try:
             async for item in watch:
                 outcome.take(item)
@@ -143,9 +146,10 @@ async def _follow(
                     progress.output(item)
         finally:
             progress.close()
-            if asking is not None:
-                asking.cancel()
-                await asyncio.wait({asking})
+            beside = {ticking, *([asking] if asking is not None else [])}
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
         result = outcome.result(watch.shown)
         _tell_missing(watch)
     if result.state == SUCCEEDED:
@@ -172,6 +176,12 @@ def _tell_missing(watch: Watch) -> None:
         say(f"warning[output]: {name} passed the worker's output_cap_bytes; what came behind that is not kept")
     if joiner.trouble is not None:
         tell_error(joiner.trouble.problem, joiner.trouble.fixes)
+
+
+async def _tick(progress: Progress) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        progress.tick()
 
 
 async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, emit, exit_code_of, say, tell, tell_error
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.render import waits
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
 
@@ -213,12 +214,16 @@ def _talk(job: Job, request: Request) -> None:
     known = f"known already, {accepted.state}" if accepted.duplicate else "accepted"
     say(f"{known}: {format_token(request.effective_gpu, request.replicas)}, ledger record {accepted.ledger}")
     tell_warnings(accepted)
+    if accepted.waiting is not None and "reason" in accepted.waiting:
+        say(f"waits: {waits(accepted.waiting)}")
     say(f"follow: moorage logs {job.id}   why: moorage explain {job.id}")
 
 
 def tell_warnings(accepted: Accepted) -> None:
     for warning in accepted.warnings:
-        say(f"warning[{warning.partition(':')[0]}]:{warning.partition(':')[2] or ' see moorage explain'}")
+        code, _, text = warning.partition(":")
+        text = text.strip() or "see moorage explain"
+        say(f"warning[{code}]: {'no known worker could run it: ' if code == 'no-match' else ''}{text}")
 
 
 async def _many(client: AsyncClient, requests: list[Request], options: RowOptions) -> int | None:

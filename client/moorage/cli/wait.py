@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_FAILED, say, tell
+from moorage.cli.console import EXIT_FAILED, is_live, say, tell
 from moorage.cli.jobs import why_of
 from moorage.cli.options import ROWS, RowOptions, detachable, with_client
-from moorage.cli.render import many, state
+from moorage.cli.progress import Progress
+from moorage.cli.render import Rows, many, state, waits
 from moorage.cli.selectors import HELP, HELP_ONE, LISTED, ids_of, one_id
 
 if TYPE_CHECKING:
@@ -32,6 +35,11 @@ def exit_code_of_result(result: Result) -> int:
     return result.code if result.code > 0 else 128 - result.code
 
 
+#: how often the line on the terminal says how long it is by now, and how many of those until it asks again
+TICK_S: Final = 1.0
+ASK_AGAIN_TICKS: Final = 5
+
+
 def wait(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     at_most: Annotated[
@@ -50,17 +58,16 @@ def wait(
             say(f"no job of tenant {client.tenant} to wait for: all are over")
         handles = [client.job(name) for name in names]
         results: dict[str, Result] = {}
-        async for job in client.as_completed(handles, at_most):
-            result = results[job.id] = _known(job.known_result)
-            if options.json or options.format:
-                answer = await client.answer("show", {"job": job.id})
-                options.shown(answer, [answer.data])
-            else:
-                tell(
-                    "\t".join(
-                        (job.id, result.state, "-" if result.code is None else str(result.code), result.why or "-")
-                    )
-                )
+        rows = Rows(("JOB", "STATE", "CODE", "WHY"), numbers=("CODE",))
+        async with Meanwhile(client, names) as meanwhile:
+            async for job in client.as_completed(handles, at_most):
+                result = results[job.id] = _known(job.known_result)
+                meanwhile.over(job.id)
+                if options.json or options.format:
+                    answer = await client.answer("show", {"job": job.id})
+                    options.shown(answer, [answer.data])
+                else:
+                    tell(rows.line((job.id, result.state, result.code, result.why)))
         if len(names) > 1 and not (options.json or options.format):
             failed = sum(result.state != "SUCCEEDED" for result in results.values())
             say(f"{many(len(names), 'job')} over, {failed} not SUCCEEDED")
@@ -80,6 +87,56 @@ def _known(result: Result | None) -> Result:
     return result
 
 
+class Meanwhile:
+    """On a terminal, one line that tells how it stands with the jobs that are waited for; elsewhere nothing."""
+
+    def __init__(self, client: AsyncClient, jobs: Sequence[str]) -> None:
+        self._client = client
+        self._left = dict.fromkeys(jobs)
+        self._of = len(self._left)
+        self._progress = Progress("", quiet=not is_live(sys.stderr))
+        self._telling: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Meanwhile:
+        if is_live(sys.stderr):
+            self._telling = asyncio.create_task(self._tell())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.wait({self._telling})
+        self._progress.erase()
+
+    def over(self, job: str) -> None:
+        """A row about it is told next."""
+        self._left.pop(job, None)
+        self._progress.erase()
+
+    async def _tell(self) -> None:
+        at, words = 0, ""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if at % ASK_AGAIN_TICKS == 0:
+                words = await self._words()
+            if not self._left:
+                return
+            self._progress.stands(words)
+            at += 1
+
+    async def _words(self) -> str:
+        from moorage.client.errors import ClientError
+
+        first = next(iter(self._left), "")
+        try:
+            data = await self._client.job(first).explain()
+        except ClientError:
+            return f"waiting for {first}"  # what is wrong is told by who waits for it, if it lasts
+        why = waits(data) if "reason" in data else ""
+        over = f"{self._of - len(self._left)} of {self._of} over" if self._of > 1 else ""
+        return "  ".join(filter(None, (over, first, state(data["state"], sys.stderr), why)))
+
+
 def events(
     job: Annotated[str | None, Parameter(help=HELP_ONE + " Without one: all jobs of the tenant.", lists=LISTED)] = None,
     /,
@@ -94,38 +151,42 @@ def events(
     """
 
     async def work(client: AsyncClient) -> int | None:
+        rows = Rows(COLUMNS, numbers=("CODE",))
         if job is not None:
             async for event in client.job(await one_id(client, job, "events")).events():
-                _tell(event, options)
+                _tell(event, options, rows)
             return None
         async for event in client.events():
-            _tell(event, options)
+            _tell(event, options, rows)
         return None
 
     gc.enable()
     return with_client(options, work)
 
 
-def _tell(event: Event, options: RowOptions) -> None:
+COLUMNS: Final = ("UTC", "JOB", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY")
+
+
+def _tell(event: Event, options: RowOptions, rows: Rows) -> None:
     if options.shown(event, [event]):
         return
-    for row in rows_of(event):
-        tell("\t".join(map(str, row)))
+    for row in rows_of(event, whole=not sys.stdout.isatty()):
+        tell(rows.line(row))
 
 
-def rows_of(event: Event) -> list[list[Any]]:
-    """A row a transition: time, job, replica, attempt, state, worker, code, GPUs, why."""
+def rows_of(event: Event, *, whole: bool) -> list[list[Any]]:
+    """A row a transition, with the cells of `COLUMNS`; the date is in a `whole` time alone."""
     rows: list[list[Any]] = []
     for change in event.changes:
         when = datetime.fromtimestamp(change.time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
         worker = change.worker + (" sim" if change.worker and event.simulated else "")
         rows.append(
             [
-                when,
+                when if whole else when[11:-1],
                 event.job,
                 change.replica if change.replica >= 0 else "-",
                 change.attempt,
-                state(change.state, sys.stdout),
+                change.state,
                 worker or "-",
                 "-" if change.code is None else change.code,
                 len(change.gpus) or "-",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from moorage.client.admin import Admin
     from moorage.client.job import Job, Result
     from moorage.client.lease import Lease, OnAskedBack
+    from moorage.client.planning import Quota, Share
     from moorage.client.watch import Watch
     from moorage.schemas.operate import Act, Done
 
@@ -223,14 +224,16 @@ class AsyncClient(Connected):
         *,
         drain: Sequence[str] = (),
         add: str | None = None,
-        quota: int | None = None,
+        quota: Quota | None = None,
+        share: Share | None = None,
         **fields: Unpack[Fields],
     ) -> Answer:
         """What would happen to a request, and nothing does: `data["starts"]` is now, later, unknown, never or refused.
 
-        As if the workers in `drain` were drained, the hosts of `add` (as `2x8xA100`) were there, and the tenant might
-        have at most `quota` GPUs; without `what`, what these edits alone would do. `data["ledger"]` is the `if_seq` of
-        a submit that shall only count while the plan holds. Raises as `submit`.
+        As if the workers in `drain` were drained, the hosts of `add` (as `2x8xA100`) were there, tenants might have at
+        most `quota` GPUs (of this tenant, or by tenant), and had a `share`: a weight, or that and GPUs guaranteed.
+        Without `what`, what these edits alone would do. `data["ledger"]` is the `if_seq` of a submit that shall only
+        count while the plan holds. Raises as `submit`.
         """
         from moorage.client.planning import plan_arguments
 
@@ -238,7 +241,7 @@ class AsyncClient(Connected):
             beside = ", ".join([*(["gpu"] if gpu is not None else []), *fields])
             raise TypeError(f"{beside} without a request: the first argument says what would run")
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
-        return await self.answer("plan", plan_arguments(request, drain, add, quota))
+        return await self.answer("plan", plan_arguments(request, drain, add, quota, share))
 
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""

@@ -212,6 +212,9 @@ def unanswered(error: BusError, where: str, timeout_s: float) -> MoorageError:
         what = "no scheduler listens" if isinstance(error, NoResponders) else "no scheduler answered"
         return NoScheduler(
             client_problem("no-scheduler", f"{what} at {where}, tried for {timeout_s:g} s"),
-            ("start one: moorage scheduler, or all of it on this machine: moorage up",),
+            (
+                "start one: moorage scheduler, or all of it on this machine: moorage up",
+                "or see why it is silent: moorage doctor",
+            ),
         )
     return error

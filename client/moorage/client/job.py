@@ -16,7 +16,7 @@ from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import HANDLER, Watch, driver_of
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import EXITED, FAILED, SUCCEEDED, TERMINAL
+from moorage.schemas.job import CANCELLED, CANCELLING, EXITED, FAILED, SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -304,4 +304,6 @@ def result_of(job: str, state: str, changes: list[Change], why: str, shown: dict
     last = decided(changes, state)
     if last is None:
         return Result(job, state, shown.get("code"), shown.get("why", why), changes)
-    return Result(job, state, last.code, last.why, changes)
+    asked = (each.why for each in reversed(changes) if each.state == CANCELLING and each.why)
+    # that its worker ended it when asked to says less than who asked
+    return Result(job, state, last.code, next(asked, last.why) if state == CANCELLED else last.why, changes)

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from moorage.client.errors import rejected
 
+#: GPUs that the asking tenant may have, or by tenant
+Quota = int | Mapping[str, int]
+#: by tenant: its weight, or that and the GPUs guaranteed to it
+Share = Mapping[str, int | tuple[int, int]]
 
-def plan_arguments(request: bytes | None, drain: Sequence[str], add: str | None, quota: int | None) -> dict[str, Any]:
+
+def plan_arguments(
+    request: bytes | None,
+    drain: Sequence[str],
+    add: str | None,
+    quota: Quota | None,
+    share: Share | None,
+) -> dict[str, Any]:
     """The arguments of the verb; `request` is one as submitted, `add` a fleet's word. Raises `Rejected`."""
-    arguments: dict[str, Any] = {"drain": list(drain), "add": _added(add), "quota": quota}
+    arguments: dict[str, Any] = {"drain": list(drain), "add": _added(add)}
+    if quota is not None:
+        arguments["quota"] = quota if isinstance(quota, int) else dict(quota)
+    if share:  # left out where it is not asked for: a leader of the release before knows no such field
+        arguments["share"] = {
+            tenant: {"weight": of} if isinstance(of, int) else {"weight": of[0], "gpus": of[1]}
+            for tenant, of in share.items()
+        }
     if request is not None:
         arguments["request"] = msgspec.json.decode(request)
-    elif not drain and add is None and quota is None:
+    elif not drain and add is None and quota is None and not share:
         raise rejected("invalid-argument", "nothing to plan", next="name a request, or hosts to drain or to add")
     return arguments
 

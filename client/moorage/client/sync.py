@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease as AsyncLease
     from moorage.client.lease import OnAskedBack
+    from moorage.client.planning import Quota, Share
     from moorage.worker.leases.client import AskedBack
 
 #: how long an interrupted call may take to let go of what it has begun
@@ -493,11 +494,12 @@ class Client:
         *,
         drain: Sequence[str] = (),
         add: str | None = None,
-        quota: int | None = None,
+        quota: Quota | None = None,
+        share: Share | None = None,
         **fields: Unpack[Fields],
     ) -> Answer:
         """As `AsyncClient.plan`."""
-        return self._thread.call(self._twin.plan(what, gpu, drain=drain, add=add, quota=quota, **fields))
+        return self._thread.call(self._twin.plan(what, gpu, drain=drain, add=add, quota=quota, share=share, **fields))
 
     def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """As `AsyncClient.ls`."""

@@ -70,7 +70,7 @@ class Foresight:
         self._asked: list[tuple[str, str, str, bool]] | None = None  # those that wait for the forecast under way
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
         self._submits_from_s = 0.0
-        engine.tell_waiting = self.at_submit
+        engine.leaving.tell_waiting = self.at_submit
 
     # ------------------------------------------------------------------------------------------- asked
 

@@ -89,7 +89,7 @@ class History:
             "frames": self.frames,
             "stories": self.stories,
             "refused": self.refused,
-            "dropped": self._engine.history_dropped,
+            "dropped": self._engine.clearing.dropped,
         }
 
     def take(self, outputs: Outputs) -> None:

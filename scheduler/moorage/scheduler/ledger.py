@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -29,7 +30,8 @@ from moorage.bus.jetstream import (
     JsError,
     StoredMessage,
 )
-from moorage.scheduler.core.fold import FoldError, fold
+from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.schemas.subjects import Subjects
@@ -126,6 +128,25 @@ class Ledger:
         except FoldError as error:
             raise LedgerBroken(str(error)) from None
         return count
+
+    async def retell(self, state: State, through: int) -> AsyncIterator[tuple[int, Record, Folded]]:
+        """Fold what stands behind `state.seq` up to a record, and say what each one changed; junk is left out.
+
+        Raises `LedgerGap`, `LedgerBroken`.
+        """
+        try:
+            async for message in self._js.read_range(
+                self._subjects.ledger_stream, from_seq=state.seq + 1, to_seq=through
+            ):
+                record = self._decode(message)
+                if record is None or record.epoch < state.epoch:
+                    self._skip(state, message)
+                    continue
+                yield message.seq, record, fold(state, record, message.seq)
+        except StreamGap as gap:
+            raise LedgerGap(f"the ledger has a hole behind record {state.seq}: {gap}") from None
+        except FoldError as error:
+            raise LedgerBroken(str(error)) from None
 
     async def silent_for(self, state: State) -> float:
         """Seconds since the last record was stored, both by this machine's and the server's wall clock.

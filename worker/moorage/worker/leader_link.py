@@ -79,7 +79,7 @@ class LeaderLink:
                 reporter.facts.machine,
                 reporter.boot,
                 command.n,
-                reporter.hello(),
+                reporter.hello_to_the_leader(),
                 facts=command.facts,
                 holding=command.holding,
                 reign=session.reign,

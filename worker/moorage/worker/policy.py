@@ -1,6 +1,7 @@
 """What this worker lets tenants do: which drivers, which programs, and as which user of the host.
 
-The worker's own word, whatever a scheduler sends. A driver that a tenant may not have is refused as a placement, so
+The worker's own word, whatever a scheduler sends; of the drivers it tells the scheduler, which then sends nothing in
+vain, and still looks by itself. A driver that a tenant may not have is refused as a placement, so
 that the job goes to another worker; a program or user that it may not have fails the attempt at once, since no other
 try would do better here. Both name what was found and what is allowed, in the job's own story.
 """
@@ -14,17 +15,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from moorage.schemas.errors import Refused, refuse
-from moorage.schemas.frames import NOT_PERMITTED
+from moorage.schemas.frames import NOT_PERMITTED, OTHERS
 from moorage.schemas.job import Request, Run
 from moorage.schemas.names import is_tenant
 
 if TYPE_CHECKING:
     from moorage.worker.settings import WorkerSettings
 
-#: stands for every tenant that is not named
-OTHERS: Final = "*"
 #: at most so many tenants and words in one setting
 TENANTS_MAX: Final = 1_000
+#: characters of rules that a join tells at most: a quarter of what its hello may take in the ledger
+TOLD_CHARS_MAX: Final = 16 * 1024
 _SHOWN_MAX: Final = 5
 #: variables by which a request could have an allowed program load or find another one (ld.so(8), exec(3))
 _LOADING: Final = ("LD_", "TF_LD_", "TF_PREPEND_LD_")
@@ -83,6 +84,15 @@ class Policy:
                         found=user,
                         next="or write a uid",
                     ) from None
+
+    def told(self) -> dict[str, list[str]]:
+        """What the scheduler is told with a join: the drivers by tenant, so that it sends none in vain.
+
+        Programs and users stay here: they say what lies on this host. Nothing where it would not fit a join.
+        """
+        if sum(len(tenant) + sum(map(len, words)) for tenant, words in self._drivers.items()) > TOLD_CHARS_MAX:
+            return {}
+        return {tenant: sorted(words) for tenant, words in self._drivers.items()}
 
     def check_placement(self, tenant: str, request: Request) -> None:
         """Raise `Refused` where the tenant may not have the request's driver on this worker."""

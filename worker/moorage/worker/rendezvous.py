@@ -24,7 +24,7 @@ class Rendezvous:
             return ""
         address = self._address or own_address()
         for port in range(wanted, min(wanted + PORT_TRIES_MAX, 65536)):
-            if port not in self._taken and _is_free_port(port):
+            if port not in self._taken and is_free_port(port):
                 self._ours[name] = port
                 self._taken.add(port)
                 return f"{address}:{port}"
@@ -36,11 +36,12 @@ class Rendezvous:
             self._taken.discard(self._ours.pop(name, 0))
 
 
-def _is_free_port(port: int) -> bool:
+def is_free_port(port: int, address: str = "") -> bool:
+    """Whether a listener could have this TCP port now; on every address of this host where none is named."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
+from msgspec.structs import replace
+
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Hello, Load, Look, Looked, SlotLoad
 from moorage.schemas.release import RELEASE
@@ -18,6 +20,7 @@ from moorage.worker.inventory.faults import Fault, Gravity
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.leases.session import NEVER_S
 from moorage.worker.member_messages import HealthChanged, Log
+from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.shell import Shell
@@ -106,6 +109,10 @@ class Reporter:
             lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
             keeps={key: value for driver in self.drivers.values() for key, value in driver.keeps(settings).items()},
         )
+
+    def hello_to_the_leader(self) -> Hello:
+        """With what is nobody else's business: the rules by tenant."""
+        return replace(self.hello(), drivers_for=Policy.of(self.settings).told())
 
     def say_hello(self) -> None:
         self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))

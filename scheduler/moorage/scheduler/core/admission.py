@@ -286,6 +286,9 @@ class Admission:
         known = self._near.get(shape.index)
         if known is not None and known[0] == self.fleet.inventory:
             return known[1]
+        reasons = {cls.fit(shape).reason for cls in self.fleet.classes.values()}
+        if "rules" in reasons and reasons <= {"driver", "rules"}:
+            return f"{NO_MATCH}: no worker lets its tenant have the driver {shape.driver}"
         names = sorted({name for cls in self.fleet.classes.values() for _, _, name, _ in cls.devices})
         wanted = [model.lstrip("=") for model in shape.models]
         lower = {name.lower(): name for name in names}
@@ -295,7 +298,8 @@ class Admission:
                 if lower[hit] not in near:
                     near.append(lower[hit])
         shown = near[:NAMES_SHOWN_MAX] or names[:NAMES_SHOWN_MAX]
-        text = NO_MATCH + (": the fleet has " + ", ".join(shown) if shown else ": the fleet is empty")
+        empty = "no host of the fleet has a GPU" if self.fleet.classes else "the fleet is empty"
+        text = f"{NO_MATCH}: {'the fleet has ' + ', '.join(shown) if shown else empty}"
         if len(self._near) >= NEAR_MAX:
             self._near.clear()
         self._near[shape.index] = (self.fleet.inventory, text)

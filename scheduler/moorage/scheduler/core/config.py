@@ -88,6 +88,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             " (priority, arrival), or fifo (the same, and nobody passes whoever is first)."
         ),
     ] = "fair"
+    reserve_after: Annotated[
+        float,
+        setting("What has waited so long, and cannot start, gets hosts held back for it.", unit="s", ge=1, le=86400),
+    ] = 30.0
     ageing: Annotated[
         float,
         setting("Points by which a waiting job's priority grows each hour, in `fair` and the other orders; 0: none.",
@@ -109,7 +113,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     fair_share_half_life: Annotated[
         float,
-        setting("After so long a tenant's past usage counts half in its fair share.", unit="s", ge=10, le=366 * 86400),
+        setting("After so long a tenant's past usage counts half in its fair share.", unit="s", ge=1, le=366 * 86400),
     ] = 3600.0
 
     def __post_init__(self) -> None:

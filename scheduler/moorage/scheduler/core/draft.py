@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
-from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Op, Record, ending, packed
+from moorage.scheduler.core.records import LEVEL_OF, RECORD_BYTES_MAX, Act, Op, Record, ending, packed
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -37,6 +37,8 @@ RUN_BYTES: Final = 3 * STEP_BYTES
 NOTE_CHARS_MAX: Final = 200
 #: room left for acts, evidence and the record's own fields
 SLACK_BYTES: Final = 96 * 1024
+#: what a record may hold before it takes no more
+FULL_BYTES: Final = RECORD_BYTES_MAX - SLACK_BYTES
 _RUN, _DONE = int(Op.RUN), int(Op.DONE)
 #: details of an exit that is no failure by itself
 _WELL: Final = ("exit", "")
@@ -130,6 +132,10 @@ class Draft:
 
     # ------------------------------------------------------------------------- what will be, once folded
 
+    def may(self, act: str) -> bool:
+        """Whether this act, or a NOTICE, may stand in a record at the ledger's feature level."""
+        return self.state.level >= LEVEL_OF.get(act, 1)
+
     def state_of(self, replica: Replica) -> int:
         return self._state.get(replica, replica.state)
 
@@ -184,7 +190,7 @@ class Draft:
     @property
     def full(self) -> bool:
         """No more may be gathered: the record would come near its bound (ledger-rules H5)."""
-        return self.bytes > RECORD_BYTES_MAX - SLACK_BYTES
+        return self.bytes > FULL_BYTES
 
     # ------------------------------------------------------------------------------------------ steps
 
@@ -439,8 +445,12 @@ class Draft:
     def record(self, leader: int, rid: int) -> Record:
         state = self.state
         self.settle()
+        level = max([state.level, *(act[1] for act in self.acts if act[0] == Act.LEVEL)])
+        early = [act[0] for act in self.acts if LEVEL_OF.get(act[0], 1) > level]
+        if early:  # a defect: followers of the release before would end over it
+            raise AssertionError(f"{early} may not stand in a record of feature level {level}")
         return Record(
-            max([state.level, *(act[1] for act in self.acts if act[0] == Act.LEVEL)]),
+            level,
             state.epoch,
             leader,
             rid,

@@ -174,3 +174,11 @@ class Resign:
 
 
 Event = Submit | Cancel | QueueRead | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
+
+#: what reaches the engine beside requests
+Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
+
+
+def presses(event: Rest) -> bool:
+    """Whether an event must not wait for the next heartbeat: renewals alone may."""
+    return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))

@@ -14,6 +14,7 @@ REASONS: Final[dict[str, str]] = {
     "no-worker": "no worker has joined",
     "not-heard": "no worker that could run it was heard in this reign yet",
     "driver": "no worker offers the driver",
+    "rules": "no worker that is left lets its tenant have the driver, by rules of its own",
     "label": "no worker has the labels that it requires",
     "no-gpu": "no worker that is left has a GPU",
     "sharing": "no worker that is left offers the sharing mode",
@@ -43,8 +44,8 @@ REASONS: Final[dict[str, str]] = {
 
 #: reasons that no waiting cures while the fleet is as it is
 NEVER_REASONS: Final = frozenset(
-    {"no-worker", "driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count", "host-size"}
-    | {"gang-size"}
+    {"no-worker", "driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count"}
+    | {"host-size", "gang-size"}
 )
 
 
@@ -149,7 +150,7 @@ def _now(hosts: list[Host], shape: Shape) -> int:
     return sum(host.replicas_of(shape, "now") for host in hosts)
 
 
-_ORDER: Final = ("driver", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
+_ORDER: Final = ("driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
 
 
 def _depth(reason: str) -> int:

@@ -91,13 +91,18 @@ class FinishedTable:
         chunk, start = self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * _ROW.size
         _ROW.pack_into(chunk, start, key, digest, time_ms // 1000, state, seq & 0xFFFFFFFF, seq >> 32)
         self._end = number + 1
-        segment, slot = self._look(key)
         bits, which = _from_bytes(key, "little"), key[-1]
+        segment = self._segments[which]
+        slot, size = bits & len(segment) - 1, len(segment)
+        if segment[slot] != _EMPTY:
+            slot = self._look(key)[1]
         if segment[slot] == _EMPTY:
-            self._filled[which] += 1
-        segment[slot] = _entry(bits, number)
-        if self._filled[which] > len(segment) * _GROW_AT:
-            self._grow(which)
+            filled = self._filled[which] = self._filled[which] + 1
+            segment[slot] = _entry(bits, number)
+            if filled > size * _GROW_AT:
+                self._grow(which)
+        else:
+            segment[slot] = _entry(bits, number)
         self.row += _row_hash(bits, digest, state)
 
     def oldest_ms(self) -> int | None:

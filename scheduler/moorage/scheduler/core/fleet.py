@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from moorage.scheduler.core.records import Mode
 from moorage.scheduler.core.shape import Avoid, Shape
 from moorage.scheduler.core.state import Member, Worker
+from moorage.schemas.frames import OTHERS
 from moorage.schemas.gpu import SHARERS_MAX
 
 NO_GPU: Final = int(Mode.NONE)
@@ -22,7 +23,11 @@ EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
 FITS_MAX: Final = 50_000
 #: members of one worker: so that its renewal, its join and its loss each fit one frame or record
 MEMBERS_MAX: Final = 4096
+#: tenants that workers' rules name, in all; who would name more is taken to have none, and refuses by itself
+NAMED_MAX: Final = 10_000
 When = Literal["ever", "emptied", "now"]
+#: the drivers that each tenant may have on a worker, as its hello tells it; empty: any
+Rules = dict[str, frozenset[str]]
 _MODE_WORDS: Final = {int(Mode.EXCLUSIVE): "exclusive", int(Mode.MPS): "mps", int(Mode.TIME_SLICE): "time-slice"}
 
 
@@ -81,6 +86,7 @@ class HostClass:
         "buckets",
         "devices",
         "drivers",
+        "drivers_for",
         "fits",
         "hosts",
         "islands",
@@ -91,8 +97,9 @@ class HostClass:
         "sharers_max",
     )
 
-    def __init__(self, key: Any, hello: dict[str, Any]) -> None:
+    def __init__(self, key: Any, hello: dict[str, Any], drivers_for: Rules) -> None:
         self.key = key
+        self.drivers_for = drivers_for
         self.devices = [
             (int(d["index"]), str(d["vendor"]), str(d["name"]), int(d.get("memory_mib", 0))) for d in hello["gpu_pool"]
         ]
@@ -120,6 +127,8 @@ class HostClass:
     def _fit(self, shape: Shape) -> Fit:
         if shape.driver not in self.drivers:
             return Fit(0, 0, "driver")
+        if self.drivers_for and shape.driver not in self.permitted(shape.tenant):
+            return Fit(0, 0, "rules")
         for label, allowed in shape.requires.items():
             if self.labels.get(label) not in allowed:
                 return Fit(0, 0, "label")
@@ -137,6 +146,10 @@ class HostClass:
         if mask.bit_count() < shape.count:
             return Fit(0, best, "count")
         return Fit(mask, best, "", sum(1 << slot for slot, rank in enumerate(ranks) if rank == best))
+
+    def permitted(self, tenant: str) -> frozenset[str]:
+        """The drivers that a tenant may have where there are rules; "" is any that none of them names."""
+        return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
 
     def _device_reason(self, shape: Shape) -> str:
         """Which filter the devices fail first: vendor, model, then memory."""
@@ -310,6 +323,8 @@ class Fleet:
         self.inventory = 0  # grows when the set of classes or hosts changes
         #: worker numbers of hosts that came, went or changed; a ranker that keeps a table empties it
         self.touched: set[int] = set()
+        #: tenants that rules of some worker name: what they ask for is told apart
+        self.named: set[str] = set()
         #: for a ranker that asked for it: members of each host by `rank_classic.tag_of`
         self.tags: dict[int, dict[int, int]] | None = None
 
@@ -319,6 +334,7 @@ class Fleet:
         """A new session: its inventory, less what its members hold."""
         self.leave(worker.num)
         hello = worker.hello
+        rules = self.rules_of(hello)
         key = (
             tuple((d["index"], d["vendor"], d["name"], d.get("memory_mib", 0)) for d in hello["gpu_pool"]),
             _islands(hello["gpu_pool"]),
@@ -326,10 +342,11 @@ class Fleet:
             tuple(hello["modes"]),
             tuple(sorted(hello["labels"].items())),
             tuple(sorted(hello["sharers_max"].items())),
+            tuple(sorted((tenant, tuple(sorted(drivers))) for tenant, drivers in rules.items())),
         )
         cls = self.classes.get(key)
         if cls is None:
-            cls = self.classes[key] = HostClass(key, hello)
+            cls = self.classes[key] = HostClass(key, hello, rules)
         host = Host(worker, cls)
         cls.hosts[worker.num] = self.hosts[worker.num] = host
         for member, shape in members:
@@ -337,6 +354,15 @@ class Fleet:
         self.inventory += 1
         self.refresh(host)
         return host
+
+    def rules_of(self, hello: dict[str, Any]) -> Rules:
+        """Its rules; the tenants that they name are told apart from now on. Of an older worker there are none."""
+        rules = {tenant: frozenset(drivers) for tenant, drivers in (hello.get("drivers_for") or {}).items()}
+        named = self.named | rules.keys() - {OTHERS}
+        if len(named) > NAMED_MAX:
+            return {}
+        self.named = named
+        return rules
 
     def leave(self, worker_num: int) -> None:
         host = self.hosts.pop(worker_num, None)

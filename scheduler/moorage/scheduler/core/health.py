@@ -12,7 +12,7 @@ from typing import Final
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Host
 from moorage.scheduler.core.lifecycle import Lifecycle
-from moorage.scheduler.core.records import LEVEL_OF_0_3, RECORD_BYTES_MAX, Act, Count
+from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Count
 from moorage.scheduler.core.state import State, Worker
 from moorage.schemas.frames import Renew, Unwell
 
@@ -33,7 +33,7 @@ class Health:
         worker = host.worker
         if not (frame.unwell or worker.unwell or worker.well) or worker.num in draft.examined:
             return
-        if self.state.level < LEVEL_OF_0_3:
+        if not draft.may(Act.HEALTH):
             return  # its load frames say that they are sick, as ever
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # it is said again with the next renewal
@@ -83,7 +83,7 @@ class Health:
         mask = (worker.quarantined | worker.unwell_mask) & named
         self.lifecycle.release(draft, worker, mask)
         draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined & mask, by])
-        if mask and self.state.level >= LEVEL_OF_0_3:
+        if mask and draft.may(Act.WELL):
             draft.acts.append([Act.WELL, worker.num, mask | worker.well, by])
         lifted = 0
         for job in self.state.jobs.values():

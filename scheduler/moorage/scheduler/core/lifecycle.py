@@ -12,7 +12,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.records import LEVEL_OF_0_3, NOTICE_S_MAX, Act, Count, GangPhase, Op
+from moorage.scheduler.core.records import NOTICE, NOTICE_S_MAX, Act, Count, GangPhase, Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
     AT_EXITED,
@@ -166,7 +166,7 @@ class Lifecycle:
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:
         """The worker's own rules forbid it: another try there would end alike, so the job goes elsewhere."""
-        if draft.state.level < LEVEL_OF_0_3:
+        if not draft.may(Act.AVOID):
             return  # it is tried there again, at most as often as any refusal allows
         worker = member.worker
         every = (1 << len(worker.hello.get("gpu_pool", ()))) - 1
@@ -376,7 +376,7 @@ class Lifecycle:
         run = self.request_of(job).workload
         if notice_s is None:
             notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
-        notice_s = min(notice_s, NOTICE_S_MAX) if draft.state.level >= LEVEL_OF_0_3 else 0
+        notice_s = min(notice_s, NOTICE_S_MAX) if draft.may(NOTICE) else 0
         after = self._next_after(job.replicas[0] if job.gang else replica, count)
         if draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, after, count)

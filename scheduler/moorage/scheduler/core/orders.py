@@ -17,7 +17,7 @@ from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.plan import Planner
 from moorage.scheduler.core.queue import REPLICA_BITS, Queue, entry
-from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, LEVEL_OF_0_3, Act, actor
+from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, LEVEL_OF, Act, actor
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, State, Tenant
 from moorage.scheduler.core.state import Order as Standing
@@ -43,14 +43,15 @@ def _given(value: int | UnsetType | None, before: int) -> int:
     return before if isinstance(value, UnsetType) else value or 0
 
 
-def level_problem(what: str, level: int) -> Problem:
-    """An order whose record the schedulers of the release before could not follow."""
+def level_problem(what: str, act: str, level: int) -> Problem:
+    """An order whose `act` schedulers that know this feature level alone could not follow."""
+    needed = LEVEL_OF[act]
     return problem(
         "failed-precondition",
-        f"{what} need feature level {LEVEL_OF_0_3}: schedulers of the release before cannot follow a ledger with them",
+        f"{what} need feature level {needed}: schedulers of the release before cannot follow a ledger with them",
         found=f"feature level {level}",
-        allowed=f"{LEVEL_OF_0_3} or above",
-        next=f"once every scheduler is upgraded: moorage admin feature-level --to {LEVEL_OF_0_3}",
+        allowed=f"{needed} or above",
+        next=f"once every scheduler is upgraded: moorage admin feature-level --to {needed}",
     )
 
 
@@ -208,8 +209,8 @@ class Orders:
     # --------------------------------------------------------------------------------------------------- fair share
 
     def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
-        if self.state.level < LEVEL_OF_0_3:
-            return level_problem("shares of tenants", self.state.level)
+        if not draft.may(Act.SHARE):
+            return level_problem("shares of tenants", Act.SHARE, self.state.level)
         name, before = asked.tenant, draft.share_of(asked.tenant)
         weight, gpus = _given(asked.weight, before[0]), _given(asked.gpus, before[1])
         changed = (weight, gpus) != before

@@ -59,6 +59,7 @@ class Planner:
         order: str = "fair",
         could_ever: Callable[[Shape], bool] = lambda shape: True,
         ageing: Ageing | None = None,
+        patience_ms: int = PATIENCE_MS,
     ) -> None:
         self.fleet = fleet
         self.queue = queue
@@ -68,10 +69,11 @@ class Planner:
         self.order = order
         self.could_ever = could_ever
         self.ageing = ageing
+        self.patience_ms = patience_ms
         self.rates = Rates(fleet)
         self.reservation: Reservation | None = None
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
-        self._looked_ms = -PATIENCE_MS
+        self._looked_ms = -patience_ms
         self._granted = 0  # reservations given
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
@@ -441,7 +443,7 @@ class Planner:
         for line in self.queue.lines.values():
             item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)
             job = draft.state.jobs.get(item >> REPLICA_BITS) if item is not None else None
-            if item is None or job is None or draft.time_ms - job.accepted_ms <= PATIENCE_MS:
+            if item is None or job is None or draft.time_ms - job.accepted_ms <= self.patience_ms:
                 continue
             if self._may(draft, line):
                 head = head_of(line) if head_of is not None else -line.priority

@@ -13,7 +13,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.lifecycle import Lifecycle
 from moorage.scheduler.core.preemption import VOID_MS, Choice, Preemption, Right
 from moorage.scheduler.core.queue import REPLICA_BITS, Head, Line
-from moorage.scheduler.core.records import LEVEL_OF_0_3, Act, Count
+from moorage.scheduler.core.records import Act, Count
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import Job
 
@@ -71,7 +71,7 @@ class Preempting:
 
     def seek(self, draft: Draft, lines: list[tuple[Head, int, Line]], barred: Callable[[Line], frozenset[int]]) -> None:
         """Find victims for the first of those who may and found no room; `lines` with the first entry of each."""
-        if draft.time_ms - self._sought_ms < 1000 or draft.state.level < LEVEL_OF_0_3:
+        if draft.time_ms - self._sought_ms < 1000 or not draft.may(Act.PREEMPT):
             return
         state, searches = draft.state, 0
         self._sought_ms = draft.time_ms
@@ -89,6 +89,10 @@ class Preempting:
                 found = self.policy.choose(draft, line.shape, right, barred(line))
             if found is not None:
                 self._end(draft, right, found)
+
+    def seek_at_once(self) -> None:
+        """Victims are looked for with the next pass, however short a time ago they were."""
+        self._sought_ms = 0
 
     def _right(self, draft: Draft, job: Job, line: Line) -> Right | None:
         need = line.shape.count * line.shape.together

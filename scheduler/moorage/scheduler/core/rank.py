@@ -7,11 +7,18 @@ A newcomer adds a ranking by writing one class with `choose` and naming it in `R
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final
 
 from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fit, Fleet, Host, HostClass
 from moorage.scheduler.core.shape import Shape
+
+#: choices among linked slots that are remembered: a few kinds of hosts in as many states
+SLOTS_KNOWN: Final = 65_536
+
+#: sets of slots by NVLink, and by NUMA node (`fleet.HostClass.islands`)
+Islands = tuple[tuple[int, ...], ...]
 
 
 class Choice:
@@ -62,7 +69,10 @@ def lowest_slots(mask: int, count: int) -> int:
 
 def best_slots(mask: int, fit: Fit, count: int) -> int:
     """`count` slots of a mask: those that answer best before the others (A10 before A100 for `A10`), lowest first."""
-    best = mask & fit.best_mask
+    return _best_of(mask, mask & fit.best_mask, count)
+
+
+def _best_of(mask: int, best: int, count: int) -> int:
     if best == mask or best.bit_count() >= count:
         return lowest_slots(best, count)
     return best | lowest_slots(mask & ~best, count - best.bit_count())
@@ -78,7 +88,11 @@ def whole_slots(host: Host, mask: int, fit: Fit, count: int) -> int:
     islands = host.cls.islands
     if not islands:
         return best_slots(mask, fit, count)
-    best = mask & fit.best_mask
+    return _linked_slots(islands, mask, mask & fit.best_mask, count)
+
+
+@functools.lru_cache(SLOTS_KNOWN)
+def _linked_slots(islands: Islands, mask: int, best: int, count: int) -> int:
     within = best if best.bit_count() >= count else mask
     found = _smallest(within, islands[0], count) or _smallest(within, islands[1], count)
     if found:
@@ -90,7 +104,7 @@ def whole_slots(host: Host, mask: int, fit: Fit, count: int) -> int:
         taken |= part if part.bit_count() <= missing else lowest_slots(part, missing)
         if taken.bit_count() == count:
             return taken
-    return best_slots(mask, fit, count)
+    return _best_of(mask, best, count)
 
 
 def _smallest(mask: int, islands: tuple[int, ...], count: int) -> int:

@@ -14,9 +14,6 @@ import msgspec
 #: the newest record format, which is the newest feature level: 1 is all up to release 0.2, 2 is 0.3. A release folds
 #: this one and the one before; a leader writes the ledger's level, which an operator raises once every scheduler can
 FORMAT: Final = 2
-#: the level from which on shares, preemption, windows, notices and the health of devices may stand in a ledger: a
-#: scheduler of 0.2 that follows it knows none of them
-LEVEL_OF_0_3: Final = 2
 RECORD_BYTES_MAX: Final = 512 * 1024
 STEP_WIDTH: Final = 6
 
@@ -154,6 +151,22 @@ class Act:
     SHARE: Final = "share"  # tenant, weight, GPUs guaranteed (0: none set), actor, why
     PREEMPT: Final = "preempt"  # job number, workers held for it, numbers of the jobs that end for it; none: given up
     HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
+
+
+#: beside the acts: the notice that stands in an END step
+NOTICE: Final = "notice"
+#: the feature level from which on each of these may stand in a ledger: a scheduler that knows the level before alone
+#: could not follow it. What is not named always may
+LEVEL_OF: Final[dict[str, int]] = {
+    NOTICE: 2,
+    Act.HEALTH: 2,
+    Act.WELL: 2,
+    Act.AVOID: 2,
+    Act.WINDOW: 2,
+    Act.SHARE: 2,
+    Act.HALF_LIFE: 2,
+    Act.PREEMPT: 2,
+}
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):

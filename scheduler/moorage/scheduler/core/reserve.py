@@ -1,8 +1,8 @@
 """Hosts held back, so that a stream of small jobs cannot starve a big one (promise 11), and what may still use them.
 
-Whoever has waited longest beyond `PATIENCE_MS` gets a reservation: the hosts on which it would fit soonest are closed
-to everybody else until it starts. Behind its back goes only who surely ends before it could start (backfill; Lifka,
-"The ANL/IBM SP Scheduling System", 1995).
+Whoever has waited longest beyond the setting `reserve_after` gets a reservation: the hosts on which it would fit
+soonest are closed to everybody else until it starts. Behind its back goes only who surely ends before it could start
+(backfill; Lifka, "The ANL/IBM SP Scheduling System", 1995).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from moorage.scheduler.core.shape import Shape
 if TYPE_CHECKING:
     from moorage.scheduler.core.backfill import Estimates
 
+#: the setting's default
 PATIENCE_MS: Final = 30_000
 #: a reservation's hosts are chosen anew at most so often, where others will be free sooner: a walk over the fleet
 MOVE_MS: Final = 30_000

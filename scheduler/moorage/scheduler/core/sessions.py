@@ -12,7 +12,7 @@ from typing import Final, TypeGuard
 import msgspec
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.health import Health
@@ -324,6 +324,14 @@ def no_leader() -> Problem:
 def kept(worker: Worker) -> bool:
     """Whether jobs wait for this very machine (on_partition keep)."""
     return any(member.replica.state == LOST_KEPT for member in worker.members.values())
+
+
+def lose_bytes(worker: Worker) -> int:
+    """What the end of a session writes at most: two steps a member, and more for the ranks of its gangs."""
+    return sum(
+        2 * STEP_BYTES * (len(member.replica.job.replicas) if member.replica.job.gang else 1)
+        for member in worker.members.values()
+    )
 
 
 def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> frozenset[MemberKey]:

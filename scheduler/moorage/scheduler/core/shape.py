@@ -39,6 +39,7 @@ class Shape:
         "share_mib",
         "slot_index",
         "spread",
+        "tenant",
         "together",
         "vendor",
     )
@@ -46,6 +47,7 @@ class Shape:
     def __init__(self, key: ShapeKey, index: int, request: Request) -> None:
         gpu = request.effective_gpu
         self.avoid: Avoid = ()  # devices that failed under the job that asks
+        self.tenant = ""  # who asks, where some worker has rules for this very tenant
         self.key = key
         self.index = index
         self.driver = request.workload.driver
@@ -128,9 +130,22 @@ class Shapes:
         key = (*shape.key, avoid)
         found = self._by_key.get(key)
         if found is None:
-            found = copy(shape)
-            found.key, found.index, found.avoid = key, self._next, avoid
-            self._kept(found)
+            found = self._kept(self._like(shape, key))
+            found.avoid = avoid
+        return found
+
+    def asked_by(self, shape: Shape, tenant: str) -> Shape:
+        """As `shape`, by a tenant that some worker's rules name: its jobs wait in lines of their own."""
+        key = (*shape.key, tenant)
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._kept(self._like(shape, key))
+            found.tenant = tenant
+        return found
+
+    def _like(self, shape: Shape, key: ShapeKey) -> Shape:
+        found = copy(shape)
+        found.key, found.index = key, self._next
         return found
 
     def _kept(self, shape: Shape) -> Shape:

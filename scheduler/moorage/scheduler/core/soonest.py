@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from moorage.scheduler.core.durations import Durations
 from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.reading import Reading
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import Member
+from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, Member, State, started_ms
 
 #: runs that must have been seen before the shortest of them bounds anything
 SAMPLES_SURE: Final = 8
@@ -71,3 +73,28 @@ def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
             found.append((after_ms, most - rooms))
             rooms = most
     return found
+
+
+class Soonest:
+    """How soon something could start at the earliest, whoever waits before it."""
+
+    def __init__(self, state: State, fleet: Fleet, reading: Reading, durations: Durations) -> None:
+        self._state = state
+        self._fleet = fleet
+        self._reading = reading
+        self._durations = durations
+
+    def of(self, shape: Shape, priority: int) -> int:
+        """In how many ms, where every worker was heard in this reign."""
+        return soonest_ms(self._fleet, shape, lambda member: self._least_ms(member, priority))
+
+    def _least_ms(self, member: Member, priority: int) -> int:
+        """How long a member lasts at least, by what was seen; 0 where nothing is sure, or where it may be preempted."""
+        job = member.replica.job
+        if member.phase == AT_EXITED or self._reading.priority_of(job) < priority:
+            return 0
+        elapsed_ms = max(0, self._state.time_ms - started_ms(job, member)) if member.phase == AT_RUNNING else 0
+        found = self._durations.remaining(
+            job.tenant, self._reading.workload_of(job), self._reading.shape_of(job), elapsed_ms
+        )
+        return found.least_ms if found is not None and found.samples >= SAMPLES_SURE else 0

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.scheduler.core.fairshare import ONE, rate_of
+from moorage.scheduler.core.fairshare import ONE
 from moorage.scheduler.core.finished import FinishedTable
 from moorage.scheduler.core.records import GangPhase
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
@@ -402,102 +402,3 @@ class State:
         for tenant in self.tenants.values():
             total += tenant.digest_row()
         return total & 0xFFFFFFFFFFFFFFFF
-
-
-#: states in which a replica has a member
-_HOLDING: Final = frozenset((PLACED, CLAIMED, RUNNING, ENDING, CANCELLING, LOST_KEPT))
-
-
-class Broken(AssertionError):
-    """An invariant does not hold: a defect of moorage, never of a caller."""
-
-
-def validate(state: State) -> None:
-    """Check the promises that one look at the state can check. Raises `Broken`.
-
-    One exclusive lease a device, sharers of one mode (promise 1); one live attempt a replica (5); gang members in
-    one phase (3); the digest (9); conservation of jobs and members (2).
-    """
-    live_members: dict[tuple[int, int], int] = {}
-    held: dict[int, int] = {}
-    gpus: dict[str, int] = {}
-    rates: dict[str, int] = {}
-    for worker in state.worker_by_num:
-        _validate_worker(worker, live_members)
-        for member in worker.members.values():
-            job = member.replica.job
-            held[job.num] = held.get(job.num, 0) + 1
-            gpus[job.tenant] = gpus.get(job.tenant, 0) + member.mask.bit_count()
-            if state.half_life_ms:
-                rates[job.tenant] = rates.get(job.tenant, 0) + rate_of(member)
-    ended = 0
-    for job in state.jobs.values():
-        _validate_job(state, job)
-        if job.held != held.get(job.num, 0):
-            raise Broken(f"job {job.name} counts {job.held} members, but {held.get(job.num, 0)} are filed")
-        ended += job.over
-    if ended != len(state.ended):
-        raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")
-    if state.full_digest() != state.digest:
-        raise Broken(f"digest {state.digest:x} is not that of the rows, {state.full_digest():x}")
-    for name, tenant in state.tenants.items():
-        live = sum([not job.over for job in tenant.jobs.values()])
-        if tenant.live != live:
-            raise Broken(f"tenant {name} counts {tenant.live} jobs that are not over, there are {live}")
-        if tenant.gpus != gpus.get(name, 0):
-            raise Broken(f"tenant {name} counts {tenant.gpus} GPUs, its members hold {gpus.get(name, 0)}")
-        if tenant.rate_milli != rates.get(name, 0):
-            raise Broken(f"tenant {name} counts a rate of {tenant.rate_milli}, not {rates.get(name, 0)}")
-        if tenant.usage_base + tenant.rate_milli * state.inflation < 0:
-            raise Broken(f"tenant {name} has used less than nothing")
-
-
-def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -> None:
-    exclusive = 0
-    shared: dict[int, int] = {}
-    for filed, member in worker.members.items():
-        if filed != member.key:
-            raise Broken(f"member {member.key} is filed under {filed}")
-        if member.mode == 1:
-            if exclusive & member.mask:
-                raise Broken(f"{worker.id}: two exclusive leases on slots {exclusive & member.mask:b}")
-            exclusive |= member.mask
-        elif member.mode > 1:
-            mask = member.mask
-            while mask:
-                slot = mask & -mask
-                if shared.setdefault(slot, member.mode) != member.mode:
-                    raise Broken(f"{worker.id}: two sharing modes on slot mask {slot:b}")
-                mask ^= slot
-        if member.phase != AT_EXITED:
-            unit = (member.replica.job.num, member.replica.index)
-            live_members[unit] = live_members.get(unit, 0) + 1
-            if live_members[unit] > 1:
-                raise Broken(f"replica {unit} has two live attempts")
-            if member.replica.member is not member:
-                raise Broken(f"member {filed} is not its replica's")
-    if any(exclusive & slot for slot in shared):
-        raise Broken(f"{worker.id}: a shared device is leased exclusively too")
-
-
-def _validate_job(state: State, job: Job) -> None:
-    if state.tenants[job.tenant].jobs.get(job.name) is not job:
-        raise Broken(f"job {job.name} is not found by its name")
-    live = 0
-    for replica in job.replicas:
-        held, at = replica.member, replica.state
-        live += not IS_TERMINAL[at]
-        if (at in _HOLDING) != (held is not None):
-            raise Broken(f"{job.name}/{replica.index} is {STATES[replica.state]} and holds {held}")
-        if held is not None and held.worker.members.get(held.key) is not held:
-            raise Broken(f"{job.name}/{replica.index}: its member is not filed at its worker")
-    if live != job.live:
-        raise Broken(f"job {job.name}: {live} live replicas, counted {job.live}")
-    if job.gang == GangPhase.HOLDING:
-        allowed: tuple[int, ...] = (PLACED, CLAIMED)
-    elif job.gang == GangPhase.STARTED:
-        allowed = (CLAIMED, RUNNING, EXITED, SUCCEEDED)
-    else:
-        return
-    if any(replica.state not in allowed for replica in job.replicas):
-        raise Broken(f"gang {job.name} in phase {GangPhase(job.gang).name} has {job.state} members")

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.scheduler.core.outputs import gpu_names, slots_of
+from moorage.scheduler.core.outputs import CHANGES_SURE, gpu_names, slots_of
 from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, STORY_WORDS, Job, State, Transition
 from moorage.schemas.codec import Decoder, decode_request, is_json
 from moorage.schemas.frames import VERSION, Change, HistoryWorker, Moved
@@ -57,13 +57,14 @@ class Packing:
 
     def add(self, job: Job, *, with_request: bool) -> bool:
         """Put in what is not written of a job's story; False when the frame has no room for it."""
+        if job.over and not job.parts and len(job.replicas) == 1 and len(job.story) <= CHANGES_SURE:
+            return self._add_short(job, with_request=with_request)
         moves, over = unwritten(job), job.over
         request = _request(job) if over and with_request else None
         while True:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
             row = _encode((*name, job.parts, moves, request) if over else (*name, (), moves))
-            # one attempt names one worker and its slots
-            fresh = self._fresh(moves[:1] if job.replicas[0].attempt == 1 == len(job.replicas) else moves)
+            fresh = self._fresh(moves)
             size = len(row)
             if fresh:
                 size += sum(map(self._cost, fresh, fresh.values()))
@@ -71,14 +72,31 @@ class Packing:
                 break
             over, request = False, None
             moves = moves[: len(moves) // 2]
+        if not self._put(row, size, fresh):
+            return False
+        first, last = (moves[0][0], moves[-1][0]) if moves else (job.rev, job.rev)
+        self.packed.append((job, first, last, over))
+        return True
+
+    def _add_short(self, job: Job, *, with_request: bool) -> bool:
+        """What nearly all are: over, of one replica, and never so long that it has to go in parts."""
+        story, replica = job.story, job.replicas[0]
+        request = _request(job) if with_request else None
+        row = _encode((job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request))
+        # one attempt that nothing came before names one worker and its slots
+        fresh = self._fresh(story[:1] if replica.attempt == 1 and story[0][5] >= 0 else story)
+        if not self._put(row, len(row) + (sum(map(self._cost, fresh, fresh.values())) if fresh else 0), fresh):
+            return False
+        self.packed.append((job, story[0][0], story[-1][0], True) if story else (job, job.rev, job.rev, True))
+        return True
+
+    def _put(self, row: bytes, size: int, fresh: dict[int, int]) -> bool:
         if self._rows and self._bytes + size > PACKED_BYTES_MAX:
             return False
         self._bytes += size
         for num, mask in fresh.items():
             self._slots[num] = self._slots.get(num, 0) | mask
         self._rows.append(row)
-        first, last = (moves[0][0], moves[-1][0]) if moves else (job.rev, job.rev)
-        self.packed.append((job, first, last, over))
         return True
 
     def _fresh(self, moves: list[Transition]) -> dict[int, int]:

@@ -41,6 +41,15 @@ class Telling:
         if rev - told > CHANGES_SURE:  # it has to be measured
             return encode(event_of(self._state, job))
         job.told = rev
+        if (
+            told == 0
+            and rev == 2
+            and len(story) == 1
+            and story[0][4] == PLACED
+            and not story[0][8]
+            and not story[0][10]
+        ):
+            return self._placed(job, story[0])
         workers, devices = self._workers, self._gpus
         changes = last = ""
         simulated = False
@@ -79,6 +88,22 @@ class Telling:
         return (
             f'{{"kind":"event","tenant":"{job.tenant}","job":"{job.name}","rev":{rev},"state":"{state}"'
             f',"ledger":{self._state.seq},"changes":[{changes[:-1]}]{last}{_SIMULATED if simulated else "}"}'
+        ).encode()
+
+    def _placed(self, job: Job, row: Transition) -> bytes:
+        """What most jobs begin with where there is room: accepted and placed in one record."""
+        _, ms, index, attempt, _, num, mask, _, _, fence, _ = row
+        worker, simulated = self._workers.get(num) or self._worker(num)
+        tenant = job.tenant
+        state = "PLACED" if len(job.replicas) == 1 else job.state
+        return (
+            f'{{"kind":"event","tenant":"{tenant}","job":"{job.name}","rev":2,"state":"{state}"'
+            f',"ledger":{self._state.seq},"changes":['
+            f'{{"rev":1,"time_ms":{job.accepted_ms},"replica":-1,"attempt":0,"state":"ACCEPTED"'
+            f',"by":"{by_tenant(tenant)}"}},'
+            f'{{"rev":2,"time_ms":{ms},"replica":{index},"attempt":{attempt},"state":"PLACED"{worker}'
+            f"{self._gpus.get((num, mask)) or self._devices(num, mask)}"
+            f',"fence":{fence}}}]{_SIMULATED if simulated else "}"}'
         ).encode()
 
     def _ran(self, job: Job, rows: list[Transition]) -> bytes:

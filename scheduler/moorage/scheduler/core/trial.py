@@ -95,7 +95,7 @@ class Trials:
 
     def instead(self, request: Request) -> bool:
         """Whether it starts at once when the job is cancelled and this is submitted in its place."""
-        shape = self.engine.shapes.of(request)
+        shape = self.engine.shape_for(self.engine.shapes.of(request), self.job.tenant)
         deadline_ms = None if request.deadline_s is None else self.now_ms + int(request.deadline_s * 1000)
         return self.is_placed(
             Case(
@@ -210,7 +210,7 @@ class Trials:
     def is_placed(self, case: Case) -> bool:
         """Whether the next record places it, of a gang all of it, else at least one replica."""
         engine, shape, tenant = self.engine, case.shape, self.job.tenant
-        if not engine.may_place or self.draft.is_tenant_held(tenant):
+        if not engine.may_place(self.now_ms, engine.built_ms) or self.draft.is_tenant_held(tenant):
             return False
         without = case.without | {self.job.num}
         others = self.others(without)

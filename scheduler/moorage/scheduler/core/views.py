@@ -30,6 +30,9 @@ from moorage.schemas.job import STATES, TERMINAL, Request
 from moorage.schemas.operate import TenantRow
 
 LS_MAX: Final = 1000
+LS_HELP: Final = "moorage ls --help"
+#: how a worker tells the end of what it was asked to end
+ENDED_AS_ASKED: Final = "end"
 CONTENDED_AT: Final = 5
 
 
@@ -149,7 +152,8 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
     """One line of `ls`."""
     request = engine.request_of(job)
     last = job.story[-1] if job.story else None
-    worker = next((replica.member.worker.id for replica in job.replicas if replica.member is not None), "")
+    held = {replica.member.worker.id: None for replica in job.replicas if replica.member is not None}
+    worker = next(iter(held), "")
     if not worker and last is not None and last[5] >= 0:
         worker = engine.state.worker_by_num[last[5]].id
     return {
@@ -162,11 +166,18 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "attempt": max(replica.attempt for replica in job.replicas),
         "age_ms": engine.state.time_ms - job.accepted_ms,
         "worker": worker,
+        **({"workers": len(held)} if len(held) > 1 else {}),
         "simulated": _is_simulated(engine, job),
         "code": next((row[7] for row in reversed(job.story) if row[4] > 7 and row[5] >= 0), None),
-        "why": held_by(job.hold) if job.hold else next((row[8] for row in reversed(job.story) if row[8]), ""),
+        "why": held_by(job.hold) if job.hold else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
     }
+
+
+def _why(job: Job) -> str:
+    """The newest reason in its story; that its worker ended it when asked to says less than who asked."""
+    reasons = [row[8] for row in reversed(job.story) if row[8]]
+    return next((why for why in reasons if why != ENDED_AS_ASKED), reasons[0] if reasons else "")
 
 
 def _is_simulated(engine: Engine, job: Job) -> bool:
@@ -202,14 +213,19 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
         return _named(engine, tenant, names)
     limit = arguments.get("limit", 100)
     if not isinstance(limit, int) or not 1 <= limit <= LS_MAX:
-        return problem("invalid-argument", "limit must be 1..1000", field="$.limit", found=limit, allowed="1..1000")
+        limits = "1..1000"
+        return problem(
+            "invalid-argument", "limit must be 1..1000", field="$.limit", found=limit, allowed=limits, next=LS_HELP
+        )
     states = arguments.get("states", [])
     if not isinstance(states, list):
-        return problem("invalid-argument", "states is a list of job states", field="$.states", found=states)
+        no_list = "states is a list of job states"
+        return problem("invalid-argument", no_list, field="$.states", found=states, next=LS_HELP)
     for state in states:
         if state not in STATES:
             no_state = f"{str(state)[:80]!r} is no state of a job"
-            return problem("invalid-argument", no_state, field="$.states", found=state, allowed=", ".join(STATES))
+            allowed = ", ".join(STATES)
+            return problem("invalid-argument", no_state, field="$.states", found=state, allowed=allowed, next=LS_HELP)
     row = engine.state.tenants.get(tenant)
     jobs: list[dict[str, Any]] = []
     counts: dict[str, int] = {}

@@ -13,6 +13,7 @@ from moorage.scheduler.core.outputs import slots_of
 from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.relax import FIXES_MAX, Relaxer
 from moorage.scheduler.core.remedies import remedies
+from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.trial import Trials
 from moorage.scheduler.core.views import CONTENDED_AT, finished_row, held_by
@@ -21,7 +22,7 @@ from moorage.schemas.frames import NOT_PERMITTED
 from moorage.schemas.gpu import format_token
 
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
-UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "preempting", "backoff", "contended"})
+UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"})
 
 
 def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -> dict[str, Any] | Problem:
@@ -56,11 +57,13 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     data["holders"] = holders(found.held_on, shape, tenant)
     data["held_by"] = found.troubles or (_told(data["holders"]) if found.held_on else [])
     data.update(standing)
+    if found.reason == "rules":
+        data.update(_ruled_out(engine, shape, tenant))
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
     last = next((row[8] for row in reversed(job.story) if row[8]), "")
-    if not standing and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
+    if "because" not in data and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
         data["because"] = last
     data["waiting_replicas"] = len(waiting)
     data["priority"] = priority
@@ -100,6 +103,21 @@ def _ahead(trials: Trials, reason: str) -> dict[str, Any]:
         return {}
     who = f"job {first.name}" if first.tenant == trials.job.tenant else "a job of another tenant"
     return {"reason": "ahead", "because": f"{who} comes first, and has to start before it"}
+
+
+def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
+    """Which workers do not let the tenant have the driver, and what they let it have; a few of them."""
+    hosts = [
+        host for cls in engine.fleet.classes.values() if cls.fit(shape).reason == "rules" for host in cls.hosts.values()
+    ]
+    return {
+        "because": f"{NOT_PERMITTED}tenant {tenant} may not have the driver {shape.driver} on"
+        f" {many(len(hosts), 'worker')}",
+        "held_by": [
+            f"{host.worker.id}: lets it have {', '.join(sorted(host.cls.permitted(shape.tenant))) or 'no driver'}"
+            for host in hosts[:HOLDERS_MAX]
+        ],
+    }
 
 
 def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def _look(engine: Engine, time_ms: int, quantile: Quantile) -> bytes:
         left.difference_update(future.started)
         return not left
 
-    future.run(done)
+    future.pass_time(done)
     found = [(*key, *future.started[key]) for key in waiting if key in future.started]
     return msgspec.msgpack.encode(_Look(found, future.unknown))
 

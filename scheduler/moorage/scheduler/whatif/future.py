@@ -76,8 +76,8 @@ class Future(Play):
     def on_started(self, held: Held) -> None:
         self.started.setdefault(held.name[:2], (self.time_ms - self.began_ms, held.worker))
 
-    def run(self, until: Callable[[], bool]) -> None:
-        """Let time pass until something is so, or nothing happens any more, or a bound is met."""
+    def pass_time(self, until: Callable[[], bool]) -> None:
+        """Let time go by until something is so, or nothing happens any more, or a bound is met."""
         ends_s = time.process_time() + CPU_S_MAX
         self.settle()
         for _ in range(MOMENTS_MAX):

@@ -13,14 +13,15 @@ import msgspec
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Operate, Order, Submit
 from moorage.scheduler.core.explain import NEVER_REASONS
+from moorage.scheduler.core.orders import level_problem
 from moorage.scheduler.core.outputs import Outputs, gpu_names
-from moorage.scheduler.core.records import MODE_NAMES
+from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
 from moorage.scheduler.core.state import CANCELLING, ENDING, QUEUED, Job
 from moorage.scheduler.core.waiting import explain_job
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.future import Future, Quantile
 from moorage.schemas.codec import canonical
-from moorage.schemas.errors import Problem, refuse
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Device, Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.job import Request
@@ -29,6 +30,8 @@ from moorage.schemas.operate import act_of
 #: workers that one plan may drain, and hosts that it may add
 DRAINED_MAX: Final = 256
 ADDED_MAX: Final = 1_024
+#: tenants whose quota or share one plan may change
+TENANTS_MAX: Final = 256
 #: jobs of the own tenant that a plan names
 NAMED_MAX: Final = 20
 #: of each of the two looks ahead
@@ -46,13 +49,24 @@ class AddedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str] = {}
 
 
+class SharedOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an operator's `share` would set of a tenant; what is left out stays as it is."""
+
+    weight: int | msgspec.UnsetType = msgspec.UNSET
+    gpus: int | msgspec.UnsetType = msgspec.UNSET
+
+
 class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is planned: a request, edits of the fleet, or both. `quota` is a limit of GPUs on the asking tenant."""
+    """What is planned: a request, edits of the fleet and of what tenants may have, or both.
+
+    `quota` are limits of GPUs by tenant, a number alone the asking tenant's; `share` weights and guaranteed GPUs.
+    """
 
     request: Request | None = None
     drain: list[str] = []
     add: list[AddedHost] = []
-    quota: int | None = None
+    quota: int | dict[str, int] | None = None
+    share: dict[str, SharedOut] = {}
 
     def __post_init__(self) -> None:
         if len(self.drain) > DRAINED_MAX:
@@ -60,14 +74,25 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         hosts = sum(max(1, host.count) for host in self.add)
         if hosts > ADDED_MAX or any(host.count < 1 for host in self.add):
             raise ValueError(f"add must have at most {ADDED_MAX} hosts, and count at least 1, found {hosts}")
-        if self.quota is not None and self.quota < 0:
-            raise ValueError(f"quota must be 0 (none) or more GPUs, found {self.quota}")
+        if len(self.share) + (len(self.quota) if isinstance(self.quota, dict) else 0) > TENANTS_MAX:
+            raise ValueError(f"quota and share must name at most {TENANTS_MAX} tenants together")
+        try:
+            self.orders("default")
+        except Refused as refused:
+            raise ValueError(f"quota or share: {refused.problem.message}") from None
         if self.request is None and not self.edits:
-            raise ValueError("plan needs a request, or an edit: drain, add or quota")
+            raise ValueError("plan needs a request, or an edit: drain, add, quota or share")
 
     @property
     def edits(self) -> bool:
-        return bool(self.drain or self.add or self.quota is not None)
+        return bool(self.drain or self.add or self.quota not in (None, {}) or self.share)
+
+    def orders(self, tenant: str) -> list[Order]:
+        """The operator's acts that the edits of tenants stand for; `tenant` is the one that asks. Raises Refused."""
+        quota = {tenant: self.quota} if isinstance(self.quota, int) else self.quota or {}
+        asked = [("limit", {"tenant": name, "gpus": gpus}) for name, gpus in sorted(quota.items())]
+        asked += [("share", {"tenant": name, **msgspec.to_builtins(row)}) for name, row in sorted(self.share.items())]
+        return [Order(verb, act_of(verb, {**arguments, "by": "plan"}), "", True) for verb, arguments in asked]
 
 
 class Planned(msgspec.Struct, omit_defaults=True):
@@ -95,7 +120,9 @@ decode_planned: Final = msgspec.msgpack.Decoder(Planned).decode
 
 
 def check_known(engine: Engine, asked: PlanAsk) -> None:
-    """Raises Refused for a worker to drain that nobody knows."""
+    """Raises Refused for a worker to drain that nobody knows, and for shares that this ledger cannot hold."""
+    if asked.share and engine.state.level < LEVEL_OF[Act.SHARE]:
+        raise Refused(level_problem("shares of tenants", Act.SHARE, engine.state.level))
     for worker in asked.drain:
         if worker not in engine.state.workers:
             raise refuse(
@@ -105,12 +132,12 @@ def check_known(engine: Engine, asked: PlanAsk) -> None:
 
 def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
     """A `Planned`, encoded: by medians, and where it does not start now by ninetieth percentiles too. For a child."""
-    soon = ask(lambda: _encode(_Plan(engine, time_ms, tenant, asked, "p50").run()), LIMIT_S)
+    soon = ask(lambda: _encode(_Plan(engine, time_ms, tenant, asked, "p50").planned()), LIMIT_S)
     if soon is None:
         raise RuntimeError("the plan took too long")
     planned = decode_planned(soon)
     if planned.starts == "later":
-        late = ask(lambda: _encode(_Plan(engine, time_ms, tenant, asked, "p90").run()), LIMIT_S)
+        late = ask(lambda: _encode(_Plan(engine, time_ms, tenant, asked, "p90").planned()), LIMIT_S)
         found = decode_planned(late).in_ms if late is not None else None
         if found is not None and planned.in_ms is not None:
             planned.in_ms = {**planned.in_ms, "p90_ms": max(planned.in_ms["p50_ms"], *found.values())}
@@ -122,14 +149,20 @@ class _Plan(Future):
 
     def __init__(self, engine: Engine, time_ms: int, tenant: str, asked: PlanAsk, quantile: Quantile) -> None:
         self._answer: bytes | None = None
+        self._job: Job | None = None  # what is planned, once it is accepted
+        self._preempts: dict[str, Any] | None = None
         super().__init__(engine, time_ms, quantile)
         self._tenant = tenant
         self._asked = asked
 
     def on_outputs(self, out: Outputs) -> None:
+        job = self._job
+        if job is not None and self._preempts is None and job.preempts is not None:
+            ended = [self.engine.state.jobs[num] for num in job.preempts[1] if num in self.engine.state.jobs]
+            self._preempts = _concerned(ended, self._tenant)
         self._answer = next((payload for reply, payload in out.answers if reply == _REPLY), self._answer)
 
-    def run(self) -> Planned:  # type: ignore[override]
+    def planned(self) -> Planned:
         planned = Planned("none", self.engine.state.seq)
         if self._asked.edits:
             self._edit(planned)
@@ -160,9 +193,8 @@ class _Plan(Future):
                 simulated=True,
             )
             engine.offer(FromWorker(name, Join("plan", "plan", 1, hello), "", True, f"{number + 1:032x}"))
-        if asked.quota is not None:
-            act = act_of("limit", {"tenant": self._tenant, "gpus": asked.quota, "by": "plan"})
-            engine.offer(Order("limit", act, "", True))
+        for order in asked.orders(self._tenant):
+            engine.offer(order)
         self.record()
         self.record()  # who waited for a new host is placed behind its join
         started = [engine.state.jobs[num] for num in sorted(waiting) if not _waits(engine.state.jobs[num])]
@@ -177,14 +209,17 @@ class _Plan(Future):
         ending = self._ending()
         engine.offer(Submit(tenant, name, body, asked.request, engine.shape_of_asked(asked), _REPLY, False))
         self.record()
-        job = engine.state.job(tenant, name)
+        job = self._job = engine.state.job(tenant, name)
         if job is None:
             assert self._answer is not None
             planned.starts, planned.problem = "refused", msgspec.msgpack.decode(self._answer, type=Problem)
             return
+        if engine.planner.preempting.allowed and not any(replica.member for replica in job.replicas):
+            engine.planner.preempting.seek_at_once()  # victims are looked for once a second, and for nobody just come
+            self.record()
         ended = {num: one for num, one in self._ending().items() if num not in ending and num != job.num}
         if ended:
-            planned.preempts = _concerned(list(ended.values()), tenant)
+            planned.preempts = self._preempts = _concerned(list(ended.values()), tenant)
         planned.places = _places(job)
         if planned.places:
             planned.starts = "now"
@@ -199,9 +234,10 @@ class _Plan(Future):
         if waiting.get("reason") in NEVER_REASONS:
             planned.starts = "never"
             return
-        Future.run(self, lambda: key in self.started)
+        self.pass_time(lambda: key in self.started)
         found = self.started.get(key)
         planned.starts = "unknown" if found is None else "later"
+        planned.preempts = self._preempts
         if found is not None:
             planned.in_ms, planned.on = {"p50_ms": found[0]}, found[1]
 
@@ -216,7 +252,7 @@ class _Plan(Future):
                     empty.setdefault(worker.id, self.time_ms - self.began_ms)
             return len(empty) == len(workers)
 
-        Future.run(self, all_empty)
+        self.pass_time(all_empty)
         planned.empty = {worker.id: empty.get(worker.id) for worker in workers}
 
     def _ending(self) -> dict[int, Job]:

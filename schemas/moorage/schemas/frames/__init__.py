@@ -13,6 +13,7 @@ from moorage.schemas.frames.history import HistoryFrame, HistoryWorker, Moved, S
 from moorage.schemas.frames.inspection import Finding, Look, Looked
 from moorage.schemas.frames.lease_session import (
     NOT_PERMITTED,
+    OTHERS,
     End,
     Fact,
     FactAck,
@@ -46,6 +47,7 @@ __all__ = [
     "LOG_PAGE_BYTES_DEFAULT",
     "LOG_PAGE_BYTES_MAX",
     "NOT_PERMITTED",
+    "OTHERS",
     "VERSION",
     "Accepted",
     "Answer",

@@ -28,7 +28,7 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="hello"):
-    """A worker's full description of itself: at start, at reconnect and at roll-call. Public.
+    """A worker's full description of itself: at start, at reconnect and at roll-call. Public, but for `drivers_for`.
 
     `modes` are the sharing modes on offer, `drivers` the ways it can run a job; `gpu_pool` is in slot order.
     """
@@ -52,6 +52,8 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     lent_slots: list[int] | None = None
     #: how long and how much output and results it keeps: `output_s`, `output_bytes`, `result_s`, `result_bytes`
     keeps: dict[str, float] = {}
+    #: drivers by tenant that it lets its jobs have, `*` for all others; empty: any. Told with a join, never in public
+    drivers_for: dict[str, list[str]] = {}
 
 
 class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

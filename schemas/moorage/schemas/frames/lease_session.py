@@ -11,6 +11,8 @@ from moorage.schemas.frames.version import VERSION
 
 #: how the detail of a `refused` fact begins where the worker's own rules forbid the job
 NOT_PERMITTED: Final = "not-permitted: "
+#: in rules by tenant, every tenant that is not named
+OTHERS: Final = "*"
 
 
 class Held(msgspec.Struct, frozen=True, gc=False, array_like=True):

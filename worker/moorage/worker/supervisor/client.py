@@ -454,7 +454,13 @@ async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
             stderr=said,
             start_new_session=True,
         )
-        await process.wait()
+        try:
+            await process.wait()
+        except BaseException:  # who asked for it goes: one that is not up yet would come up with nobody to end it
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
         said.seek(0)
         output = said.read()
     if process.returncode not in (0, EXIT_HELD):

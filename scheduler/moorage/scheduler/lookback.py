@@ -1,0 +1,240 @@
+"""What was decided, read again from a ledger: records folded one by one, and what each changed with its evidence.
+
+By reading alone, beside a running leader. Memory holds one folded state and one record, however long the ledger is.
+What was cut away behind a snapshot is not there any more: of it a snapshot knows only what it came to, and the reader
+says so. Lease sessions and inventories, which records hold too, are not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from moorage.bus.jetstream import JetStream
+from moorage.scheduler.core.folding import Folded
+from moorage.scheduler.core.outputs import changes_since, slots_of
+from moorage.scheduler.core.records import Act, Op, Record
+from moorage.scheduler.core.snapshot import BadSnapshot
+from moorage.scheduler.core.state import PLACED, Job, State
+from moorage.scheduler.ledger import Ledger, LedgerGap
+from moorage.scheduler.snapshots import Snapshots
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.job import STATES
+from moorage.schemas.subjects import Subjects
+
+_PLACE: Final = int(Op.PLACE)
+#: of a transition, beside whose it is and when
+_TOLD: Final = ("state", "attempt", "worker", "gpus", "code", "why", "by")
+#: acts that are decisions, and what stands in them; `job` and `worker` are numbers there and names when told
+ACTS: Final[dict[str, tuple[str, ...]]] = {
+    Act.EPOCH: ("ledger_id", "scheduler"),
+    Act.GONE: ("worker", "why"),
+    Act.FLAG: ("worker", "flag", "by"),
+    Act.WINDOW: ("worker", "from_ms", "leave_ms", "until_ms", "by", "why"),
+    Act.HOLD: ("tenant", "job", "by", "why"),
+    Act.UNHOLD: ("tenant", "job", "by", "why"),
+    Act.PRIORITY: ("job", "priority", "by", "why"),
+    Act.LIMIT: ("tenant", "gpus", "jobs", "by", "why"),
+    Act.SHARE: ("tenant", "weight", "gpus", "by", "why"),
+    Act.PREEMPT: ("job", "workers", "victims"),
+    Act.AVOID: ("job", "worker", "slots"),
+    Act.LEVEL: ("level", "by", "why"),
+    Act.RESTORED: ("formerly",),
+    Act.BEHIND: ("why",),
+}
+
+
+class CannotShow(MoorageError):
+    """What is asked for is not in this ledger, or not any more; says what is."""
+
+
+class Told(NamedTuple):
+    """A record of the ledger, folded: `state` is the one after it, and changes with the next."""
+
+    seq: int
+    record: Record
+    folded: Folded
+    state: State
+
+
+class Lookback:
+    """One ledger, looked at from the outside."""
+
+    def __init__(self, jetstream: JetStream, subjects: Subjects) -> None:
+        self._js = jetstream
+        self._subjects = subjects
+        self._ledger = Ledger(jetstream, subjects, 0)
+        self._snapshots = Snapshots(jetstream, subjects)
+        self.base_seq = 0  # the record that the snapshot stands at with which the reading began; 0 for none
+        self.before: list[dict[str, Any]] = []  # what that snapshot knows of its jobs
+
+    async def tell(self, at: int | None = None, job: str | None = None) -> AsyncIterator[Told]:
+        """Every record that can still be read, or the one with this sequence. Raises CannotShow, LedgerBroken.
+
+        Once the first has come, `before` has what the snapshot that the reading began with knows of `job`.
+        """
+        last = (await self._js.stream_info(self._subjects.ledger_stream)).last_seq
+        if at is not None and not 1 <= at <= last:
+            raise _cannot(f"there is no record {at}", at, f"records up to {last}", "moorage fleet shows the newest")
+        found, cut = False, ""
+        async for base in self._bases(at):
+            self.base_seq = base.seq
+            self.before = [row for row in stories(base) if concerns(row, job)] if job is not None else []
+            try:
+                async for told in self._from(base, at or last):
+                    found = True
+                    if at in (None, told.seq):
+                        yield told
+            except LedgerGap as gap:
+                if found and at is None:
+                    raise
+                cut = str(gap)
+                continue
+            return
+        first = await self.first()
+        why = f"record {at} can no longer be shown: the ledger was cut behind a snapshot" if at else cut
+        raise _cannot(
+            why or "the ledger holds no record",
+            at,
+            f"records {first} to {last}",
+            "moorage history JOB tells its transitions for as long as they are kept; a backup of then its state",
+        )
+
+    async def first(self) -> int:
+        """The first record that can be shown."""
+        if await self._is_whole():
+            return 1
+        return 1 + min((seq for _, seq, _ in await self._ledger.named_snapshots()), default=0)
+
+    async def _is_whole(self) -> bool:
+        stream = self._subjects.ledger_stream
+        last = (await self._js.stream_info(stream)).last_seq
+        return all([await self._js.get_message(stream, seq) is not None for seq in range(1, min(last, 2) + 1)])
+
+    async def _bases(self, at: int | None) -> AsyncIterator[State]:
+        """States to begin with: before a record the latest first, else the earliest."""
+        named = [row for row in await self._ledger.named_snapshots() if at is None or row[1] < at]
+        whole = await self._is_whole()
+        if whole and at is None:
+            yield State()
+        for name, _, digest in named if at is not None else reversed(named):
+            try:
+                yield await self._snapshots.read(name, digest)
+            except BadSnapshot:
+                continue
+        if whole and at is not None:
+            yield State()
+
+    async def _from(self, state: State, through: int) -> AsyncIterator[Told]:
+        for job in state.jobs.values():
+            job.told = job.rev
+        async for seq, record, folded in self._ledger.retell(state, through):
+            yield Told(seq, record, folded, state)
+            for job in folded.jobs.values():
+                job.told = job.rev
+
+
+def _cannot(message: str, found: object, allowed: str, next_step: str) -> CannotShow:
+    return CannotShow(problem("failed-precondition", message, found=found, allowed=allowed, next=next_step))
+
+
+# ------------------------------------------------------------------------------------------------- rows that are told
+
+
+def rows(told: Told) -> Iterator[dict[str, Any]]:
+    """What a record decided, one plain row after the other: transitions with their evidence, then acts."""
+    seq, record, folded, state = told
+    evidence = _evidence(record)
+    for job in {**folded.jobs, **{job.num: job for job in folded.accepted}}.values():
+        for row in _transitions(state, job, job.told):
+            placed = row["state"] == "PLACED"
+            known = evidence.get((job.num, row["replica"]), {}) if placed else {}
+            waited = {"waited_ms": record.time - job.accepted_ms} if placed else {}
+            yield {"kind": "decision", "ledger": seq, "epoch": record.epoch, **row, **waited, **known}
+    for act in record.acts:
+        if act[0] in ACTS:
+            yield {"kind": "act", "ledger": seq, "epoch": record.epoch, "time_ms": record.time, **_act(state, act)}
+
+
+def stories(state: State) -> Iterator[dict[str, Any]]:
+    """The transitions that a state holds, from records that cannot be read: without evidence."""
+    for job in state.jobs.values():
+        for row in _transitions(state, job, 0):
+            yield {"kind": "decision", "recorded": False, "ledger": row["fence"] or None, **row}
+
+
+def standing(state: State, at: int | None) -> Iterator[dict[str, Any]]:
+    """The placements that a state knows of, those of one record or those that stand; without evidence."""
+    jobs = state.jobs.values() if at is not None else {member.replica.job for member in state.members()}
+    found = []
+    for job in jobs:
+        fences = {replica.member.fence for replica in job.replicas if replica.member is not None}
+        for row in _transitions(state, job, 0):
+            if row["state"] == STATES[PLACED] and (row["fence"] == at if at is not None else row["fence"] in fences):
+                found.append({"kind": "decision", "recorded": False, "ledger": row["fence"], **row})
+    return iter(sorted(found, key=lambda row: (row["ledger"], row["job"], row["replica"])))
+
+
+def _transitions(state: State, job: Job, rev: int) -> Iterator[dict[str, Any]]:
+    for change in changes_since(state, job, rev):
+        row = msgspec.to_builtins(change)
+        yield {
+            "tenant": job.tenant,
+            "job": job.name,
+            "time_ms": change.time_ms,
+            **_named(row, change.replica, change.fence),
+        }
+
+
+def _named(row: dict[str, Any], replica: int, fence: int) -> dict[str, Any]:
+    kept = {
+        name: row.get(name) for name in ("state", "attempt", "worker", "gpus", "code", "why", "by") if row.get(name)
+    }
+    return {"replica": replica, "fence": fence, **kept}
+
+
+def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
+    """What stands in a record of why, by job number and replica; one decision may have placed several."""
+    by_job = {record.evidence[at]: record.evidence[at + 1 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
+    found, current = {}, list[int]()
+    steps = record.steps
+    for at in range(0, len(steps), 6):
+        if steps[at] == _PLACE:
+            current = by_job.get(steps[at + 1], current)
+            if len(current) == 3:
+                together, known, left = current
+                found[(steps[at + 1], steps[at + 2])] = {
+                    "workers_known": known, "free_left": left, "placed_together": together,
+                }  # fmt: skip
+    return found
+
+
+def _act(state: State, act: list[Any]) -> dict[str, Any]:
+    said = dict(zip(ACTS[act[0]], act[1:], strict=False))
+    for name, value in said.items():
+        if name == "worker":
+            said[name] = state.worker_by_num[value].id
+        elif name == "workers":
+            said[name] = [state.worker_by_num[num].id for num in value]
+        elif name == "victims":
+            said[name] = [_job_name(state, num) for num in value]
+        elif name == "job":
+            said[name] = _job_name(state, value) if value else ""
+        elif name == "slots":
+            said[name] = slots_of(value)
+    return {"act": act[0], **said}
+
+
+def _job_name(state: State, num: int) -> str:
+    job = state.jobs.get(num)
+    return f"{job.tenant}/{job.name}" if job is not None else str(num)
+
+
+def concerns(row: dict[str, Any], job: str) -> bool:
+    """Whether a row is about a job, named alone or as tenant/job."""
+    if row["kind"] == "act":
+        named = [row.get("job", ""), *row.get("victims", ())]
+        return any(name and job in (name, name.partition("/")[2]) for name in named)
+    return job in (row["job"], f"{row['tenant']}/{row['job']}")

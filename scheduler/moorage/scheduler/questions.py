@@ -1,0 +1,210 @@
+"""What is asked of the leader, by verb: tenants' questions and operators' acts, each to whoever can answer it.
+
+A read is answered at once while nobody else can lead yet, else behind the next acknowledged record: memory, the history
+stream, a worker or a copy of this process answers it. An act of an operator goes into the next record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from moorage.bus.connection import Connection
+from moorage.bus.jetstream import JetStream
+from moorage.scheduler.core import views
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Ask, Operate, Order
+from moorage.scheduler.core.outputs import Message
+from moorage.scheduler.dead_letters import DeadLetters
+from moorage.scheduler.foresight import Foresight
+from moorage.scheduler.history_reader import HistoryReader, check_page
+from moorage.scheduler.inspection import Inspection, device_drift
+from moorage.scheduler.logs import LogRelay, logs_asked
+from moorage.scheduler.standing import Standings
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import Problem, Refused, refuse
+from moorage.schemas.frames import Answer, Looked
+from moorage.schemas.operate import ACTS, FeatureLevelAct, ReleaseAct, act_of, drain_of
+from moorage.schemas.subjects import Subjects
+
+
+class Leader(Protocol):
+    """What answering needs of the reign."""
+
+    engine: Engine
+
+    def is_fresh(self) -> bool:
+        """Whether the newest acknowledged append was sent so lately that nobody else can lead yet."""
+
+    def mono_ms(self) -> int:
+        """This process's own clock."""
+
+    def time_ms(self) -> int:
+        """Ledger time now."""
+
+    def answer_now(self, reply: str, payload: bytes) -> None:
+        """An answer that needs no record leaves at once."""
+
+    def say(self, messages: list[Message]) -> None:
+        """Messages that nobody waits for."""
+
+    def figures(self) -> dict[str, Any]:
+        """What `fleet` shows beside the fleet."""
+
+
+class Questions:
+    """`inspection` and `foresight` run beside; their tasks are the reign's."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        world: Connection,
+        jetstream: JetStream,
+        subjects: Subjects,
+        standings: Standings,
+        letters: DeadLetters,
+        *,
+        forks: bool,
+    ) -> None:
+        self._leader = leader
+        self._engine = engine = leader.engine
+        self._standings = standings
+        self._letters = letters
+        self._history = HistoryReader(jetstream, subjects, engine, self._answer_read)
+        self._relay = LogRelay(world, subjects, engine, self._history, leader.answer_now)
+        self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
+        self.foresight = Foresight(
+            engine, leader.time_ms, self._ask_explain, leader.say, self._answer_plain, forks=forks
+        )
+
+    async def close(self) -> None:
+        """Give up what is being asked; nobody is answered."""
+        self.foresight.close()
+        await self._relay.close()
+        await self._history.close()
+
+    def read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        engine = self._engine
+        if verb == "logs":
+            self._logs(tenant, arguments, reply, json)
+            return
+        if verb == "plan":
+            # of a reign that is proven only: a plan of an old leader would be a plan of another ledger
+            self._ask(verb, lambda: self._plan(tenant, arguments, reply, json), reply, json)
+            return
+        job = arguments.get("job")
+        answer: Callable[[], Any]
+        if verb == "ls":
+            answer = lambda: views.ls(engine, tenant, arguments)  # noqa: E731
+        elif verb in ("show", "explain", "history"):
+            if not isinstance(job, str):
+                raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job)
+            if verb == "show":
+                follow = arguments.get("events") != "tenant"
+                answer = lambda: self._history.show(tenant, job, reply, json, follow=follow)  # noqa: E731
+            elif verb == "history":
+                check_page(arguments)
+                answer = lambda: self._history.history(tenant, arguments, reply, json)  # noqa: E731
+            else:
+                answer = lambda: self.foresight.explain(tenant, job, reply, json)  # noqa: E731
+            if engine.state.job(tenant, job) is None:
+                # "unknown" only as of a record acknowledged after the question came
+                engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+                return
+        else:
+            raise refuse(
+                "unknown-verb",
+                f"{verb} is not served by this release",
+                found=verb,
+                allowed="show, ls, explain, plan, history, logs",
+            )
+        self._ask(verb, answer, reply, json)
+
+    def _logs(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Asked of the worker that keeps it, in a task of its own."""
+        asked = logs_asked(arguments)
+        if not reply:
+            return
+
+        def begin() -> None:
+            self._relay.ask(tenant, asked, reply, json)
+
+        if self._leader.is_fresh() and self._engine.state.job(tenant, asked.job) is not None:
+            begin()
+        else:  # after a record that is acknowledged from now on, and without an answer of its own
+            self._engine.offer(Ask(begin, "", json))
+
+    def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
+        if self._leader.is_fresh():
+            self._answer_read(verb, answer(), reply, json)
+        else:
+            self._engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+
+    def _plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
+        try:
+            self.foresight.plan(tenant, arguments, reply, json)
+        except Refused as refused:
+            return refused.problem
+        return None
+
+    def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
+        if reply:
+            self._leader.answer_now(reply, encode(frame, json=json))
+
+    def _ask_explain(self, answer: Callable[[], Any], reply: str, json: bool) -> None:
+        self._ask("explain", answer, reply, json)
+
+    def _answer_read(self, verb: str, data: Any, reply: str, json: bool) -> None:
+        if data is not None and reply:
+            self._leader.answer_now(reply, encode(self._framed(verb, data), json=json))
+
+    def _framed(self, verb: str, data: Any) -> Any:
+        return Answer(verb, self._engine.state.seq, data) if isinstance(data, dict) else data
+
+    def admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        engine = self._engine
+        if verb == "fleet":
+            more = self._leader.figures()
+            self._ask(verb, lambda: views.fleet(engine, self._leader.mono_ms()) | more, reply, json)
+        elif verb == "audit":
+            self._audit(reply, json)
+        elif verb == "dlq":
+            self._letters.ask(arguments, self._leader.answer_now, reply, json)
+        elif verb == "tenants":
+            self._ask(verb, lambda: views.tenants(engine), reply, json)
+        elif verb in ACTS:
+            act = act_of(verb, arguments)
+            if isinstance(act, FeatureLevelAct):
+                engine.orders.announced = {said.scheduler: said.level for said in self._standings.lately()}
+            if isinstance(act, ReleaseAct) and act.worker is not None:
+                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json, slots=act.slots or ()))
+            else:
+                engine.offer(Order(verb, act, reply, json))
+        elif verb == "drain":
+            drain = drain_of(arguments)
+            engine.offer(Operate(verb, drain.worker, drain.by or "operator", reply, json, drain=drain))
+        elif verb in ("cordon", "uncordon"):
+            worker = arguments.get("worker")
+            if not isinstance(worker, str):
+                raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
+            engine.offer(Operate(verb, worker, str(arguments.get("by") or "operator")[:64], reply, json))
+        else:
+            raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
+
+    def _to_inspect(self) -> set[str]:
+        """The workers that can be asked to look at their devices."""
+        return {host.worker.id for host in self._engine.fleet.hosts.values() if host.heard and host.worker.session}
+
+    def _audit(self, reply: str, json: bool) -> None:
+        """The ledger against the workers' last renewals, and their devices against their leases as they find them."""
+
+        def told(answers: dict[str, Looked], silent: list[str]) -> None:
+            def answer() -> dict[str, Any]:
+                data = views.audit(self._engine, self._engine.reports)
+                data["drift"] += device_drift(answers)
+                left_out = sum(frame.more for frame in answers.values())
+                return {**data, "looked": len(answers), "not_looked": silent, "left_out": left_out}
+
+            self._ask("audit", answer, reply, json)
+
+        self.inspection.ask(told)

@@ -1,0 +1,319 @@
+"""One reign: events in, record out, acknowledged, commands out; what is asked meanwhile, and what is reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.bus.errors import BusError
+from moorage.bus.transport import Delivery
+from moorage.scheduler.core import views
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Resign, SnapshotTaken
+from moorage.scheduler.core.outputs import Message
+from moorage.scheduler.core.state import State
+from moorage.scheduler.discovery import Discovery
+from moorage.scheduler.history import History
+from moorage.scheduler.intake import Intake
+from moorage.scheduler.ledger import LedgerOlder
+from moorage.scheduler.outgoing import coalesced, messages_of
+from moorage.scheduler.questions import Questions
+from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.recording import RecordedEngine
+from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import FleetFrame, RollCall
+
+if TYPE_CHECKING:
+    from moorage.scheduler.service import Scheduler
+
+log = logging.getLogger("moorage.scheduler")
+
+FLEET_FRAME_S: Final = 0.5
+SNAPSHOT_LOOK_S: Final = 5.0
+SNAPSHOT_RETRY_S: Final = 60.0
+#: jobs that one record has changed beyond which making the next one waits a turn: some 5 ms
+LONG_RECORD: Final = 256
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class Reign:
+    """One epoch of leading: the engine, and the I/O around it."""
+
+    def __init__(self, scheduler: Scheduler, state: State, began_ms: int) -> None:
+        self._scheduler = scheduler
+        self._world = scheduler.world
+        self._subjects = scheduler.subjects
+        self._config = scheduler.config
+        self._began_ms = began_ms
+        self._began_time_ms = state.time_ms
+        given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
+        recorder = scheduler.recorder
+        self.engine = Engine(*given) if recorder is None else RecordedEngine(*given, recorder)
+        self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
+        self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
+        self.questions = Questions(
+            self,
+            scheduler.world,
+            scheduler.world_js,
+            scheduler.subjects,
+            scheduler.standings,
+            self.queue_reader.letters,
+            forks=scheduler.forks,
+        )
+        asked = self.questions
+        self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
+        self._kick = asyncio.Event()
+        self._draining = False
+        self._subscriptions: list[Any] = []
+        self._now: list[tuple[str, bytes]] = []
+        self._sending_now: asyncio.Task[None] | None = None
+        self._sent_ms = monotonic_ms()  # when the newest acknowledged append was sent
+        self._built_ms = 0
+        self.records = 0
+        self.resigned = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    # ---------------------------------------------------------------------------------------- in and out
+
+    async def open(self) -> None:
+        """Subscribe, then call the roll: workers answer with hello and a renewal."""
+        for subject in (
+            self._subjects.api_all,
+            self._subjects.admin_all,
+            self._subjects.worker_join_all,
+            self._subjects.worker_renew_all,
+            self._subjects.worker_fact_all,
+            self._subjects.hello_all,
+            self._subjects.load_all,
+        ):
+            self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
+        looked = self._subjects.worker_looked_all
+        self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
+        self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
+        self._subscriptions.append(await self._scheduler.standings.listen())
+        await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
+        state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
+        discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._facts)
+        self._subscriptions += await discovery.open(self._world)
+
+    async def close(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        await self.questions.close()
+        await self.queue_reader.letters.close()
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        self.intake.put(delivery)
+        if not self._draining:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        """Decode what came in this turn of the loop, also while an append is in flight."""
+        self._draining = False
+        self.intake.drain(monotonic_ms())
+        if self.engine.urgent or self.engine.waiting:
+            self._kick.set()
+
+    def _wake(self) -> None:
+        self._kick.set()
+
+    def answer_now(self, reply: str, payload: bytes) -> None:
+        """An answer that needs no record (a refusal, a question) leaves at once, also while an append is in flight."""
+        self._now.append((reply, payload))
+        if self._sending_now is None:
+            self._sending_now = self._loop.create_task(self._send_now())
+
+    async def _send_now(self) -> None:
+        try:
+            while self._now:
+                answers, self._now = self._now, []
+                await self._world.send(coalesced(answers))
+        finally:
+            self._sending_now = None
+
+    def _facts(self) -> dict[str, Any]:
+        """What STATS of the discovery shows."""
+        engine, state = self.engine, self.engine.state
+        return {
+            "leader": state.leader,
+            "epoch": state.epoch,
+            "ledger": state.seq,
+            "queued": engine.queue.size,
+            "live_jobs": state.live,
+            "records": self.records,
+            "history": self.history.figures(),
+            "counters": dict(self.intake.counters),
+        }
+
+    # ---------------------------------------------------------------------------------------------- loop
+
+    async def loop(self) -> None:
+        """One append in flight; what came meanwhile makes the next record."""
+        engine, ledger = self.engine, self._scheduler.ledger
+        while True:
+            await self._until_due()
+            now = monotonic_ms()
+            if not self._due(now):
+                continue
+            payload = engine.build(self._time_ms(now), now)
+            self._built_ms = now
+            seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
+            self._sent_ms = now
+            self.records += 1
+            outputs = engine.commit(seq, monotonic_ms())
+            if engine.sessions.ahead and (why := engine.behind(monotonic_ms())):
+                await ledger.mark_behind(engine.state, engine.rid + 1, why)
+                raise LedgerOlder(why)
+            self.history.take(outputs)
+            self.queue_reader.made_room()
+            decided = self.queue_reader.decided
+            await self._world.send(messages_of(outputs, self._subjects, seq, decided))
+            if len(outputs.events) >= LONG_RECORD:
+                await asyncio.sleep(0)  # a turn for the others: what was sent leaves, and what came is read
+            if not engine.state.leader:
+                self.resigned.set()
+                return
+
+    def resign(self) -> None:
+        self.engine.offer(Resign())
+        self._wake()
+
+    def _time_ms(self, now: int) -> int:
+        """Ledger time: the epoch record's time plus this leader's own monotonic time since it was built."""
+        return self._began_time_ms + now - self._began_ms
+
+    def _due(self, now: int) -> bool:
+        engine = self.engine
+        if engine.urgent:
+            return True
+        since = now - self._built_ms
+        if since >= self._config.heartbeat_s * 1000:
+            return True
+        if engine.waiting and since >= self._config.renewal_append_s * 1000:
+            return True
+        return engine.next_timer_ms <= self._time_ms(now)
+
+    async def _until_due(self) -> None:
+        """Sleep until something came, a timer is due or the heartbeat is."""
+        if self.engine.urgent:
+            self._kick.clear()
+            return
+        now = monotonic_ms()
+        wait_ms = self._built_ms + self._config.heartbeat_s * 1000 - now
+        if self.engine.waiting:
+            wait_ms = min(wait_ms, self._built_ms + self._config.renewal_append_s * 1000 - now)
+        wait_ms = min(wait_ms, self.engine.next_timer_ms - self._time_ms(now))
+        if wait_ms <= 0:
+            return
+        self._kick.clear()
+        handle = self._loop.call_later(wait_ms / 1000, self._kick.set)
+        try:
+            await self._kick.wait()
+        finally:
+            handle.cancel()
+
+    # ----------------------------------------------------------------------------------- for the questions
+
+    def is_fresh(self) -> bool:
+        """Whether the newest acknowledged append was sent so lately that nobody else can lead yet."""
+        return monotonic_ms() - self._sent_ms < (self._config.takeover_s - 1) * 1000
+
+    def mono_ms(self) -> int:
+        """This process's own clock."""
+        return monotonic_ms()
+
+    def time_ms(self) -> int:
+        """Ledger time now."""
+        return self._time_ms(monotonic_ms())
+
+    def say(self, messages: list[Message]) -> None:
+        """Messages that nobody waits for."""
+        self._now += [(subject, payload) for subject, payload, _ in messages]
+        if self._sending_now is None:
+            self._sending_now = self._loop.create_task(self._send_now())
+
+    def figures(self) -> dict[str, Any]:
+        """What `fleet` shows beside the fleet."""
+        return {
+            "history": self.history.figures(),
+            "feature_level": self.engine.state.level,
+            "schedulers": self._scheduler.standings.rows(),
+        }
+
+    # ------------------------------------------------------------------------------------------- reports
+
+    async def report(self) -> None:
+        """The fleet frame for observers, twice a second: no tenant's job in it."""
+        while True:
+            await asyncio.sleep(FLEET_FRAME_S)
+            await self._world.send([(self._subjects.fleet_frame, encode(self.fleet_frame()), "")])
+
+    async def snapshot(self) -> None:
+        """Have a follower write a snapshot now and then, name it, and drop what lies below the last but one."""
+        scheduler, state = self._scheduler, self.engine.state
+        if scheduler.snapshot_command is None:
+            return
+        purged = state.snapshot
+        while True:
+            await asyncio.sleep(SNAPSHOT_LOOK_S)
+            try:
+                if state.snapshot != purged and state.snapshot is not None and state.snapshot_before is not None:
+                    await scheduler.ledger.purge_below(state.snapshot_before[1] + 1)
+                    await scheduler.snapshots.purge_all_but({state.snapshot[0], state.snapshot_before[0]})
+                    purged = state.snapshot
+                    log.info("snapshot %s counts; the ledger begins behind %s", purged[0], state.snapshot_before[0])
+            except BusError as error:
+                log.warning("the ledger cannot be shortened now: %s", error)
+            last = state.snapshot[1] if state.snapshot is not None else 0
+            if state.seq - last >= scheduler.snapshot_records:
+                taken = await take_snapshot(scheduler.snapshot_command)
+                if taken is None:
+                    await asyncio.sleep(SNAPSHOT_RETRY_S)
+                else:
+                    self.engine.offer(taken)
+                    self._wake()
+
+    def fleet_frame(self) -> FleetFrame:
+        engine = self.engine
+        workers = [
+            {
+                "worker": worker.id,
+                "state": views.worker_state(worker, engine.fleet.hosts.get(worker.num)),
+                "cells": views.cells(engine.fleet.hosts.get(worker.num), len(worker.hello.get("gpu_pool", ()))),
+                "simulated": bool(worker.hello.get("simulated", False)),
+            }
+            for worker in engine.state.worker_by_num
+        ]
+        running = sum(len(worker.members) for worker in engine.state.worker_by_num)
+        return FleetFrame(
+            engine.state.epoch, engine.state.seq, workers=workers, queued=engine.queue.size, running=running
+        )
+
+
+async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
+    """Run the follower; None when it failed (its own words are in the log), and nothing was named."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(FOLLOWER_TIMEOUT_S):
+            out, err = await process.communicate()
+    except BaseException as error:
+        process.kill()
+        await process.wait()
+        if isinstance(error, TimeoutError):
+            log.warning("the snapshot took over %g s and was given up", FOLLOWER_TIMEOUT_S)
+            return None
+        raise
+    words = out.decode().split()
+    if process.returncode != 0 or len(words) != 3:
+        log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:])
+        return None
+    return SnapshotTaken(words[0], int(words[1]), words[2])
