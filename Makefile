@@ -6,11 +6,13 @@ STAMP  := $(VENV)/.installed
 SEEDS  ?= 300
 FROM   ?= 0
 MINUTES ?= 30
+KILLS  ?= 10
+CLUSTER ?= 5
 ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
         placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
-        sim-long chaos chaos-long soak hostile fsyncs fuzz clean
+        sim-long chaos chaos-long soak takeover hostile fsyncs fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -72,6 +74,9 @@ chaos-long: $(STAMP)  ## the figures of that; some 25 minutes on two quiet cores
 
 soak: $(STAMP)  ## half of the peak rate for MINUTES=30: memory and descriptors stay flat
 	PYTHONPATH=. $(BIN)/python -m tests.chaos.pressure soak --minutes $(MINUTES)
+
+takeover: $(STAMP)  ## from a leader's SIGKILL to the next accepted submit, default numbers: KILLS=10, of both leaders of three servers CLUSTER=5
+	PYTHONPATH=. $(BIN)/python -m tests.chaos.takeover --kills $(KILLS) --cluster $(CLUSTER)
 
 hostile: $(STAMP)  ## throughput beside fifty slow and hostile observers and submitters
 	PYTHONPATH=. $(BIN)/python -m tests.chaos.pressure hostile

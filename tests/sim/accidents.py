@@ -54,6 +54,8 @@ class Accidents:
             self.device_fails,
             self.operate_job,
             self.operate_tenant,
+            self.guarantee,
+            self.cancel_a_preemptor,
             self.wall_clock_jumps,
             self.junk,
             self.disk_full,
@@ -266,6 +268,20 @@ class Accidents:
         verb = self.rng.choice(("hold", "release", "limit", "share"))
         more = {"gpus": self.rng.choice((0, 1, 3))} if verb in ("limit", "share") else {}
         self._operate(verb, {"tenant": self.rng.choice(TENANTS), **more})
+
+    def guarantee(self) -> None:
+        """A tenant is promised GPUs: what others borrow of them is to come back."""
+        share = {"weight": self.rng.choice((1, 3)), "gpus": self.rng.choice((1, 2))}
+        self._operate("share", {"tenant": self.rng.choice(TENANTS), **share})
+
+    def cancel_a_preemptor(self) -> None:
+        """Whoever others are ending for is wanted no more."""
+        waiting = [job for job in self.world.judge.state.preempting.values() if job.preempts is not None]
+        if waiting:
+            job = self.rng.choice(waiting)
+            link, payload = self.world.connect("operator"), json.dumps({"job": job.name}).encode()
+            self._spawn(link.request(SUBJECTS.api(job.tenant, "cancel"), payload, ANSWER_S))
+            self.world.did["cancelled a preemptor"] += 1
 
     def _operate(self, verb: str, body: dict[str, Any]) -> None:
         link, payload = self.world.connect("operator"), json.dumps({**body, "by": "sim"}).encode()

@@ -95,12 +95,12 @@ def request(rng: random.Random, job: str) -> dict[str, Any]:
     body: dict[str, Any] = {
         "job": job,
         "replicas": rng.choice((1, 1, 1, 2, 3)),
-        "priority": rng.choice((50, 50, 60)),
+        "priority": rng.choice((10, 50, 50, 60, 90, 90)),
         "retries": rng.choice((0, 1, 2)),
         "retries_on_lost": 10,
         "run": {
             "argv": [
-                "stubborn" if rng.random() < 0.2 else "sleep",
+                rng.choice(("sleep", "sleep", "sleep", "stubborn", "graceful", "fragile")),
                 str(round(rng.choice((0.0, 0.5, 3.0, 20.0, 45.0, 120.0)) * rng.random(), 3)),
                 str(int(rng.random() < 0.15)),
             ],
@@ -111,6 +111,8 @@ def request(rng: random.Random, job: str) -> dict[str, Any]:
         body["gpu"] = gpu
         if gpu.get("scheduling") != "gang" and rng.random() < 0.2:
             body["on_partition"] = "keep"
+    if rng.random() < 0.1:
+        body["run"] |= {"checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 3}
     if rng.random() < 0.1:
         body["run"]["timeout_s"] = 5
     if rng.random() < 0.1:

@@ -24,6 +24,7 @@ from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 from tests.sim.devices import LocalHold, Ran
 from tests.sim.machine import Machine
+from tests.sim.preemptions import Preemptions
 
 SUBJECTS: Final = Subjects()
 _read_history: Final = Decoder[HistoryFrame](HistoryFrame)
@@ -51,6 +52,8 @@ class Judge:
         self._bus: SimulatedBus | None = None
         self._reign = _ReignTime(0, 0, 0.0)
         self._stored_ms = 0.0  # when the last record was
+        self._joins: dict[str, tuple[str, int]] = {}  # worker -> its last session, and the number of the join to it
+        self.preemptions = Preemptions(self.violated)
         self.histories = 0  # jobs that left memory, and whose history was read
 
     def violated(self, what: str, cause: BaseException | None = None) -> None:
@@ -142,14 +145,26 @@ class Judge:
         self.digest = zlib.crc32(message.data, self.digest)
         junk = ledger.junk
         try:
+            self.preemptions.before(self.state)
             ledger.fold_message(self.state, message)
             validate(self.state)
             if ledger.junk == junk:
+                self.preemptions.after(self.state)
+                self._check_sessions(self.state)
                 self._check_time(self.state)
         except (Broken, AssertionError) as broken:
             self.violated(f"after record {message.seq}: {broken}", broken)
         except Exception as error:
             self.violated(f"record {message.seq} cannot be folded: {error!r}", error)
+
+    def _check_sessions(self, state: State) -> None:
+        """A worker gets another session by a join of a higher number alone: not by one that comes late, or twice."""
+        for worker in state.worker_by_num:
+            session, n = self._joins.get(worker.id, ("", 0))
+            if worker.session and worker.session != session:
+                if worker.n <= n:
+                    self.violated(f"record {state.seq}: {worker.id} has a new session by join {worker.n} after {n}")
+                self._joins[worker.id] = (worker.session, worker.n)
 
     def _check_time(self, state: State) -> None:
         """Ledger time goes on within a reign as the seconds do, while appends are under way too (H31).

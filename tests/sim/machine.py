@@ -38,6 +38,8 @@ from tests.sim.devices import LocalHold, MachineInventory, Memory, Ran
 SPAWN_S: Final = 0.03
 #: how long a job takes at most once the faults are over: what is to be seen then is that everything ends
 HURRIED_S: Final = 2.0
+#: with what those exit that listen to SIGTERM and do not die of it
+TOLD_CODES: Final = {"graceful": 0, "fragile": 3}
 #: seconds until a new supervisor of a machine answers
 SUPERVISOR_START_S: Final = 0.1
 
@@ -117,8 +119,8 @@ class Child:
 class Supervisor:
     """The simulated supervisor process, and the processes of its jobs.
 
-    A job's argv says how it goes: `sleep SECONDS`, then it exits with the code `CODE` of `sleep SECONDS CODE`; with
-    `stubborn` in place of `sleep` it does not listen to SIGTERM.
+    A job's argv says how it goes: `sleep SECONDS`, then it exits with the code `CODE` of `sleep SECONDS CODE`. At
+    SIGTERM a `sleep` dies, a `stubborn` does not listen, a `graceful` finishes and exits with 0, a `fragile` breaks.
     """
 
     def __init__(self, machine: Machine, number: int, left: dict[str, Ended]) -> None:
@@ -170,7 +172,7 @@ class Supervisor:
                 delay_s = self.machine.rng.uniform(0, SPAWN_S)
                 child.timers.append(self._loop.call_later(delay_s, self._started, child))
 
-    def end(self, key: str, reason: Reason, grace_s: float) -> None:
+    def end(self, key: str, reason: Reason, grace_s: float, notice_s: float = 0.0) -> None:
         child = self.children.get(key)
         if child is None:
             return
@@ -181,14 +183,17 @@ class Supervisor:
             return
         if child.cause == "exit":
             child.cause = reason
-        rng = self.machine.rng
-        stubborn = child.start.argv[0] == "stubborn"
-        late_s = min(grace_s, child.start.grace_s) if stubborn else rng.uniform(0, min(grace_s, child.start.grace_s))
+        rng, how = self.machine.rng, child.start.argv[0]
+        grace_s = min(grace_s, child.start.grace_s)
+        late_s = grace_s if how == "stubborn" else rng.uniform(0, grace_s)
+        if child.start.checkpoint_signal is not None:
+            late_s += notice_s
         when_s = self._loop.time() + late_s + rng.uniform(0, SPAWN_S)
         if child.over is not None:
-            when_s = min(when_s, child.over.when())
+            if child.over.when() <= when_s:
+                return  # it ends by itself before, or was told to earlier
             child.over.cancel()
-        child.over = self._loop.call_at(when_s, self._exited, child, None)
+        child.over = self._loop.call_at(when_s, self._exited, child, TOLD_CODES.get(how))
 
     def fence(self, deadline_s: float | None, grace_s: float) -> None:
         self._fence_grace_s = grace_s
@@ -251,12 +256,11 @@ class Supervisor:
         self.machine.ended(child.ran, code)
         self._cancel(child)
         del self.children[key]
-        reason = "exit" if code is not None else child.cause
         self._over(
             key,
             Ended(
                 key=key,
-                reason=reason,
+                reason=child.cause,
                 proof="cgroup",
                 exit_code=code,
                 signal=9 if code is None else None,
@@ -322,7 +326,7 @@ class SimulatedSupervised:
 
     async def end(self, members: Iterable[EndMember]) -> None:
         for member in members:
-            await self._ask(self.supervisor.end, member.key, "end", member.grace_s)
+            await self._ask(self.supervisor.end, member.key, "end", member.grace_s, member.notice_s)
 
     async def fence(self, deadline_boottime_s: float | None, grace_s: float) -> None:
         await self._ask(self.supervisor.fence, deadline_boottime_s, grace_s)

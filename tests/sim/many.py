@@ -38,6 +38,8 @@ def run(seed: int) -> Told:
         wrong = str(violated)
     except Exception as error:  # a defect of the simulation itself must be told with its seed, too
         wrong = f"the simulation broke: {error!r}"
+    seen = world.judge.preemptions
+    world.did.update({"preempted": seen.ended, "preempted and placed again": seen.ran_again})
     return Told(seed, wrong, world.did, world.judge.records, world.judge.started_members)
 
 

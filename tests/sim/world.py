@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 from unittest import mock
 
+import msgspec
+
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
@@ -54,6 +56,8 @@ from tests.sim.machine import Machine, SimulatedLink
 SUBJECTS: Final = Subjects()
 FLEETS: Final = ("4xH100+2xL40S", "2xH100+2xH100+1xL40S", "8xH100+2xL40S+cpu", "1xH100+1xH100")
 CONFIG: Final = Config(ended_max=20, jobs_max=80, tombstones_max=30)
+#: from this priority on jobs end others, in the worlds where they may
+PREEMPT_PRIORITY: Final = 80
 #: virtual seconds of faults, and after them until everything must be over
 FAULTY_S: Final = 120.0
 HEALED_S: Final = 900.0
@@ -84,12 +88,24 @@ class World:
         self.judge = Judge()
         self.did: Counter[str] = Counter()
         self.has_claimers = faults > 0 and self.rng.random() < 0.5
+        self.config = self._policy() if faults > 0 else CONFIG
         self.schedulers = [f"scheduler-{n}" for n in range(schedulers)]
         self.hosts = {host.name: host for host in simulated_hosts(self.rng.choice(FLEETS), name="w")}
         self.machines: dict[str, Machine] = {}
         self.processes: dict[str, Process] = {}
         self._leaders: dict[str, Scheduler] = {}
         self._opened: set[tuple[int, int, int]] = set()  # job, worker, slots: what an operator has opened to it again
+
+    def _policy(self) -> Config:
+        """Two of three worlds preempt, by priority or to take back what is guaranteed; in some, priorities age."""
+        rng = self.rng
+        return msgspec.structs.replace(
+            CONFIG,
+            preempt_priority=rng.choice((PREEMPT_PRIORITY, PREEMPT_PRIORITY, 101)),
+            preempt_after=rng.choice((0.0, 5.0)),
+            reclaim=rng.random() < 0.5,
+            ageing=rng.choice((0.0, 0.0, 600.0)),
+        )
 
     def run(self) -> None:
         """Raises `Violated`."""
@@ -210,7 +226,7 @@ class World:
         scheduler = self._leaders[name] = Scheduler(
             world,
             ledger,
-            config=CONFIG,
+            config=self.config,
             name=name,
             snapshot_command=["in this process"],
             snapshot_records=SNAPSHOT_RECORDS,

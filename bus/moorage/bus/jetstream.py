@@ -143,10 +143,10 @@ class JetStream:
                     log.warning("the server reserves %s for %s, and not %d MiB", room, name, config["max_bytes"] >> 20)
                 return found
 
-    async def stream_info(self, stream: str, subjects_filter: str = "") -> StreamInfo:
+    async def stream_info(self, stream: str, subjects_filter: str = "", timeout_s: float = API_TIMEOUT_S) -> StreamInfo:
         """State and settings; with a filter also the messages of each subject that matches (all pages of them)."""
         request: dict[str, Any] = {"subjects_filter": subjects_filter} if subjects_filter else {}
-        info = await self._info(_stream_name(stream), request)
+        info = await self._info(_stream_name(stream), request, timeout_s)
         if info is None:
             raise JetStreamRefused(f"info of stream {stream}", 404, ERR_STREAM_NOT_FOUND, "stream not found")
         return info
@@ -289,9 +289,9 @@ class JetStream:
 
     # -- the API ------------------------------------------------------------------------------------------------
 
-    async def _call(self, verb: str, request: Mapping[str, Any]) -> bytes:
+    async def _call(self, verb: str, request: Mapping[str, Any], timeout_s: float = API_TIMEOUT_S) -> bytes:
         payload = _encode(request) if request else b""
-        return (await self._connection.request(f"{self._api}.{verb}", payload, API_TIMEOUT_S)).data
+        return (await self._connection.request(f"{self._api}.{verb}", payload, timeout_s)).data
 
     async def _do(self, verb: str, request: Mapping[str, Any], action: str) -> DoneAnswer:
         answer = read_done(await self._call(verb, request))
@@ -299,11 +299,11 @@ class JetStream:
             raise _refused(action, answer.error)
         return answer
 
-    async def _info(self, name: str, request: dict[str, Any]) -> StreamInfo | None:
+    async def _info(self, name: str, request: dict[str, Any], timeout_s: float = API_TIMEOUT_S) -> StreamInfo | None:
         subjects: dict[str, int] = {}
         while True:
             page = {**request, "offset": len(subjects)} if subjects else request
-            answer = read_info(await self._call(f"STREAM.INFO.{name}", page))
+            answer = read_info(await self._call(f"STREAM.INFO.{name}", page, timeout_s))
             if answer.error is not None:
                 if answer.error.err_code == ERR_STREAM_NOT_FOUND:
                     return None

@@ -11,7 +11,8 @@
 
 The production JetStream helper, `Mux`, and whatever takes a connection run on it as they are. On a plain asyncio loop
 it works too, in real time. Every object here says `simulated` where it is shown. What a real server does is checked by
-running the same tests on both; not simulated are permissions, slow consumers, clusters and the wire itself.
+running the same tests on both; not simulated are permissions, clusters, the wire itself, and the
+server that cuts a client which does not read.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
 class SimulatedSubscription:
-    """A standing subscription. `dropped` stays 0: a simulated handler is called as its message arrives."""
+    """A standing subscription. `dropped` stays 0: a handler is called as its message arrives, as `Connection` does."""
 
     __slots__ = ("connection", "dropped", "handler", "open", "pattern", "prefix", "queue", "subject")
 

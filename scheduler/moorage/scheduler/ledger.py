@@ -19,6 +19,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from moorage.bus.errors import BusError, Disconnected, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
+    API_TIMEOUT_S,
     ERR_STREAM_FULL,
     EXPECTED_LAST_SEQUENCE,
     EXPECTED_LAST_SUBJECT_SEQUENCE,
@@ -103,13 +104,14 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------ reading
 
-    async def follow(self, state: State) -> int:
-        """Fold what stands behind `state.seq` into it. Raises `LedgerGap`, `LedgerBroken`.
+    async def follow(self, state: State, patience_s: float = API_TIMEOUT_S) -> int:
+        """Fold what stands behind `state.seq` into it. Raises `LedgerGap`, `LedgerBroken`, `BusError`.
 
-        Returns how many records of the reign there were: what is skipped is no sign of its leader's life.
+        Where the ledger ends is waited for `patience_s`. Returns how many records of the reign there were: what is
+        skipped is no sign of its leader's life.
         """
         stream, count = self._subjects.ledger_stream, 0
-        info = await self._js.stream_info(stream)
+        info = await self._js.stream_info(stream, timeout_s=patience_s)
         if info.last_seq < state.seq:
             raise LedgerBroken(
                 f"the ledger ends at {info.last_seq}, but record {state.seq} was folded: an older backup?"

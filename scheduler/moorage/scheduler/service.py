@@ -33,6 +33,8 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.scheduler")
 
 STANDBY_LOOK_S: Final = 0.2
+#: a look that came while no server led the ledger's stream is never answered, and asked again after this
+STANDBY_PATIENCE_S: Final = 2.0
 #: holes in the ledger met in a row, each with the newest snapshot read again, before it counts as broken
 GAPS_MAX: Final = 5
 RESIGN_S: Final = 3.0
@@ -139,7 +141,7 @@ class Scheduler:
         while time.monotonic() - heard < silence_s:
             await asyncio.sleep(STANDBY_LOOK_S)
             try:
-                if await self.ledger.follow(state):
+                if await self.ledger.follow(state, STANDBY_PATIENCE_S):
                     heard = time.monotonic()
                     if not state.leader:
                         return

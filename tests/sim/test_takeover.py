@@ -1,0 +1,54 @@
+"""How long a takeover takes in virtual time, where what is waited for is a server and no processor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Final, cast
+
+from moorage.bus.connection import Connection
+from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock
+from moorage.scheduler.core.config import CLUSTER
+from moorage.scheduler.service import Scheduler
+from moorage.schemas.subjects import Subjects
+from tests.waiting import until
+
+SUBJECTS: Final = Subjects("t")
+#: how long no server leads the ledger's stream
+GAP_S: Final = 3.0
+#: what may pass after it until the standby can read again, and begins to count
+READS_S: Final = 3.0
+
+
+def test_a_look_that_nobody_answered_while_no_server_led_is_asked_again() -> None:
+    """Both leaders die right after a record that the standby has not read: it counts from when it could read again.
+
+    A look that waited for ten seconds, long after the stream had a leader again, once made it 22 s and more.
+    """
+    bus, clock = SimulatedBus(FaultyNetwork(3, delay_ms=(0.2, 3))), SimulatedClock()
+
+    def scheduler(name: str) -> Scheduler:
+        world, ledger = bus.connect(name), bus.connect(name, account="ledger")
+        links = cast("Connection", world), cast("Connection", ledger)
+        return Scheduler(*links, config=CLUSTER, subjects=SUBJECTS, name=name)
+
+    async def scene() -> float:
+        one, two = scheduler("one"), scheduler("two")
+        running = [asyncio.ensure_future(one.run())]
+        await until(one.leading.is_set, 60)
+        running.append(asyncio.ensure_future(two.run()))
+        await asyncio.sleep(5)
+        body = json.dumps({"job": "j", "gpu": {}, "run": {"argv": ["true"]}}).encode()
+        await bus.connect("caller").request(SUBJECTS.api("acme", "submit"), body, 5)
+        began_s = clock.now_s
+        bus.network.partition({"one"}, {"two"}, {SERVER})
+        await asyncio.sleep(GAP_S)
+        bus.network.partition({"one"}, {"two", SERVER})
+        await until(two.leading.is_set, 60)
+        took_s = clock.now_s - began_s
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        return took_s
+
+    assert clock.run(scene()) < GAP_S + READS_S + CLUSTER.takeover_s * 9 / 8
