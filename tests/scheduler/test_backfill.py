@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.scheduler.core.backfill import FREED_MS
-from moorage.scheduler.core.reserve import MOVE_MS, PATIENCE_MS, WHOLE_OF
+from moorage.scheduler.core.reserve import PATIENCE_MS, WHOLE_OF
 from tests.scheduler.driving import Driving
 
 
@@ -159,7 +159,7 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
     drive.cancel("on-w1")
     drive.run_out("w1")
     drive.settle()  # w1 is free, and whoever has the higher priority takes it for a minute
-    drive.pass_time(2 * MOVE_MS)
+    drive.pass_time(3_000)  # at every look, in a fleet of two
     held = drive.engine.planner.reservation
     where = [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] if held is not None else ["started"]
     assert where in (["w1"], ["started"])

@@ -21,7 +21,7 @@ from moorage.scheduler.core.queue import REPLICA_BITS, Head, Line, Queue
 from moorage.scheduler.core.rank import Choice, Ranker
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.reserve import (
-    MOVE_MS,
+    MOVE_MS_A_HOST,
     PATIENCE_MS,
     WHOLE_OF,
     Reservation,
@@ -459,7 +459,7 @@ class Planner:
     def _move(self, held: Reservation, now_ms: int) -> None:
         """See again when a reservation's hosts will hold it, and now and then whether others would sooner."""
         held.start_ms = expected(self.fleet, held, self.estimates, now_ms)
-        if now_ms - self._moved_ms < MOVE_MS:
+        if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(self.fleet.hosts):
             return
         self._moved_ms = now_ms
         hosts, start_ms = soonest(self.fleet, held.shape, self.estimates, now_ms)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 #: the setting's default
 PATIENCE_MS: Final = 30_000
-#: a reservation's hosts are chosen anew at most so often, where others will be free sooner: a walk over the fleet
-MOVE_MS: Final = 30_000
+#: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
+#: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
+MOVE_MS_A_HOST: Final = 3
 #: of so many reservations all but one go first to those that need whole hosts: room for them comes only where hosts are
 #: held back, for others by itself. The last goes by arrival alone, so nobody is passed by more than the others
 WHOLE_OF: Final = 4
