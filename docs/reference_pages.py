@@ -57,7 +57,7 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
 }
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
 CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
-    "The client": ("moorage.client.client", "moorage.client.sync"),
+    "The client": ("moorage.client.client", "moorage.client.sync", "moorage.client.sync_handles"),
     "A job": ("moorage.client.job", "moorage.client.watch", "moorage.schemas.frames.told"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     "What it raises": ("moorage.client.errors",),

@@ -62,6 +62,31 @@ async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, uniqu
             await job.cancel()
 
 
+async def test_submit_explain_and_event_name_the_same_fix(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        await client.admin.limit(gpus=2, tenant=unique)
+        runs = [await client.submit(["sleep", "60"], gpu="1xH100") for _ in range(2)]
+        waits = await client.submit(["sleep", "0"], gpu="1xH100")
+        assert waits.accepted is not None
+        assert waits.accepted.waiting is not None
+        command = f"moorage admin limit --tenant {unique} --gpus"
+        assert waits.accepted.waiting["fixes"][0]["command"] == f"{command} 3"
+        assert (await waits.explain())["fixes"][0]["command"] == f"{command} 3"
+        shown = await node.run("explain", waits.id, tenant=unique)
+        assert f"fix: ask your operator for 3 GPUs: {command} 3" in shown.err
+        heard = asyncio.create_task(_first_waiting(waits))
+        await asyncio.sleep(2.5)  # once looked at: what comes now is news
+        before = await client.submit(["sleep", "0"], gpu="1xH100", priority=90)
+        told = await asyncio.wait_for(heard, 20)
+        fix = told["fixes"][0]
+        assert fix["command"] == f"{command} 4"
+        assert fix["say"] == "ask your operator for 4 GPUs, 1 of them for jobs of yours before it"
+        await before.cancel()
+        for job in (waits, *runs):
+            await job.cancel()
+        await client.admin.limit(gpus=0, tenant=unique)
+
+
 async def _first_waiting(job: Any) -> dict[str, Any]:
     async for event in job.events():
         if event.waiting is not None:

@@ -114,6 +114,7 @@ def test_every_example_can_be_read(command: Command) -> None:
         (["ls", "--limit", "many"], 2, "invalid-argument", "moorage ls --help"),
         (["show", "a", "--wach"], 2, "invalid-argument", "moorage show a --watch"),
         (["--tenant", "acme", "ls", "--watch"], 2, "unknown-verb", "moorage ls --watch --tenant acme"),
+        (["version"], 2, "unknown-verb", "moorage --version"),
         (["--wat"], 2, "unknown-verb", "moorage --help"),
         (["drain"], 2, "invalid-argument", "moorage drain --help"),
         (["drain", "a", "b"], 2, "invalid-argument", "moorage drain --help"),

@@ -32,8 +32,9 @@ from moorage.client import (
     Watch,
 )
 from moorage.client.admin import Admin
-from moorage.client.sync import LoopThread, SyncWatch
+from moorage.client.loop_thread import LoopThread
 from moorage.client.sync_admin import SyncAdmin
+from moorage.client.sync_handles import SyncWatch
 
 #: what only the async side has, with the reason
 ASYNC_ALONE = {

@@ -390,7 +390,8 @@ async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server:
         kept = await here.js.stream_info(here.subjects.snapshot_stream, here.subjects.snapshot_all)
         assert {subject.rpartition(".")[2] for subject in kept.subjects} == {names[1][0], names[2][0]}
 
-        await one.append("after-the-purge")  # the guard's epoch record is still there
+        assert await here.js.get_last(here.subjects.ledger_stream, here.subjects.ledger_epoch) is not None
+        await one.append("after-the-purge")  # so that the guard's number is still right
         await here.js.append(here.subjects.ledger_snapshot, b"junk where the naming record stood")
         await one.append("past-the-junk")
         for damaged in (None, names[2], names[1]):

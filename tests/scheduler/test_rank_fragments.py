@@ -140,6 +140,21 @@ def test_kept_scores_choose_what_a_full_scan_chooses(seed: int) -> None:
     assert placed > 60
 
 
+@pytest.mark.parametrize("name", ["fragments", "fgd"])
+def test_a_host_may_come_back_with_more_devices_than_any_had(name: str) -> None:
+    shapes, fleet, ranker = Shapes(), Fleet(), RANKERS[name]()
+    add(fleet, worker(0, ["NVIDIA T4"] * 2))
+    add(fleet, worker(1, ["NVIDIA T4"] * 2))
+    pair = shapes.of(request(GpuSpec(count=2)))
+    ranker.arrived(pair, 64)
+    assert ranker.choose(fleet, pair, {}, frozenset()) is not None
+    grown = add(fleet, worker(1, ["NVIDIA T4"] * 8))
+    large = shapes.of(request(GpuSpec(count=8)))
+    choice = ranker.choose(fleet, large, {}, frozenset())
+    assert choice is not None
+    assert (choice.host, choice.mask) == (grown, 255)
+
+
 class OneByOne(Fragments):
     """Is asked for every single replica."""
 
@@ -217,6 +232,22 @@ def test_who_may_go_elsewhere_stays_off_a_model_that_others_must_have() -> None:
         choice = ranker.choose(fleet, free, {}, frozenset())
         assert choice is not None
         assert choice.host is common
+        fleet.take(choice.host, free, choice.mask)
+
+
+def test_the_model_that_is_asked_for_most_by_name_is_left_alone_even_where_most_devices_are_of_it() -> None:
+    """5 of 9 must have one of 16 A100, 2 of 9 one of 8 T4: for each device more are bound to an A100."""
+    shapes, fleet, ranker = Shapes(), Fleet(), Fragments()
+    for num in range(2):
+        add(fleet, worker(num, ["NVIDIA A100-SXM4-80GB"] * 8, 128_000))
+    rare = add(fleet, worker(2, ["NVIDIA T4"] * 8, 128_000))
+    common, few, free = (shapes.of(request(GpuSpec(model=model), 4_000)) for model in ("=A100", "=T4", None))
+    for shape in [common, free, few, common, common, free, few, common, common] * 20:
+        ranker.arrived(shape, 1)
+    for _ in range(4):
+        choice = ranker.choose(fleet, free, {}, frozenset())
+        assert choice is not None
+        assert choice.host is rare
         fleet.take(choice.host, free, choice.mask)
 
 

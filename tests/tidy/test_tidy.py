@@ -31,7 +31,7 @@ BELOW: dict[str, set[str]] = {
 }
 CORE = ROOT / "scheduler/moorage/scheduler/core"
 IMPURE = {"asyncio", "nats", "socket", "time", "random", "secrets", "threading"}
-LINES_MAX = 800
+LINES_MAX = 600
 
 
 def sources(room: str) -> Iterator[Path]:

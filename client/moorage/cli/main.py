@@ -159,6 +159,8 @@ def version() -> str:
 def _unknown(words: Sequence[str]) -> int:
     import difflib
 
+    if words[0] in ("-v", "version"):
+        return _refuse("unknown-verb", f"no verb {words[0]!r}", words, ("moorage --version",))
     if words[0].startswith("-"):
         return _refuse_options_first(words)
     word = " ".join(words[:2]) if below(words[0]) else words[0]

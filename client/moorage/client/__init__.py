@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from moorage.client.lease import Lease
     from moorage.client.sim_fleet import Ran, SimFleet, Task
     from moorage.client.steps import Claimed, Ended, Ending, Placed, Queued, Running, Step
-    from moorage.client.sync import Client, SyncJob, SyncLease
+    from moorage.client.sync import Client
+    from moorage.client.sync_handles import SyncJob, SyncLease
     from moorage.client.values import Gpu
     from moorage.client.watch import Piece, Watch
     from moorage.schemas.frames import Accepted, Change, Event
@@ -108,7 +109,8 @@ _HOME: Final = {
     "moorage.client.lease": ("Lease",),
     "moorage.client.sim_fleet": ("Ran", "SimFleet", "Task"),
     "moorage.client.steps": ("Claimed", "Ended", "Ending", "Placed", "Queued", "Running", "Step"),
-    "moorage.client.sync": ("Client", "SyncJob", "SyncLease"),
+    "moorage.client.sync": ("Client",),
+    "moorage.client.sync_handles": ("SyncJob", "SyncLease"),
     "moorage.client.values": ("Gpu",),
     "moorage.client.watch": ("Piece", "Watch"),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),

@@ -6,14 +6,10 @@ signatures are compared with the async ones, one by one, in `tests/client/test_s
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import os
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from moorage.bus.contexts import Context
 from moorage.client import job as asynchronous
@@ -21,331 +17,22 @@ from moorage.client.client import AsyncClient, What
 from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_TIMEOUT_S_DEFAULT
 from moorage.client.errors import BatchRejected
 from moorage.client.job import Result
-from moorage.client.steps import Step
 from moorage.client.sync_admin import SyncAdmin
 from moorage.client.transport import ClientTransport
 from moorage.client.values import Duration, Fields
-from moorage.client.watch import Piece
-from moorage.client.watch import Watch as AsyncWatch
-from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
+from moorage.schemas.frames import Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Act, Done
 from moorage.schemas.subjects import PREFIX_DEFAULT
 
 if TYPE_CHECKING:
-    from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease as AsyncLease
     from moorage.client.lease import OnAskedBack
     from moorage.client.planning import Quota, Share
-    from moorage.worker.leases.client import AskedBack
 
-#: how long an interrupted call may take to let go of what it has begun
-CANCEL_S_MAX: Final = 5.0
-
-T = TypeVar("T")
-_END: Final = object()
-
-
-class LoopThread:
-    """A thread with an event loop that runs other threads' coroutines until `stop`."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._pid = 0
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-
-    @property
-    def runs(self) -> bool:
-        return self._loop is not None
-
-    def start(self) -> None:
-        refuse_inside_loop()
-        started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name=self._name, daemon=True)
-        self._pid = os.getpid()
-        self._thread.start()
-        started.result()
-
-    def stop(self) -> None:
-        """End the loop, with what still runs in it, and the thread."""
-        thread, loop, stop = self._thread, self._loop, self._stop
-        if thread is None or loop is None or stop is None:
-            return
-        self._thread = self._loop = self._stop = None
-        if self._pid == os.getpid():
-            loop.call_soon_threadsafe(stop.set)
-            thread.join()
-
-    def _run(self, started: concurrent.futures.Future[None]) -> None:
-        async def serve() -> None:
-            stop = asyncio.Event()
-            self._loop, self._stop = asyncio.get_running_loop(), stop
-            started.set_result(None)
-            await stop.wait()
-
-        asyncio.run(serve())
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there, wait for it here. Interrupted (Ctrl-C), it is cancelled there before this raises."""
-        try:
-            refuse_inside_loop()
-            loop = self._checked()
-        except BaseException:
-            work.close()
-            raise
-        done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        tasks: list[asyncio.Task[T]] = []
-
-        def begin() -> None:
-            task = loop.create_task(work)
-            task.add_done_callback(lambda over: _hand_over(over, done))
-            tasks.append(task)
-
-        def give_up() -> None:
-            if tasks:
-                tasks[0].cancel()
-            else:  # interrupted before it was handed over
-                work.close()
-                done.cancel()
-
-        try:
-            loop.call_soon_threadsafe(begin)
-            return done.result()
-        except (KeyboardInterrupt, SystemExit):
-            loop.call_soon_threadsafe(give_up)
-            concurrent.futures.wait([done], CANCEL_S_MAX)
-            raise
-
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items, one call each; what is left early is closed there."""
-        refuse_inside_loop()
-        loop = self._checked()
-        try:
-            while (item := self.call(_next(items))) is not _END:
-                yield cast("T", item)
-                if self._loop is not loop:
-                    raise RuntimeError("the client was closed while this was iterated over")
-        finally:
-            self._finish(cast("AsyncGenerator[T, None]", items), loop)
-
-    def _finish(self, items: AsyncGenerator[Any, None], loop: asyncio.AbstractEventLoop) -> None:
-        """Close it; from the loop's own thread, where a garbage collector may call this, without waiting."""
-        if self._loop is not loop or self._pid != os.getpid():
-            return  # its loop has closed it at its end
-        if _is_in_loop():
-            loop.call_soon_threadsafe(lambda: asyncio.ensure_future(items.aclose()))
-        else:
-            self.call(_close(items))
-
-    def _checked(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            raise RuntimeError("the client is not open: use it in `with Client() as moorage:`")
-        if self._pid != os.getpid():
-            raise RuntimeError("this client was opened before a fork: open another one in the child")
-        return self._loop
-
-
-async def _next(items: AsyncIterator[T]) -> T | object:
-    return await anext(items, _END)
-
-
-async def _close(items: AsyncGenerator[Any, None]) -> None:
-    await items.aclose()
-
-
-def _hand_over(over: asyncio.Task[T], done: concurrent.futures.Future[T]) -> None:
-    if over.cancelled():
-        done.set_exception(RuntimeError("the client was closed, or the call interrupted, before this was done"))
-    elif (error := over.exception()) is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(over.result())
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def refuse_inside_loop() -> None:
-    """Raise RuntimeError where an event loop runs in this thread: waiting here would stop all of it."""
-    if _is_in_loop():
-        raise RuntimeError(
-            "this thread runs an event loop, and moorage.client.Client would block it: "
-            "use moorage.client.AsyncClient here, with await"
-        )
-
-
-class SyncJob:
-    """The twin of `Job`: a handle on one job, from its id alone."""
-
-    def __init__(self, thread: LoopThread, job: asynchronous.Job) -> None:
-        self._thread = thread
-        self.twin = job
-
-    def __repr__(self) -> str:
-        return repr(self.twin).replace("<Job", "<SyncJob", 1)
-
-    @property
-    def id(self) -> str:
-        return self.twin.id
-
-    @property
-    def accepted(self) -> Accepted | None:
-        return self.twin.accepted
-
-    @property
-    def state(self) -> str:
-        return self.twin.state
-
-    @property
-    def gpu(self) -> str:
-        return self.twin.gpu
-
-    @property
-    def worker(self) -> str:
-        return self.twin.worker
-
-    @property
-    def known_result(self) -> Result | None:
-        return self.twin.known_result
-
-    def events(self, timeout: Duration | None = None) -> Iterator[Event]:
-        """As `Job.events`."""
-        return self._thread.iterate(self.twin.events(timeout))
-
-    def steps(self, timeout: Duration | None = None) -> Iterator[Step]:
-        """As `Job.steps`."""
-        return self._thread.iterate(self.twin.steps(timeout))
-
-    def logs(
-        self,
-        timeout: Duration | None = None,
-        *,
-        follow: bool = True,
-        tail: int | None = None,
-        replica: int | None = None,
-        attempt: int | None = None,
-    ) -> Iterator[Piece]:
-        """As `Job.logs`."""
-        return self._thread.iterate(self.twin.logs(timeout, follow=follow, tail=tail, replica=replica, attempt=attempt))
-
-    def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
-        """As `Job.result`; `on_progress` is called in the private thread."""
-        return self._thread.call(self.twin.result(timeout, on_progress))
-
-    def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
-        """As `Job.cancel`."""
-        return self._thread.call(self.twin.cancel(reason, by))
-
-    def show(self) -> dict[str, Any]:
-        """As `Job.show`."""
-        return self._thread.call(self.twin.show())
-
-    def explain(self) -> dict[str, Any]:
-        """As `Job.explain`."""
-        return self._thread.call(self.twin.explain())
-
-
-class SyncWatch:
-    """The twin of `Watch`: open it before the job is submitted to miss nothing of its output."""
-
-    def __init__(self, thread: LoopThread, watch: AsyncWatch) -> None:
-        self._thread = thread
-        self._watch = watch
-
-    @property
-    def job(self) -> str:
-        return self._watch.job
-
-    @property
-    def state(self) -> str:
-        return self._watch.state
-
-    @property
-    def lost(self) -> int:
-        return self._watch.lost
-
-    def __enter__(self) -> SyncWatch:
-        self.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def open(self) -> None:
-        """As `Watch.open`."""
-        self._thread.call(self._watch.open())
-
-    def close(self) -> None:
-        """As `Watch.close`."""
-        self._thread.call(self._watch.close())
-
-    def refresh(self) -> None:
-        """As `Watch.refresh`."""
-        self._thread.call(_called(self._watch.refresh))
-
-    def __iter__(self) -> Iterator[Event | Piece]:
-        return self.follow()
-
-    def follow(self, timeout_s: float | None = None) -> Iterator[Event | Piece]:
-        """As `Watch.follow`."""
-        return self._thread.iterate(self._watch.follow(timeout_s))
-
-
-class SyncLease:
-    """The twin of `Lease`."""
-
-    def __init__(self, thread: LoopThread, lease: AsyncLease) -> None:
-        self._thread = thread
-        self._lease = lease
-        self.worker: Final = lease.worker
-        self.devices: Final = lease.devices
-        self.uuids: Final = lease.uuids
-        self.mode: Final = lease.mode
-        self.simulated: Final = lease.simulated
-        self.environment: Final = lease.environment
-
-    def __repr__(self) -> str:
-        return repr(self._lease).replace("<Lease", "<SyncLease", 1)
-
-    @property
-    def device(self) -> str:
-        return self._lease.device
-
-    @property
-    def asked_back(self) -> AskedBack | None:
-        return self._lease.asked_back
-
-    @property
-    def lost(self) -> bool:
-        return self._lease.lost
-
-    def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
-        """As `Lease.wait_asked_back`."""
-        return self._thread.call(self._lease.wait_asked_back(timeout))
-
-    def give_back(self) -> None:
-        """As `Lease.give_back`."""
-        self._thread.call(self._lease.give_back())
-
-
-async def _entered(context: AbstractAsyncContextManager[T]) -> T:
-    return await context.__aenter__()
-
-
-async def _left(context: AbstractAsyncContextManager[Any]) -> None:
-    await context.__aexit__(None, None, None)
-
-
-async def _called(function: Callable[[], T]) -> T:
-    return function()
+from moorage.client.loop_thread import LoopThread, entered, left, refuse_inside_loop
+from moorage.client.sync_handles import SyncJob, SyncLease, SyncWatch
 
 
 class Client:
@@ -520,11 +207,11 @@ class Client:
 
     @contextmanager
     def _lend(self, lending: AbstractAsyncContextManager[AsyncLease]) -> Iterator[SyncLease]:
-        lease = self._thread.call(_entered(lending))
+        lease = self._thread.call(entered(lending))
         try:
             yield SyncLease(self._thread, lease)
         finally:
-            self._thread.call(_left(lending))
+            self._thread.call(left(lending))
 
     # ------------------------------------------------------------------------------------------------- operators
 

@@ -9,7 +9,7 @@ from moorage.schemas.operate import Done, TenantRow
 
 if TYPE_CHECKING:
     from moorage.client.admin import Admin
-    from moorage.client.sync import LoopThread
+    from moorage.client.loop_thread import LoopThread
 
 
 class SyncAdmin:

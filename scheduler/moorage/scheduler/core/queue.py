@@ -46,6 +46,10 @@ class Line:
         self.blocked_at = -1  # the fleet's change number at which it found no room
         self.barred = False  # a reservation bars it: who joins it may be short enough to end before that
 
+    def __lt__(self, other: Line) -> bool:
+        """An entry that was moved stands in two lines for a while, which count alike where jobs age."""
+        return (self.priority, self.shape.index) > (other.priority, other.shape.index)
+
 
 class Queue:
     """All lines. Removal is lazy: whoever pops an entry checks that its replica still waits."""

@@ -35,7 +35,7 @@ from moorage.scheduler.core.rank_table import (
     HostTable,
     Ints,
 )
-from moorage.scheduler.core.rank_waste import FREE_MAX, HUGE, SLOT_BITS, Waste
+from moorage.scheduler.core.rank_waste import HUGE, SLOT_BITS, Waste
 from moorage.scheduler.core.shape import Shape
 
 #: the score of a host where the request does not fit
@@ -310,15 +310,12 @@ def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> 
     each = waste.by_device(table, cells, at) + room
     now = cells[NOTE] if table.note is not None else waste.of(table, cells)
     gain: Ints = now - waste.flat.take(each).sum(0)
-    if waste.shortens:
-        free = at + cells[FREE]
+    free = at + cells[FREE]
     if ask.mode == EXCLUSIVE:
+        gain += waste.without_whole(ask.count).take(free)
         if table.mixed:
-            at += (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride
-        whole = waste.of_whole.take(at)
-        gain += whole if ask.count == 1 else whole * ask.count
-        if waste.shortens:
-            gain -= waste.shorter[FREE_MAX - ask.count :].take(free)
+            asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride
+            gain += ask.count * (waste.of_whole.take(asked) - waste.of_whole.take(at))
         return None, gain, None
     if waste.shortens:
         gain -= waste.short_flat.take(free)

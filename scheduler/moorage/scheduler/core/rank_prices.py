@@ -7,7 +7,9 @@ transport problem "which requests go to which hosts so that most GPUs are used")
 get a price where they are scarce and none where they are plenty, and requests without a GPU go where they hurt least.
 
 Beside its price a device has a pressure: what requests that can go to few devices ask for of it. Whoever can go
-elsewhere stays off such devices while there is room elsewhere, since those who cannot come later.
+elsewhere stays off such devices while there is room elsewhere, since those who cannot come later. A request that names
+models presses in full as soon as a quarter of all GPUs is of others, one that is only too large for some hosts by the
+part of the GPUs that those have.
 
 All in whole numbers, `ONE` is the value of one idle GPU. No clock, no chance, no float: the same mix and fleet give
 the same prices on every machine.
@@ -44,6 +46,8 @@ CELLS_MAX: Final = 8_192
 #: how much a price, and how much a pressure, counts against fragmentation, in halves
 PRICE_HALVES: Final = 4
 PRESSURE_HALVES: Final = 1
+#: who names models presses by so many times the part of the GPUs that do not answer, in full at most
+NAMED_TIMES: Final = 4
 
 _POWERS: Final = np.array([round(32768 * 2 ** (-n / 16)) for n in range(16)], np.int64)
 
@@ -91,21 +95,21 @@ class Prices:
         if self.priced:
             self._settle(table, mix, total, ROUNDS_FIRST if before is None else ROUNDS_AGAIN)
 
-    def _classes(self, table: HostTable, mix: list[tuple[Shape, int]]) -> list[tuple[int, int, int, Ints, int]]:
-        """Requests alike in GPUs (percent), processors, memory and markets, with their number."""
-        found: dict[tuple[int, int, int, bytes], int] = {}
-        fits: dict[object, Ints] = {}
+    def _classes(self, table: HostTable, mix: list[tuple[Shape, int]]) -> list[tuple[int, int, int, Ints, int, int]]:
+        """Requests alike in GPUs (percent), processors, memory, markets, and GPUs that answer, with their number."""
+        found: dict[tuple[int, int, int, bytes, int], int] = {}
+        fits: dict[object, tuple[Ints, int]] = {}
         for shape, number in mix:
             gpu = gpu_percent(table, shape)
             key = (shape.mode == NO_GPU, shape.count, shape.vendor, shape.models, shape.min_memory_mib)
             ok = fits.get(key)
             if ok is None:
-                ok = fits[key] = self.allowed(table, shape)
-            entry = (gpu, shape.cpu_milli, shape.memory_mib, ok.tobytes())
+                ok = fits[key] = self.allowed(table, shape), self._answering(table, shape)
+            entry = (gpu, shape.cpu_milli, shape.memory_mib, ok[0].tobytes(), ok[1])
             found[entry] = found.get(entry, 0) + number
         rows = [
-            (gpu, cpu, memory, np.frombuffer(ok, np.int64), number)
-            for (gpu, cpu, memory, ok), number in found.items()
+            (gpu, cpu, memory, np.frombuffer(ok, np.int64), number, answer)
+            for (gpu, cpu, memory, ok, answer), number in found.items()
             if any(ok)
         ]
         mean = int(self.stock[0].sum()) * 100 // int(self.gpus.sum())  # processors a hundredth of a GPU, times 10,000
@@ -123,9 +127,16 @@ class Prices:
                 ok[self._of_type[kind.index]] = 1
         return ok
 
+    def _answering(self, table: HostTable, shape: Shape) -> int:
+        """How many GPUs are of models that answer a shape, however many of them a host has."""
+        if shape.mode == NO_GPU:
+            return int(self.gpus.sum())
+        of_market = {self._of_type[kind.index]: kind.kinds[0] for kind in table.types if kind.kinds}
+        return sum(int(self.gpus[market]) for market, kind in of_market.items() if table.kinds[kind].rank(shape) > 0)
+
     def _settle(self, table: HostTable, mix: list[tuple[Shape, int]], total: int, rounds: int) -> None:
         rows = self._classes(table, mix)
-        asked = sum(gpu * number for gpu, _, _, _, number in rows)
+        asked = sum(gpu * number for gpu, _, _, _, number, _ in rows)
         if not asked:
             self.priced = False
             return
@@ -154,7 +165,7 @@ class Prices:
         # what one GPU's worth of a class takes of a market's processors and memory, in 2^-10 of the market's own share
         mean = max(1, (total << 32) // everything[0])
         per = np.zeros((2, len(rows), len(self.keys)), np.int64)
-        for row, (gpu, cpu, memory, _, _) in enumerate(rows):
+        for row, (gpu, cpu, memory, _, _, _) in enumerate(rows):
             for i, want in enumerate((cpu, memory)):
                 worth = self.worth[i] * want >> 22
                 unit = gpu if gpu else max(1, cpu * 100 * mean >> 32)
@@ -176,7 +187,8 @@ class Prices:
         self.host[self.stock == 0] = FLOOR
         # who can go to few devices presses on those
         open_to = (ok * self.gpus).sum(1)
-        pressing = demand * (total - open_to) // total
+        named = np.array([NAMED_TIMES * (total - row[5]) for row in rows], np.int64)
+        pressing = demand * np.minimum(total, np.maximum(total - open_to, named)) // total
         self.pressure = ((pressing[:, None] * flow).sum(0) << 1) // supply  # in 2^-16
 
     def charges(self, table: HostTable, ask: Ask) -> Ints:

@@ -212,10 +212,10 @@ class HostTable:
         if not touched:
             return
         self.changes += 1
-        hosts = self.fleet.hosts
+        hosts, row_of = self.fleet.hosts, self.row_of
         new = []
         for num in sorted(touched) if len(touched) > 1 else touched:
-            row = self.row_of.get(num)
+            row = row_of.get(num)
             host = hosts.get(num)
             if row is None:
                 if host is not None:
@@ -224,6 +224,9 @@ class HostTable:
                 self._bury(row)
             elif self.hosts[row] is host:
                 self._write(row, host)
+            elif len(host.cls.devices) > self.width:  # it came back with more devices than any host had
+                self._build()
+                return
             else:
                 self.dead -= self.hosts[row] is None
                 self._describe(row, host)

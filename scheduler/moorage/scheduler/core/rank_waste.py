@@ -34,6 +34,8 @@ HUGE: Final = 1 << 40
 SLOT_BITS: Final = 6
 #: tables for so many different shares are kept
 SHARES_MAX: Final = 128
+#: and for so many numbers of whole devices
+COUNTS_MAX: Final = 8
 #: and so many parts of the tables as lists, 6 KiB each
 LINES_MAX: Final = 1_024
 
@@ -71,15 +73,14 @@ class Waste:
         longer = longer.sum(2, keepdims=True) - longer.cumsum(2)
         self.short: Ints = 100 * np.arange(ROOMS) * longer
         self.shortens = bool(longer.any())  # whether anybody asks for several devices
-        # with so many free devices less than there are; below none it says nothing
-        self.shorter = np.concatenate([np.zeros(FREE_MAX, np.int64), self.short.ravel()])
         self.flat = self.waste.ravel()
         self.of_whole = self.flat[100:]  # of a device that is wholly free
-        self.short_flat = self.shorter[FREE_MAX:]
+        self.short_flat = self.short.ravel()
         # by what the lack of free devices changes when a sharer takes one of them, shifted as in `after_share`
         self.taken: Ints = np.diff(self.short, axis=2, prepend=self.short[:, :, :1]).ravel() * -1 << SLOT_BITS
         self.stride = levels * ROOMS
         self._shares: dict[tuple[int, ...], Ints] = {}
+        self._wholes: dict[int, Ints] = {}
         self._lines: dict[int, tuple[list[int], list[int]]] = {}
         self._demands: list[int] = self.thresholds.tolist()
 
@@ -138,9 +139,20 @@ class Waste:
             found = self._shares[needs] = found.ravel() << SLOT_BITS
         return found
 
+    def without_whole(self, count: int) -> Ints:
+        """What waste is less by when so many free devices are taken, by how many are free: at least so many."""
+        found = self._wholes.get(count)
+        if found is None:
+            if len(self._wholes) >= COUNTS_MAX:
+                self._wholes.clear()
+            less = np.zeros_like(self.short)
+            less[:, :, count:] = count * self.waste[:, :, 100:101] - self.short[:, :, :-count]
+            found = self._wholes[count] = less.ravel()
+        return found
+
     def held_bytes(self) -> int:
         """What the tables take, in bytes; a number in a list some 36."""
-        arrays = [self.waste, self.shorter, self.taken, *self._shares.values()]
+        arrays = [self.waste, self.short, self.taken, *self._shares.values(), *self._wholes.values()]
         return sum(int(array.nbytes) for array in arrays) + len(self._lines) * (ROOMS + FREE_MAX) * 36
 
 

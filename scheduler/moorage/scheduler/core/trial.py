@@ -222,13 +222,20 @@ class Trials:
         beside = next((items for line, items in others if line is mine), [])
         if mine is not None and (len(mine.entries) > DEPTH_MAX or not self._is_looked_at(mine, case)):
             return False
-        moving = [line for line, items in others if line is not mine and self._moves(line, items[0], case)]
+        before = len(beside) if case.item is None else sum(1 for item in beside if item < case.item)
+        moving: list[Line] = []
+        for line, items in others:
+            if line is mine or not self._moves(line, items[0], case):
+                continue
+            if line.shape is shape and len(items) <= DEPTH_MAX:
+                before += len(items)  # they take what it would: there has to be so much more
+            else:
+                moving.append(line)
         if len(moving) > LINES_MAX:
             return False
         taken = frozenset[int]().union(*map(self._takes, moving))
         taken |= engine.windows.barred_to(case.request.workload.timeout_s, case.deadline_ms, self.now_ms)
         taken |= engine.planner.preempting.held(self.draft, shape, case.priority, tenant)
-        before = len(beside) if case.item is None else sum(1 for item in beside if item < case.item)
         with engine.fleet.avoiding(shape.avoid):
             if starts_now(engine.fleet, shape, taken | self._reserved(case), 1 + before):
                 return True

@@ -1,0 +1,167 @@
+"""A private thread with an event loop, for callers that have none: what it is handed runs there, and is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+if TYPE_CHECKING:
+    pass
+
+#: how long an interrupted call may take to let go of what it has begun
+CANCEL_S_MAX: Final = 5.0
+
+T = TypeVar("T")
+_END: Final = object()
+
+
+class LoopThread:
+    """A thread with an event loop that runs other threads' coroutines until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pid = 0
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._loop is not None
+
+    def start(self) -> None:
+        refuse_inside_loop()
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name=self._name, daemon=True)
+        self._pid = os.getpid()
+        self._thread.start()
+        started.result()
+
+    def stop(self) -> None:
+        """End the loop, with what still runs in it, and the thread."""
+        thread, loop, stop = self._thread, self._loop, self._stop
+        if thread is None or loop is None or stop is None:
+            return
+        self._thread = self._loop = self._stop = None
+        if self._pid == os.getpid():
+            loop.call_soon_threadsafe(stop.set)
+            thread.join()
+
+    def _run(self, started: concurrent.futures.Future[None]) -> None:
+        async def serve() -> None:
+            stop = asyncio.Event()
+            self._loop, self._stop = asyncio.get_running_loop(), stop
+            started.set_result(None)
+            await stop.wait()
+
+        asyncio.run(serve())
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it there, wait for it here. Interrupted (Ctrl-C), it is cancelled there before this raises."""
+        try:
+            refuse_inside_loop()
+            loop = self._checked()
+        except BaseException:
+            work.close()
+            raise
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            task = loop.create_task(work)
+            task.add_done_callback(lambda over: _hand_over(over, done))
+            tasks.append(task)
+
+        def give_up() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:  # interrupted before it was handed over
+                work.close()
+                done.cancel()
+
+        try:
+            loop.call_soon_threadsafe(begin)
+            return done.result()
+        except (KeyboardInterrupt, SystemExit):
+            loop.call_soon_threadsafe(give_up)
+            concurrent.futures.wait([done], CANCEL_S_MAX)
+            raise
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """The items, one call each; what is left early is closed there."""
+        refuse_inside_loop()
+        loop = self._checked()
+        try:
+            while (item := self.call(_next(items))) is not _END:
+                yield cast("T", item)
+                if self._loop is not loop:
+                    raise RuntimeError("the client was closed while this was iterated over")
+        finally:
+            self._finish(cast("AsyncGenerator[T, None]", items), loop)
+
+    def _finish(self, items: AsyncGenerator[Any, None], loop: asyncio.AbstractEventLoop) -> None:
+        """Close it; from the loop's own thread, where a garbage collector may call this, without waiting."""
+        if self._loop is not loop or self._pid != os.getpid():
+            return  # its loop has closed it at its end
+        if _is_in_loop():
+            loop.call_soon_threadsafe(lambda: asyncio.ensure_future(items.aclose()))
+        else:
+            self.call(_close(items))
+
+    def _checked(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise RuntimeError("the client is not open: use it in `with Client() as moorage:`")
+        if self._pid != os.getpid():
+            raise RuntimeError("this client was opened before a fork: open another one in the child")
+        return self._loop
+
+
+async def _next(items: AsyncIterator[T]) -> T | object:
+    return await anext(items, _END)
+
+
+async def _close(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()
+
+
+def _hand_over(over: asyncio.Task[T], done: concurrent.futures.Future[T]) -> None:
+    if over.cancelled():
+        done.set_exception(RuntimeError("the client was closed, or the call interrupted, before this was done"))
+    elif (error := over.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(over.result())
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def refuse_inside_loop() -> None:
+    """Raise RuntimeError where an event loop runs in this thread: waiting here would stop all of it."""
+    if _is_in_loop():
+        raise RuntimeError(
+            "this thread runs an event loop, and moorage.client.Client would block it: "
+            "use moorage.client.AsyncClient here, with await"
+        )
+
+
+async def entered(context: AbstractAsyncContextManager[T]) -> T:
+    return await context.__aenter__()
+
+
+async def left(context: AbstractAsyncContextManager[Any]) -> None:
+    await context.__aexit__(None, None, None)
+
+
+async def called(function: Callable[[], T]) -> T:
+    return function()
