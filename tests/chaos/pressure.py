@@ -191,7 +191,10 @@ async def soak(minutes: float) -> dict[str, Any]:
         }
         for name, samples in rows.items():
             warm = [each for each in samples if each.at_s > minutes * 20 and each.accepted > WARM_JOBS]
-            found = trend([(each.at_s, each.rss_mib) for each in warm])
+            try:
+                found = trend([(each.at_s, each.rss_mib) for each in warm])
+            except ValueError as short:
+                raise SystemExit(f"{name}: {short}; warm is who has done {WARM_JOBS} jobs") from None
             least, most = min(each.descriptors for each in warm), max(each.descriptors for each in warm)
             figures[name] = {
                 "counted_minutes": round((warm[-1].at_s - warm[0].at_s) / 60, 1),
