@@ -52,6 +52,7 @@ class Judge:
         self._bus: SimulatedBus | None = None
         self._reign = _ReignTime(0, 0, 0.0)
         self._stored_ms = 0.0  # when the last record was
+        self._said_well: dict[tuple[str, int], float] = {}  # worker and slot -> when an operator said that it is well
         self._joins: dict[str, tuple[str, int]] = {}  # worker -> its last session, and the number of the join to it
         self.preemptions = Preemptions(self.violated)
         self.histories = 0  # jobs that left memory, and whose history was read
@@ -151,6 +152,7 @@ class Judge:
             if ledger.junk == junk:
                 self.preemptions.after(self.state)
                 self._check_sessions(self.state)
+                self._hear_operators(self.state)
                 self._check_time(self.state)
         except (Broken, AssertionError) as broken:
             self.violated(f"after record {message.seq}: {broken}", broken)
@@ -165,6 +167,15 @@ class Judge:
                 if worker.n <= n:
                     self.violated(f"record {state.seq}: {worker.id} has a new session by join {worker.n} after {n}")
                 self._joins[worker.id] = (worker.session, worker.n)
+
+    def _hear_operators(self, state: State) -> None:
+        """Since when a device is well by an operator's word, which stands above what is seen of its memory."""
+        for worker in state.worker_by_num:
+            if worker.well_n == state.seq:
+                slots = (slot for slot in range(worker.well.bit_length()) if worker.well >> slot & 1)
+                self._said_well.update(
+                    dict.fromkeys(((worker.id, slot) for slot in slots), asyncio.get_running_loop().time())
+                )
 
     def _check_time(self, state: State) -> None:
         """Ledger time goes on within a reign as the seconds do, while appends are under way too (H31).
@@ -215,8 +226,13 @@ class Judge:
 
     def _check_memory(self, machine: Machine, uuid: str, who: str) -> None:
         """Promise 10. Of sharers a device is free once their processes are gone; memory tells them not apart."""
+        inventory = machine.inventory
+        assert inventory is not None
+        slot = next(at for at, device in enumerate(inventory.host.devices) if device.uuid == uuid)
+        said_s = self._said_well.get((machine.name, slot), -1.0)
         for left in machine.memory.left(uuid):
-            if self._mode(*_unit(left)[:2]) == "exclusive":
+            ended_before = left.end_s is not None and left.end_s <= said_s
+            if self._mode(*_unit(left)[:2]) == "exclusive" and not ended_before:
                 self.violated(f"{uuid} was given to {who} before the memory of {left.key} was back")
 
     def _may_start(self, tenant: str, job: str, replica: int, ran: Ran) -> None:
