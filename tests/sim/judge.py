@@ -53,6 +53,7 @@ class Judge:
         self._reign = _ReignTime(0, 0, 0.0)
         self._stored_ms = 0.0  # when the last record was
         self._said_well: dict[tuple[str, int], float] = {}  # worker and slot -> when an operator said that it is well
+        self._sessions: dict[str, str] = {}  # worker -> its session after the last record
         self._joins: dict[str, tuple[str, int]] = {}  # worker -> its last session, and the number of the join to it
         self.preemptions = Preemptions(self.violated)
         self.histories = 0  # jobs that left memory, and whose history was read
@@ -152,6 +153,7 @@ class Judge:
             if ledger.junk == junk:
                 self.preemptions.after(self.state)
                 self._check_sessions(self.state)
+                self._check_lost(self.state)
                 self._hear_operators(self.state)
                 self._check_time(self.state)
         except (Broken, AssertionError) as broken:
@@ -167,6 +169,18 @@ class Judge:
                 if worker.n <= n:
                     self.violated(f"record {state.seq}: {worker.id} has a new session by join {worker.n} after {n}")
                 self._joins[worker.id] = (worker.session, worker.n)
+
+    def _check_lost(self, state: State) -> None:
+        """Of a worker that is given up nothing runs any more, whatever its agent does: before the next attempt, not
+        only where one happens to start at once. What is kept through partitions and handlers may."""
+        for worker in state.worker_by_num:
+            had, self._sessions[worker.id] = self._sessions.get(worker.id, ""), worker.session
+            if not had or worker.session:
+                continue
+            for machine in self.machines:
+                for ran in machine.living if machine.name == worker.id else ():
+                    if self.requests.get(_unit(ran)[:2], {}).get("on_partition", "kill") == "kill":
+                        self.violated(f"record {state.seq}: {worker.id} is given up, and {ran.key} runs there")
 
     def _hear_operators(self, state: State) -> None:
         """Since when a device is well by an operator's word, which stands above what is seen of its memory."""
