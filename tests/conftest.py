@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import secrets
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,12 @@ from tests.servers import KINDS, MortalServer, Server, WheelServer
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks that pytest finds here
+
+
+def pytest_configure() -> None:
+    """A shell without job control makes what it puts in the background deaf to Ctrl-C, and its children with it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

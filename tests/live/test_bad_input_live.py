@@ -427,10 +427,10 @@ async def test_a_killed_server_costs_nothing_that_was_accepted(mortal_server: Mo
         ("no-server", "cannot reach NATS"),
         ("wrong-user", "refused these credentials"),
         ("wrong-ledger", "refused these credentials"),
-        ("no-context", "error"),
+        ("no-context", "there is no context"),
     ],
 )
-def test_a_scheduler_that_reaches_nothing_says_so_in_one_line(
+def test_a_scheduler_that_reaches_nothing_says_so_in_a_line_and_what_to_do(
     nats_server: Server, unique: str, change: str, words: str
 ) -> None:
     url = {
@@ -450,7 +450,8 @@ def test_a_scheduler_that_reaches_nothing_says_so_in_one_line(
     lines = [line for line in told if " INFO " not in line]  # which settings it found comes first
     assert "wrong@" not in done.stderr
     assert done.returncode == 5, done.stderr
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("error")
+    assert lines[0].startswith("error["), done.stderr
     assert words in lines[0]
+    assert all(line.startswith("fix: ") for line in lines[1:]), done.stderr
+    assert len(lines) <= 2, done.stderr
     assert "wrong@" not in lines[0]

@@ -156,7 +156,7 @@ async def test_the_command_lists_shows_resends_and_drops(nats_server: Server, un
 async def _expect(made: Stack, code: int, says: str, verb: str, *words: str) -> str:
     """Run the command on this stack's prefix; both its outputs together."""
     script = (
-        "import sys; from moorage.schemas import subjects; import moorage.client.client as c;"
+        "import sys; from moorage.schemas import subjects; import moorage.client.connected as c;"
         "c.Subjects = lambda prefix='': subjects.Subjects(sys.argv[1]);"
         "from moorage.cli.main import main; main(sys.argv[2:])"
     )

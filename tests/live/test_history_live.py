@@ -164,4 +164,4 @@ async def test_a_server_with_less_room_gets_a_smaller_history(fresh_server: Embe
         async with await connect(made.url, "test") as connection:
             info = await JetStream(connection).stream_info(Subjects().history_stream)
         assert 0 < info.config["max_bytes"] < 2**50
-        assert "room for" in made.processes[0].words()
+        assert "the server reserves" in made.processes[0].words()
