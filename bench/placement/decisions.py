@@ -2,16 +2,18 @@
 
     python -m bench.placement.decisions [--decisions 4000] [--only 1213 10000 tenants] [--ranker fragments]
 
-Each fleet is filled to about 90 %, then lives on: as many members end as start, at random. A decision is what the
-planner asks for (`choose`); taking and giving are told apart. `tenants` is the 1,213 hosts with 1,000 shapes, each
-tenant with CPU and memory of its own. What it takes to ask the clock (a call of the kernel, 1 to 3 µs) is measured
-before and taken off. The memory is what the ranker's tables, scores and mix hold after it.
+Each fleet is filled to 90 %, or until it takes hardly more, then lives on: as many members end as start, at random.
+A decision is what the planner asks for (`choose`); taking and giving are told apart. `tenants` is the 1,213 hosts
+with 1,000 shapes, each tenant with CPU and memory of its own. What it takes to ask the clock (a call of the kernel,
+1 to 3 µs) is measured before and taken off. The memory is what the ranker's tables, scores and mix hold after it.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
+import platform
 import random
 import statistics
 import time
@@ -21,14 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy
+
 from bench.placement.openb import NO_PEERS, NOBODY, fleet_of, request_of
+from bench.run import busy_percent
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.rank import RANKERS, Ranker
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.simulate.openb import TraceHost, TraceTask, node_list, pod_lists, read_hosts, read_tasks
 
 TRACES: Final = Path(__file__).resolve().parents[1] / "traces/openb"
+PAGE: Final = Path(__file__).resolve().parents[1] / "DECISIONS.md"
 FULL_PERCENT: Final = 90
+#: arrivals between two looks at whether a fleet still fills
+LOOK_EVERY: Final = 2_000
 SEED: Final = 42
 #: fleet -> mean and p99 that must be kept, and that are aimed at, µs
 WANTED: Final = {"1213": (50, 200, 25, 100), "10000": (150, 500, 70, 250), "tenants": (150, 500, 80, 220)}
@@ -89,9 +97,15 @@ def measure(hosts: list[TraceHost], tasks: list[TraceTask], name: str, decisions
     fleet = fleet_of(hosts, SEED)
     capacity = 1000 * sum(host.gpus for host in hosts)
     members: list[tuple[Host, Shape, int, int]] = []
-    used = 0
-    while used * 100 < FULL_PERCENT * capacity:
-        used += _arrive(fleet, ranker, members, *chance.choice(kinds))
+    used, before_used = 0, -1
+    full = FULL_PERCENT * capacity // 100
+    while used < full:
+        for _ in range(LOOK_EVERY):
+            if used < full:
+                used += _arrive(fleet, ranker, members, *chance.choice(kinds))
+        if (used - before_used) * 1000 < capacity:
+            full = used  # processors or memory are what is used up: it takes hardly anything more
+        before_used = used
     gc.collect()
     gc.freeze()
     cost = Cost([], [], [], 0.0, 0.0, 0)
@@ -99,7 +113,7 @@ def measure(hosts: list[TraceHost], tasks: list[TraceTask], name: str, decisions
     for number in range(2 * decisions):  # the first half warms up
         shape, milli = chance.choice(kinds)
         ranker.arrived(shape, 1)
-        while used * 100 >= FULL_PERCENT * capacity:
+        while used >= full:
             index = chance.randrange(len(members))
             members[index], members[-1] = members[-1], members[index]
             host, ended, mask, share = members.pop()
@@ -154,27 +168,44 @@ def fleets() -> dict[str, Callable[[], tuple[list[TraceHost], list[TraceTask]]]]
     }
 
 
+HEAD: Final = """# What a decision costs
+
+Written by `make bench-decisions`, in µs of processor time; the fleets are described in `bench/placement/decisions.py`.
+Must and goal are mean / p99.
+
+"""
+COLUMNS: Final = """| fleet | full % | mean µs | p50 | p99 | must | goal | take | give | no room % | ranker's MiB |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+
+
+def row(name: str, cost: Cost) -> str:
+    ranks = sorted(cost.choose)
+    p50, p99 = ranks[len(ranks) // 2], ranks[len(ranks) * 99 // 100]
+    mean_must, p99_must, mean_goal, p99_goal = WANTED[name]
+    return (
+        f"| {name} | {cost.full_percent:.1f} | {statistics.fmean(ranks):.1f} | {p50:.1f} | {p99:.1f} | "
+        f"{mean_must} / {p99_must} | {mean_goal} / {p99_goal} | {statistics.fmean(cost.take):.1f} | "
+        f"{statistics.fmean(cost.give):.1f} | {100 * cost.failed / len(ranks):.1f} | {cost.memory_mib:.1f} |"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decisions", type=int, default=4000, help="measured; as many before to warm up")
-    parser.add_argument("--only", nargs="*", choices=list(WANTED))
+    parser.add_argument("--only", nargs="*", choices=list(WANTED), help="some fleets alone; writes no page")
     parser.add_argument("--ranker", default="fragments", choices=list(RANKERS))
     options = parser.parse_args()
-    print("| fleet | full % | mean µs | p50 | p99 | must mean / p99 | goal | take | give | no room % | MiB |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    busy = busy_percent()
+    print(COLUMNS, flush=True)
+    rows = []
     for name, make in fleets().items():
-        if options.only and name not in options.only:
-            continue
-        cost = measure(*make(), options.ranker, options.decisions)
-        ranks = sorted(cost.choose)
-        p50, p99 = ranks[len(ranks) // 2], ranks[len(ranks) * 99 // 100]
-        mean_must, p99_must, mean_goal, p99_goal = WANTED[name]
-        print(
-            f"| {name} | {cost.full_percent:.1f} | {statistics.fmean(ranks):.1f} | {p50:.1f} | {p99:.1f} | "
-            f"{mean_must} / {p99_must} | {mean_goal} / {p99_goal} | {statistics.fmean(cost.take):.1f} | "
-            f"{statistics.fmean(cost.give):.1f} | {100 * cost.failed / len(ranks):.1f} | {cost.memory_mib:.1f} |",
-            flush=True,
-        )
+        if not options.only or name in options.only:
+            rows.append(row(name, measure(*make(), options.ranker, options.decisions)))
+            print(rows[-1], flush=True)
+    if not options.only and options.ranker == "fragments":
+        machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, numpy {numpy.__version__}"
+        on = f"- {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}, machine {busy:.0f} % busy before"
+        PAGE.write_text("\n".join((HEAD + on, "", COLUMNS, *rows, "")))
     return 0
 
 
