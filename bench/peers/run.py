@@ -47,6 +47,7 @@ RATIOS: tuple[tuple[str, str, str, str], ...] = (
     ("moorage, no-op, 2,048 slots", "Ray, warm tasks, 8 slots", "jobs/s", "≥ 6 / ≥ 12"),
     ("moorage, no-op, 8 slots", "Ray, warm tasks, 8 slots", "jobs/s", "reported"),
     ("moorage, no-op, 2,048 slots", "Ray, warm tasks, 8 slots", "p50 ms", "≤ 1.3 / ≤ 0.8"),
+    ("moorage, no-op, 8 slots", "Ray, warm tasks, 8 slots", "p50 ms", "≤ 1.3 / ≤ 0.8"),
     ("moorage, no-op, 2,048 slots", "Dask distributed, 8 slots", "jobs/s", "≥ 5 / ≥ 10"),
     ("moorage, gangs of 8", "Ray, placement groups of 8", "groups/s", "≥ 2 / ≥ 5"),
     ("moorage, a process a job, 8 slots", "HyperQueue, a process a job, 8 slots", "jobs/s", "≥ 1.2 / ≥ 1.5"),
