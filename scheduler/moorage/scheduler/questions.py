@@ -7,6 +7,7 @@ stream, a worker or a copy of this process answers it. An act of an operator goe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from moorage.bus.connection import Connection
@@ -95,18 +96,18 @@ class Questions:
         job = arguments.get("job")
         answer: Callable[[], Any]
         if verb == "ls":
-            answer = lambda: views.ls(engine, tenant, arguments)  # noqa: E731
+            answer = partial(views.ls, engine, tenant, arguments)
         elif verb in ("show", "explain", "history"):
             if not isinstance(job, str):
                 raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job)
             if verb == "show":
                 follow = arguments.get("events") != "tenant"
-                answer = lambda: self._history.show(tenant, job, reply, json, follow=follow)  # noqa: E731
+                answer = partial(self._history.show, tenant, job, reply, json, follow=follow)
             elif verb == "history":
                 check_page(arguments)
-                answer = lambda: self._history.history(tenant, arguments, reply, json)  # noqa: E731
+                answer = partial(self._history.history, tenant, arguments, reply, json)
             else:
-                answer = lambda: self.foresight.explain(tenant, job, reply, json)  # noqa: E731
+                answer = partial(self.foresight.explain, tenant, job, reply, json)
             if engine.state.job(tenant, job) is None:
                 # "unknown" only as of a record acknowledged after the question came
                 engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
