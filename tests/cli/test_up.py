@@ -131,6 +131,20 @@ async def test_with_json_it_says_where_it_is_as_one_frame(tmp_path: Path) -> Non
     assert process.returncode == 0
 
 
+async def test_three_at_once_without_a_port_all_come_up(tmp_path: Path) -> None:
+    starts = [start("up", "--simulate", "1xH100", "--data", str(tmp_path / name), "--json") for name in "abc"]
+    processes = await asyncio.gather(*starts)
+    try:
+        lines = [Lines(process.stdout) for process in processes]
+        await asyncio.gather(*(each.until("\n") for each in lines))
+        assert len({msgspec.json.decode(each.text, type=Up).url for each in lines}) == len(processes)
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*(process.communicate() for process in processes))
+    assert [process.returncode for process in processes] == [0, 0, 0]
+
+
 async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     async with node_on(tmp_path / "one", simulate="1xH100") as node:
         port = node.url.rpartition(":")[2]

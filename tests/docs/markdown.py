@@ -74,6 +74,7 @@ _VARYING: Final = {
     "age": (r"\b\d+(?:\.\d+)?(?:ms|s|m|h|d)(?:\d+[smh])?\b", r"\d+(?:\.\d+)?(?:ms|s|m|h|d)(?:\d+[smh])?"),
     "job": (r"\bj[0-9a-z]{14}\b", r"j[0-9a-z]{14}"),
     "uuid": (r"\bSIM-[0-9a-f-]+", r"SIM-[0-9a-f-]+"),
+    "host": (r"(?<=\bon )sim-\d{4}\b", r"sim-\d{4}"),  # who joined first, of hosts that start at once
     "url": (r"nats://127\.0\.0\.1:\d+", r"nats://127\.0\.0\.1:\d+"),
     "number": (r"(?<=\bpid )\d+|(?<=\bledger )\d+|(?<=\brecord )\d+|(?<=\bepoch )\d+", r"\d+"),
     "json": (r'(?<="ledger":)\d+|(?<="time_ms":)\d+|(?<="fence":)\d+', r"\d+"),

@@ -73,12 +73,21 @@ class Node:
 
     async def _start_server(self) -> None:
         from moorage.bus.embedded import HOST, EmbeddedServer
+        from moorage.bus.errors import ServerFailed
         from moorage.worker.rendezvous import is_free_port
 
-        port = self._port
-        if port is None:
-            port = PORT_DEFAULT if is_free_port(PORT_DEFAULT, HOST) else 0
-        self._server = await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)
+        async def start(port: int) -> EmbeddedServer:
+            return await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)
+
+        if self._port is not None:
+            self._server = await start(self._port)
+        else:
+            try:
+                self._server = await start(PORT_DEFAULT if is_free_port(PORT_DEFAULT, HOST) else 0)
+            except ServerFailed:
+                if is_free_port(PORT_DEFAULT, HOST):
+                    raise
+                self._server = await start(0)  # another took the port between the look and the start
         self._port = self._server.port
         write_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
 
