@@ -168,6 +168,7 @@ async def test_without_the_hook_into_nats_py_overflow_is_bounded_and_counted(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DirectClient, "_process_msg", Client._process_msg)
+    monkeypatch.setattr(DirectClient, "handler_of", lambda client, sid: None)
     told: list[BusError] = []
     async with await connect(nats_url, "a", on_error=told.append) as a, await connect(nats_url, "b") as b:
         heard: list[Delivery] = []
