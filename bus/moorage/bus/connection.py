@@ -119,6 +119,9 @@ class Connection(Link):
         self.counters.sent += handed
         return handed
 
+    async def written(self) -> None:
+        await asyncio.sleep(0)  # uvloop writes at the end of a turn, behind whatever the turn still does
+
     async def subscribe(
         self,
         subject: str,
