@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -263,9 +264,14 @@ def tenants(engine: Engine) -> dict[str, Any]:
     return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows)}
 
 
+def by_name(engine: Engine) -> list[Worker]:
+    """The workers as people look for them; the ledger numbers them in the order in which they joined."""
+    return sorted(engine.state.worker_by_num, key=attrgetter("id"))
+
+
 def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
-    """Every worker: its session, what is free and who is sick; and what of the biggest kind would start now."""
-    workers = [_worker(engine, worker, mono_ms) for worker in engine.state.worker_by_num]
+    """Every worker by name: its session, what is free and who is sick; and what of the biggest kind would start now."""
+    workers = [_worker(engine, worker, mono_ms) for worker in by_name(engine)]
     state = engine.state
     oldest = state.finished.oldest_ms()
     return {
