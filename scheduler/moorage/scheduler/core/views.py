@@ -169,10 +169,17 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "worker": worker,
         **({"workers": len(held)} if len(held) > 1 else {}),
         "simulated": _is_simulated(engine, job),
-        "code": next((row[7] for row in reversed(job.story) if row[4] > 7 and row[5] >= 0), None),
+        "code": _code(job),
         "why": held_by(job.hold) if job.hold else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
     }
+
+
+def _code(job: Job) -> int | None:
+    """That of the replica that ended last, once all have: until then it is open what the others end with."""
+    if job.live:
+        return None
+    return next((row[7] for row in reversed(job.story) if STATES[row[4]] in TERMINAL and row[5] >= 0), None)
 
 
 def _why(job: Job) -> str:
