@@ -21,6 +21,8 @@ REGRESSIONS: Final = {
     128: "a host was held back for ever for a job that was not to have its device again",
     206: "a gang's rank that waited on a worker whose supervisor died kept that worker out for ever",
     238: "the same",
+    794: "hosts stayed reserved for a job as it had asked, and were kept from it once it asked differently",
+    3327: "of the judge: a device that failed nine times was on probation for longer than the world",
 }
 PER_TEST: Final = 10
 GROUPS: Final = 6

@@ -518,7 +518,7 @@ class Planner:
         return tenant in self._full
 
     def forget(self, num: int) -> None:
-        """An operator has held or moved a job: nothing is held back for it as it stood."""
+        """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
         if self.reservation is not None and self.reservation.item >> REPLICA_BITS == num:
             self._give_up()
 
