@@ -4,7 +4,7 @@ What it adds to nats-py, each for a trap met there:
 - the first connect is retried and bounded; afterwards it reconnects for ever, even when the client closed itself;
 - a stopped server is noticed in seconds (pings), and awaited answers then fail at once as `Disconnected`;
 - refused permissions, which the server tells asynchronously, reach the caller they concern;
-- handlers are plain functions behind bounded queues, and what overflows is counted;
+- handlers are plain functions that are called where their messages are read (see `direct`);
 - a message over max_payload never leaves: the server would cut the connection.
 """
 
@@ -29,7 +29,6 @@ from moorage.bus.errors import (
     PayloadTooLarge,
     PermissionRefused,
     RequestTimeout,
-    SlowConsumer,
 )
 from moorage.bus.framing import check_filter, headers_size_bytes, new_inbox
 from moorage.bus.health import State
@@ -42,9 +41,6 @@ __all__ = ["Connection", "State", "connect"]
 
 GIVE_UP_AFTER_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 5.0
-#: Before one subscription's handler; the newest beyond it are dropped and counted.
-PENDING_MESSAGES_MAX: Final = 262_144
-PENDING_BYTES_MAX: Final = 128 * 1024 * 1024
 #: After credentials were refused, as repairing them takes a person.
 REFUSED_WAIT_S: Final = 2.0
 #: nats-py can end without telling: when closing itself fails, or waits for a server that reads no more. This finds it.
@@ -122,16 +118,8 @@ class Connection(Link):
     async def written(self) -> None:
         await asyncio.sleep(0)  # uvloop writes at the end of a turn, behind whatever the turn still does
 
-    async def subscribe(
-        self,
-        subject: str,
-        handler: Handler,
-        queue: str = "",
-        *,
-        pending_messages_max: int = PENDING_MESSAGES_MAX,
-        pending_bytes_max: int = PENDING_BYTES_MAX,
-    ) -> Subscription:
-        """Call `handler` for each message; it runs in the read path, so it may only enqueue.
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+        """Call `handler` for each message; it runs in the read path, so it may only enqueue, in a queue of its bound.
 
         Returns when the server knows of it. Raises `PermissionRefused`, `BadSubject`, `ConnectionClosed`; waits for
         a reconnect up to FLUSH_TIMEOUT_S, and if none came takes effect when it does.
@@ -139,7 +127,7 @@ class Connection(Link):
         if self._closing:
             raise ConnectionClosed(self.name)
         check_filter(subject)
-        subscription = Subscription(self._forget, subject, handler, queue, pending_messages_max, pending_bytes_max)
+        subscription = Subscription(self._forget, subject, handler, queue)
         self._refused_filters.pop(subject.lower(), None)
         self._subscriptions.append(subscription)
         if self._connected.is_set():
@@ -299,24 +287,13 @@ class Connection(Link):
             self._redialing = asyncio.get_running_loop().create_task(self._redial())
 
     def _on_client_error(self, client: DirectClient, error: Exception) -> None:
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self._on_overflow(error)
-        elif found := _PERMISSION.search(str(error)):
+        if found := _PERMISSION.search(str(error)):
             self._on_refused(PermissionRefused(*found.groups()))
         elif isinstance(error, (nats.errors.Error, OSError, TimeoutError)):
             self.counters.link_errors += 1
         else:
             self.counters.handler_failures += 1
             self._report(HandlerFailed("a subscription", error))
-
-    def _on_overflow(self, error: nats.errors.SlowConsumerError) -> None:
-        self.counters.received_dropped += 1
-        for subscription in self._subscriptions:
-            if subscription.is_of(error.sub):
-                subscription.dropped += 1
-                if subscription.dropped & (subscription.dropped - 1) == 0:  # at 1, 2, 4, 8, …: a flood tells little
-                    self._report(SlowConsumer(subscription.subject, subscription.dropped))
-                return
 
     def _on_refused(self, refused: PermissionRefused) -> None:
         self.counters.permission_refusals += 1

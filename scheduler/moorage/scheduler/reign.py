@@ -291,7 +291,7 @@ class Reign:
                 "cells": views.cells(engine.fleet.hosts.get(worker.num), len(worker.hello.get("gpu_pool", ()))),
                 "simulated": bool(worker.hello.get("simulated", False)),
             }
-            for worker in engine.state.worker_by_num
+            for worker in views.by_name(engine)
         ]
         running = sum(len(worker.members) for worker in engine.state.worker_by_num)
         return FleetFrame(
