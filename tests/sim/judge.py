@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from moorage.bus.jetstream import StoredMessage
 from moorage.bus.simulated import SimulatedBus
 from moorage.cli.intervals import clash
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.invariants import Broken, validate
 from moorage.scheduler.core.state import State, Worker
@@ -39,7 +40,7 @@ class Violated(AssertionError):
 class Judge:
     """`watch` the bus, tell it of answers and starts; the first violation is raised by `finish`, or at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
         self.state = State()
         self.machines: list[Machine] = []
         self.requests: dict[tuple[str, str], dict[str, Any]] = {}
@@ -54,7 +55,7 @@ class Judge:
         self._stored_ms = 0.0  # when the last record was
         self._said_well: dict[tuple[str, int], float] = {}  # worker and slot -> when an operator said that it is well
         self._known: list[_Known] = []  # of each worker, by its number in the ledger
-        self.preemptions = Preemptions(self.violated)
+        self.preemptions = Preemptions(self.violated, config)
         self.histories = 0  # jobs that left memory, and whose history was read
 
     def violated(self, what: str, cause: BaseException | None = None) -> None:
