@@ -212,6 +212,22 @@ def test_the_hosts_are_open_again_when_the_preemptor_goes(how: str) -> None:
     assert drive.states("next") == ["RUNNING"]
 
 
+def test_what_is_free_already_is_open_at_once_when_the_preemptor_goes() -> None:
+    drive = running()
+    slow(drive, 4)
+    drive.submit("big", gpu={"count": 2}, priority=90)
+    drive.pass_time(1_500)
+    drive.submit("next", gpu={}, priority=60)
+    worker = drive.workers["w0"]
+    ending = [key for key in worker.held if drive.states(key[1])[0] == "ENDING"]
+    worker.finish(ending[0], -15, "end")
+    drive.settle()
+    assert drive.states("next") == ["QUEUED"], "what is freed is held"
+    drive.cancel("big")
+    drive.tick()
+    assert drive.states("next") == ["PLACED"], "though nothing else became free"
+
+
 def test_hosts_that_fail_the_preemptor_are_not_held_for_ever() -> None:
     drive = running(hosts=2, gpus=2)
     slow(drive, 4)
