@@ -164,6 +164,8 @@ class Reign:
         engine, ledger = self.engine, self._scheduler.ledger
         while True:
             await self._until_due()
+            if self._kept_waiting >= COMPANY_AFTER:
+                await self._for_company()
             now = monotonic_ms()
             if not self._due(now):
                 continue
@@ -212,8 +214,6 @@ class Reign:
         """Sleep until something came, a timer is due or the heartbeat is."""
         if self.engine.urgent:
             self._kick.clear()
-            if self._kept_waiting >= COMPANY_AFTER:
-                await self._for_company()
             return
         now = monotonic_ms()
         wait_ms = self._built_ms + self._config.heartbeat_s * 1000 - now
