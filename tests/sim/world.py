@@ -85,10 +85,10 @@ class World:
         self.network = FaultyNetwork(self.rng.randrange(2**32), delay_ms=(0.1, 2))
         self.bus = SimulatedBus(self.network)
         self.clock = SimulatedClock()
-        self.judge = Judge()
         self.did: Counter[str] = Counter()
         self.has_claimers = faults > 0 and self.rng.random() < 0.5
         self.config = self._policy() if faults > 0 else CONFIG
+        self.judge = Judge(self.config)
         self.schedulers = [f"scheduler-{n}" for n in range(schedulers)]
         self.hosts = {host.name: host for host in simulated_hosts(self.rng.choice(FLEETS), name="w")}
         self.machines: dict[str, Machine] = {}
