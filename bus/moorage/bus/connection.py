@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import nats.errors
-from nats.aio.client import Client
 
 from moorage.bus.contexts import Context, resolve
 from moorage.bus.dialing import DRAIN_TIMEOUT_S, Dialer, abandon, quietly
+from moorage.bus.direct import DirectClient
 from moorage.bus.errors import (
     BadSubject,
     BusError,
@@ -60,7 +60,7 @@ class Connection(Link):
         super().__init__(name, inbox_prefix, Answers(new_inbox(inbox_prefix)), State.CONNECTING, on_state, on_error)
         self.context = context
         self._dialer = Dialer(context, name, inbox_prefix, self._on_client_error, self._on_lost)
-        self._client = Client()
+        self._client = DirectClient()
         self._closing = False
         self._redialing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -111,8 +111,12 @@ class Connection(Link):
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             # The connection went while this batch was being written; what is left of it is lost like the rest.
             self.counters.sent_dropped += 1 + sum(1 for _ in rest)
+        self._client.write()
         self.counters.sent += handed
         return handed
+
+    async def written(self) -> None:
+        await asyncio.sleep(0)  # uvloop writes at the end of a turn, behind whatever the turn still does
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
         """Call `handler` for each message; it runs in the read path, so it may only enqueue, in a queue of its bound.
@@ -192,10 +196,14 @@ class Connection(Link):
         if not self._connected.is_set():
             timeout_s = await self._await_connected(subject, timeout_s)
         token, future = answers.open(subject, timeout_s, is_last)
+        client = self._client
+        first = client.is_first
         try:
-            await self._client.publish(
+            await client.publish(
                 subject, payload, answers.reply_subject(token), headers=dict(headers) if headers else None
             )
+            if first:  # those that follow in this turn of the loop leave together
+                client.write()
             return await future
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             raise Disconnected(subject) from None
@@ -216,7 +224,7 @@ class Connection(Link):
         await self.open_inbox(self._answers)
         self._watching = asyncio.create_task(self._watch())
 
-    async def _adopt(self, client: Client) -> None:
+    async def _adopt(self, client: DirectClient) -> None:
         """Make `client` the one in use, with every subscription on it."""
         self._client = client
         while behind := [each for each in self._subscriptions if each.client is not client]:
@@ -232,7 +240,7 @@ class Connection(Link):
         self._connected.set()
         self._move(State.CONNECTED)
 
-    async def _drop(self, client: Client) -> None:
+    async def _drop(self, client: DirectClient) -> None:
         # Each subscription by itself: closing on a dead socket raises before nats-py has ended their tasks.
         for subscription in self._subscriptions:
             if subscription.client is client:
@@ -269,7 +277,7 @@ class Connection(Link):
 
     # -- what the client tells ----------------------------------------------------------------------------------
 
-    def _on_lost(self, client: Client) -> None:
+    def _on_lost(self, client: DirectClient) -> None:
         if client is not self._client or self._closing:
             return
         for round_trip in self._round_trips:
@@ -278,7 +286,7 @@ class Connection(Link):
         if self._redialing is None or self._redialing.done():
             self._redialing = asyncio.get_running_loop().create_task(self._redial())
 
-    def _on_client_error(self, client: Client, error: Exception) -> None:
+    def _on_client_error(self, client: DirectClient, error: Exception) -> None:
         if found := _PERMISSION.search(str(error)):
             self._on_refused(PermissionRefused(*found.groups()))
         elif isinstance(error, (nats.errors.Error, OSError, TimeoutError)):
