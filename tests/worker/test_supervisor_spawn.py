@@ -38,7 +38,12 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         older.write_text(source.replace("_SYS_CLONE3 = 435", "_SYS_CLONE3 = 100_000"))
         assert older.read_text() != source
         monkeypatch.setattr(launcher_file, "__file__", str(older))
+    groups = os.getgroups()
+    if os.geteuid() == 0:
+        os.setgroups([*groups, 4321])  # what no child that becomes a user may keep
     started = Launcher.start(256, 256, program=program)
+    if os.geteuid() == 0:
+        os.setgroups(groups)
     yield started
     started.close()
     os.waitpid(started.pid, 0)
