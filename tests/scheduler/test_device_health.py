@@ -172,6 +172,23 @@ def test_a_word_on_one_device_leaves_the_job_its_others() -> None:
     assert drive.job("j").avoid == ((0, 1),)
 
 
+def test_what_was_reserved_for_a_job_as_it_asked_is_not_kept_from_it_once_it_may_have_its_device_again() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    drive.submit("j", gpu={})
+    drive.submit("other", gpu={})
+    drive.settle()
+    failed = slots_of(drive, "j")[1].bit_length() - 1
+    say(drive, "w0", Unwell(failed, "xid", "Xid 79: the GPU has fallen off the bus", True))
+    drive.settle()
+    say(drive, "w0")
+    drive.pass_time(PATIENCE_MS + 3_000)
+    assert drive.engine.planner.reservation is not None
+    drive.operate("release", "w0", slots=[failed])
+    drive.settle()
+    assert drive.states("j") == ["RUNNING"]
+
+
 def test_nobody_joins_the_sharers_of_an_unwell_device() -> None:
     drive = Driving()
     drive.worker("w0", gpus=1)

@@ -51,9 +51,9 @@ _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
 class SimulatedSubscription:
-    """A standing subscription. `dropped` stays 0: a handler is called as its message arrives, as `Connection` does."""
+    """A standing subscription; its handler is called as a message arrives, as `Connection` does."""
 
-    __slots__ = ("connection", "dropped", "handler", "open", "pattern", "prefix", "queue", "subject")
+    __slots__ = ("connection", "handler", "open", "pattern", "prefix", "queue", "subject")
 
     def __init__(self, connection: SimulatedConnection, subject: str, handler: Handler, queue: str) -> None:
         self.connection = connection
@@ -62,7 +62,6 @@ class SimulatedSubscription:
         self.prefix = ".".join(itertools.takewhile(lambda token: token not in ("*", ">"), self.pattern))
         self.handler = handler
         self.queue = queue
-        self.dropped = 0
         self.open = True
 
     async def unsubscribe(self) -> None:
@@ -294,16 +293,8 @@ class SimulatedConnection(Link):
         self.counters.sent += handed
         return handed
 
-    async def subscribe(
-        self,
-        subject: str,
-        handler: Handler,
-        queue: str = "",
-        *,
-        pending_messages_max: int = 0,
-        pending_bytes_max: int = 0,
-    ) -> SimulatedSubscription:
-        """As `Connection.subscribe`; the bounds of a queue that is always empty are taken and mean nothing."""
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> SimulatedSubscription:
+        """As `Connection.subscribe`."""
         self._check_open()
         check_filter(subject)
         subscription = SimulatedSubscription(self, subject, handler, queue)
