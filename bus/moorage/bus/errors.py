@@ -254,12 +254,14 @@ class ServerFailed(BusError):
 
     bus_code = "server-failed"
 
-    def __init__(self, data_dir: Path, reason: str, log_tail: str) -> None:
+    def __init__(self, data_dir: Path, reason: str, log_tail: str, next_step: str = "") -> None:
         self.data_dir = data_dir
         self.reason = reason
         self.log_tail = log_tail
         tail = f"\n{log_tail}" if log_tail else ""
-        super().__init__(f"the embedded nats-server on {data_dir} did not start: {reason}{tail}", found=reason)
+        super().__init__(
+            f"the embedded nats-server on {data_dir} did not start: {reason}{tail}", found=reason, next_step=next_step
+        )
 
 
 class ServerRunning(BusError):
