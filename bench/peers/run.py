@@ -67,8 +67,8 @@ stand in each peer's runner in `bench/peers`; a few were tried for each, not all
   their bookkeeping; a peer has a process or a thread for each slot, and was measured with 8. With 8
   slots ours is bound by them: a slot is busy for two records of the ledger at least.
 - submit→start is one job in flight, from the submit's call to the job's own clock; Slurm's has sbatch's own start in
-  it. Where a process is started, that job is {stick}. For the rate
-  Slurm's jobs are a shell script, ours and HyperQueue's /bin/true.
+  it. Where a process is started, that job is {stick}.
+  For the rate Slurm's jobs are a shell script, ours and HyperQueue's /bin/true.
 """
 
 
