@@ -19,7 +19,8 @@ import numpy as np
 from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet
 from moorage.scheduler.core.rank import Choice, Pack, whole_slots
 from moorage.scheduler.core.rank_mix import Mix
-from moorage.scheduler.core.rank_prices import Prices
+from moorage.scheduler.core.rank_pressure import Pressure
+from moorage.scheduler.core.rank_prices import Prices, gpu_percent
 from moorage.scheduler.core.rank_table import (
     CLASS,
     CPU,
@@ -79,7 +80,8 @@ class Fragments(Pack):
         self._stamp: tuple[int, ...] = ()
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
-        self._made = 0  # grows with every new waste and prices: a stamp may come again, they are others then
+        self._pressure: Pressure | None = None
+        self._made = 0  # grows with every new waste, prices or pressure: a stamp may come again, they are others then
         self._hosts = 0
         self._plain = True
         self._plain_of = (-1, -1)
@@ -91,6 +93,8 @@ class Fragments(Pack):
         if self._is_plain(fleet, shape):
             return super().choose(fleet, shape, avoid, barred)
         table = self._look(fleet)
+        assert self._pressure is not None
+        self._pressure.decided(1)
         found = self._scores_of(table, shape)
         keys = found.keys
         if avoid or barred:
@@ -149,7 +153,7 @@ class Fragments(Pack):
         if table is None or table.fleet is not fleet:
             table = self._table = HostTable(fleet)
             self._scores.clear()
-            self._prices = None
+            self._prices = self._pressure = None
         else:
             table.look()
         hosts = len(table) - table.dead
@@ -162,9 +166,12 @@ class Fragments(Pack):
             self._waste = Waste(table, self.mix.top(), AHEAD)
             self._step = STEP_MILLI * self._waste.weight
             self._prices = Prices(table, self.mix.all(), self._prices)
+            self._pressure = Pressure(table, self.mix.all(), self._pressure)
             cells = table.cells[:, : len(table)]
             cells[NOTE] = self._waste.of(table, cells)
             table.note = None if table.mixed else self._waste.of_one
+        elif self._pressure is not None and not self._pressure.until_look() and self._pressure.look(table):
+            self._made += 1
         return table
 
     def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
@@ -186,7 +193,7 @@ class Fragments(Pack):
             ask.renew(table)
             every = True
         if found.made != self._made:
-            found.charges = self._charges(table, ask) * self._waste.weight + self._step - 1
+            found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
             found.made = self._made
             every = True
         if every or len(found.keys) != len(table):
@@ -205,9 +212,10 @@ class Fragments(Pack):
 
     # ------------------------------------------------------------------------------------ scoring
 
-    def _charges(self, table: HostTable, ask: Ask) -> Ints:
+    def _charges(self, table: HostTable, shape: Shape) -> Ints:
         assert self._prices is not None
-        return self._prices.charges(table, ask)
+        assert self._pressure is not None
+        return self._prices.charges(table, shape, self._pressure.charges(gpu_percent(table, shape)))
 
     def _score(self, table: HostTable, found: Scores, rows: Ints, cells: Ints) -> None:
         """Write the scores of some rows that have the processors, memory and devices."""
@@ -256,7 +264,11 @@ class Fragments(Pack):
         if self.mix.version == 0 or (self._plain and shape.mode == EXCLUSIVE and shape.count == 1):
             return super().again(choice, shape, most)
         table, host, count = self._table, choice.host, shape.count
-        if table is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
+        pressure = self._pressure
+        if table is None or pressure is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
+            return []
+        most = min(most, pressure.until_look())
+        if not most:
             return []
         found = self._scores_of(self._look(table.fleet), shape)
         row, keys = table.row_of[host.worker.num], found.keys
@@ -283,7 +295,9 @@ class Fragments(Pack):
         _, gain, _ = gains(table, self._waste, found.ask, np.full(len(masks), row, np.int64), cells)
         for number, key in enumerate(self._keys(found, cells, gain).tolist()):
             if (key, row) > rival:
-                return masks[:number]
+                masks = masks[:number]
+                break
+        pressure.decided(len(masks))
         return masks
 
 

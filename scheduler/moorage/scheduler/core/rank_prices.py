@@ -6,10 +6,8 @@ becomes dearer, one that is left over cheaper, until both agree (a tatonnement; 
 transport problem "which requests go to which hosts so that most GPUs are used"). So processors beside idle devices
 get a price where they are scarce and none where they are plenty, and requests without a GPU go where they hurt least.
 
-Beside its price a device has a pressure: what requests that can go to few devices ask for of it. Whoever can go
-elsewhere stays off such devices while there is room elsewhere, since those who cannot come later. A request that names
-models presses in full as soon as a quarter of all GPUs is of others, one that is only too large for some hosts by the
-part of the GPUs that those have.
+Prices are of a fleet and a mix, whatever runs there now; what is left of it is told by its pressure
+(`rank_pressure.py`).
 
 All in whole numbers, `ONE` is the value of one idle GPU. No clock, no chance, no float: the same mix and fleet give
 the same prices on every machine.
@@ -22,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU
-from moorage.scheduler.core.rank_table import TYPE, Ask, HostTable, HostType, Ints
+from moorage.scheduler.core.rank_table import TYPE, HostTable, HostType, Ints
 from moorage.scheduler.core.shape import Shape
 
 #: the value of one idle GPU
@@ -43,11 +41,8 @@ CLASSES_MAX: Final = 192
 MARKETS_MAX: Final = 256
 #: classes times markets: some 10 ms for a new mix
 CELLS_MAX: Final = 8_192
-#: how much a price, and how much a pressure, counts against fragmentation, in halves
+#: how much a price counts against fragmentation, in halves
 PRICE_HALVES: Final = 4
-PRESSURE_HALVES: Final = 1
-#: who names models presses by so many times the part of the GPUs that do not answer, in full at most
-NAMED_TIMES: Final = 4
 
 _POWERS: Final = np.array([round(32768 * 2 ** (-n / 16)) for n in range(16)], np.int64)
 
@@ -81,7 +76,6 @@ class Prices:
             self.stock[1, market] += number * kind.memory_mib
         self.gpu = np.full(count, ONE // 2, np.int64)
         self.host = np.full((2, count), ONE // 8, np.int64)
-        self.pressure = np.zeros(count, np.int64)
         if before is not None:
             for key, market in keys.items():
                 old = before.keys.get(key)
@@ -95,21 +89,21 @@ class Prices:
         if self.priced:
             self._settle(table, mix, total, ROUNDS_FIRST if before is None else ROUNDS_AGAIN)
 
-    def _classes(self, table: HostTable, mix: list[tuple[Shape, int]]) -> list[tuple[int, int, int, Ints, int, int]]:
-        """Requests alike in GPUs (percent), processors, memory, markets, and GPUs that answer, with their number."""
-        found: dict[tuple[int, int, int, bytes, int], int] = {}
-        fits: dict[object, tuple[Ints, int]] = {}
+    def _classes(self, table: HostTable, mix: list[tuple[Shape, int]]) -> list[tuple[int, int, int, Ints, int]]:
+        """Requests alike in GPUs (percent), processors, memory and markets, with their number."""
+        found: dict[tuple[int, int, int, bytes], int] = {}
+        fits: dict[object, Ints] = {}
         for shape, number in mix:
             gpu = gpu_percent(table, shape)
             key = (shape.mode == NO_GPU, shape.count, shape.vendor, shape.models, shape.min_memory_mib)
             ok = fits.get(key)
             if ok is None:
-                ok = fits[key] = self.allowed(table, shape), self._answering(table, shape)
-            entry = (gpu, shape.cpu_milli, shape.memory_mib, ok[0].tobytes(), ok[1])
+                ok = fits[key] = self.allowed(table, shape)
+            entry = (gpu, shape.cpu_milli, shape.memory_mib, ok.tobytes())
             found[entry] = found.get(entry, 0) + number
         rows = [
-            (gpu, cpu, memory, np.frombuffer(ok, np.int64), number, answer)
-            for (gpu, cpu, memory, ok, answer), number in found.items()
+            (gpu, cpu, memory, np.frombuffer(ok, np.int64), number)
+            for (gpu, cpu, memory, ok), number in found.items()
             if any(ok)
         ]
         mean = int(self.stock[0].sum()) * 100 // int(self.gpus.sum())  # processors a hundredth of a GPU, times 10,000
@@ -127,16 +121,9 @@ class Prices:
                 ok[self._of_type[kind.index]] = 1
         return ok
 
-    def _answering(self, table: HostTable, shape: Shape) -> int:
-        """How many GPUs are of models that answer a shape, however many of them a host has."""
-        if shape.mode == NO_GPU:
-            return int(self.gpus.sum())
-        of_market = {self._of_type[kind.index]: kind.kinds[0] for kind in table.types if kind.kinds}
-        return sum(int(self.gpus[market]) for market, kind in of_market.items() if table.kinds[kind].rank(shape) > 0)
-
     def _settle(self, table: HostTable, mix: list[tuple[Shape, int]], total: int, rounds: int) -> None:
         rows = self._classes(table, mix)
-        asked = sum(gpu * number for gpu, _, _, _, number, _ in rows)
+        asked = sum(gpu * number for gpu, _, _, _, number in rows)
         if not asked:
             self.priced = False
             return
@@ -165,7 +152,7 @@ class Prices:
         # what one GPU's worth of a class takes of a market's processors and memory, in 2^-10 of the market's own share
         mean = max(1, (total << 32) // everything[0])
         per = np.zeros((2, len(rows), len(self.keys)), np.int64)
-        for row, (gpu, cpu, memory, _, _, _) in enumerate(rows):
+        for row, (gpu, cpu, memory, _, _) in enumerate(rows):
             for i, want in enumerate((cpu, memory)):
                 worth = self.worth[i] * want >> 22
                 unit = gpu if gpu else max(1, cpu * 100 * mean >> 32)
@@ -185,29 +172,21 @@ class Prices:
             prices = _moved(prices, asks @ flow // there)
         self.gpu, self.host = prices[0], prices[1:]
         self.host[self.stock == 0] = FLOOR
-        # who can go to few devices presses on those
-        open_to = (ok * self.gpus).sum(1)
-        named = np.array([NAMED_TIMES * (total - row[5]) for row in rows], np.int64)
-        pressing = demand * np.minimum(total, np.maximum(total - open_to, named)) // total
-        self.pressure = ((pressing[:, None] * flow).sum(0) << 1) // supply  # in 2^-16
 
-    def charges(self, table: HostTable, ask: Ask) -> Ints:
-        """What a shape costs on each type of host above the cheapest that may run it, in thousandths of a GPU."""
-        if not self.priced:
+    def charges(self, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
+        """What a shape costs on each type of host above the cheapest that may run it, in thousandths of a GPU.
+
+        `pressed` is what it is charged there besides, by type of host.
+        """
+        ok = self.allowed(table, shape)[self.types] > 0
+        if not self.priced or not ok.any():
             return np.zeros(len(table.types), np.int64)
-        shape = ask.shape
-        gpu = gpu_percent(table, shape)
-        cost = PRICE_HALVES * gpu * 10 * (self.gpu - FLOOR)
+        cost = PRICE_HALVES * gpu_percent(table, shape) * 10 * (self.gpu - FLOOR)
         for i, want in enumerate((shape.cpu_milli, shape.memory_mib)):
             worth = np.minimum(1000 * want * (self.worth[i] >> 8) >> 24, 1 << 24)  # thousandths of a GPU
             cost += PRICE_HALVES * worth * (self.host[i] - FLOOR)
-        cost += PRESSURE_HALVES * gpu * 10 * self.pressure
-        cost >>= 17
-        ok = self.allowed(table, shape) > 0
-        if not ok.any():
-            return np.zeros(len(table.types), np.int64)
-        least = cost[ok].min()
-        above: Ints = np.maximum(0, cost - least)[self.types]
+        total = (cost >> 17)[self.types] + pressed
+        above: Ints = np.maximum(0, total - total[ok].min())
         return above
 
 

@@ -1,0 +1,126 @@
+"""Pressure: those who may go anywhere keep off what others must have, by how much of it is left for whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.rank_fragments import Fragments
+from moorage.scheduler.core.rank_pressure import LOOK_MIN, ONE, Pressure
+from moorage.scheduler.core.rank_table import HostTable
+from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.schemas.gpu import GpuSpec
+from tests.scheduler.test_rank_fragments import add, request, worker
+
+T4, A10 = "NVIDIA T4", "NVIDIA A10"
+
+
+def fleet_of(*hosts: tuple[str, int, int]) -> tuple[Fleet, list[Host]]:
+    """Hosts with a model, so many devices, and processors in thousandths."""
+    fleet = Fleet()
+    return fleet, [add(fleet, worker(num, [model] * gpus, cpu)) for num, (model, gpus, cpu) in enumerate(hosts)]
+
+
+def pressures(fleet: Fleet, mix: list[tuple[Shape, int]]) -> list[int]:
+    """By host, on a table of its own: two sorts of hosts must differ in devices or processors."""
+    table = HostTable(fleet)
+    found = Pressure(table, mix, None).of_type.tolist()
+    return [found[kind] for kind in table.cells[4, : len(table)].tolist()]
+
+
+def place(fleet: Fleet, host: Host, shape: Shape) -> int:
+    mask = host.open & -host.open if shape.count == 1 else (1 << shape.count) - 1
+    fleet.take(host, shape, mask)
+    return mask
+
+
+def test_whoever_may_go_anywhere_presses_everywhere_alike() -> None:
+    shapes = Shapes()
+    fleet, _ = fleet_of((T4, 4, 0), (A10, 8, 0))
+    assert set(pressures(fleet, [(shapes.of(request(GpuSpec())), 7)])) <= {ONE - 1, ONE}  # rounded down
+
+
+def test_what_is_left_for_them_counts_and_not_what_there_was() -> None:
+    """Of 46 GPUs asked for, 6 must be T4, 16 are for two who take a host: T4 are kept until whole hosts are rarer."""
+    shapes = Shapes()
+    named, large, free = (shapes.of(request(gpu)) for gpu in (GpuSpec(model="=T4"), GpuSpec(count=8), GpuSpec()))
+    fleet, (_, _, *big) = fleet_of((T4, 4, 0), (T4, 4, 0), *[(A10, 8, 0)] * 4)
+    mix = [(named, 6), (large, 2), (free, 24)]
+    rare, common = pressures(fleet, mix)[1:3]
+    assert rare > common
+    for host in big[1:]:
+        for _ in range(5):
+            place(fleet, host, free)
+    rare, common = pressures(fleet, mix)[1:3]
+    assert common > rare
+
+
+def test_those_who_need_many_processors_press_on_the_hosts_that_have_them() -> None:
+    shapes = Shapes()
+    fleet, _ = fleet_of((A10, 8, 128_000), *[(A10, 8, 96_000)] * 3)
+    free, few, many = (
+        shapes.of(request(GpuSpec(count=count), cpu)) for count, cpu in ((1, 4_000), (8, 32_000), (8, 120_000))
+    )
+    first, *others = pressures(fleet, [(free, 40), (few, 4), (many, 2)])
+    assert first > max(others)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_what_is_given_back_counts_as_left(returns: bool) -> None:
+    """The A10 are full for a moment: scarce for those who name them only where nothing comes back."""
+    shapes = Shapes()
+    free, named = shapes.of(request(GpuSpec())), shapes.of(request(GpuSpec(model="=A10")))
+    fleet, hosts = fleet_of(*[(A10, 8, 0)] * 4, (T4, 4, 0))
+    table = HostTable(fleet)
+    pressure = Pressure(table, [(free, 40), (named, 20)], None)
+    for _ in range(8):
+        masks = [(host, place(fleet, host, free)) for host in hosts[:4]]
+        table.look()
+        pressure.look(table)
+        if returns:
+            for host, mask in masks:
+                fleet.give(host, free, mask)
+            table.look()
+            pressure.look(table)
+    if returns:
+        for host in hosts[:4]:
+            for _ in range(8):
+                place(fleet, host, free)
+        table.look()
+        pressure.look(table)
+    assert not any(host.open for host in hosts[:4])
+    assert (int(pressure.of_type[0]) < 2 * ONE) is returns
+
+
+def test_a_fleet_that_fills_is_looked_at_again() -> None:
+    """Those who may go anywhere keep off the T4 until whole hosts are what is scarce."""
+    shapes = Shapes()
+    fleet, _ = fleet_of(*[(T4, 4, 0)] * 12, *[(A10, 8, 0)] * 12)
+    ranker = Fragments()
+    named, large, free = (shapes.of(request(gpu)) for gpu in (GpuSpec(model="=T4"), GpuSpec(count=8), GpuSpec()))
+    for shape, number in ((named, 36), (free, 288), (large, 8)):
+        ranker.mix.add(shape, number)
+    ranker.mix.use()
+    whole: dict[str, int] = {}  # hosts with all 8 free when the first went there
+    for _ in range(96):
+        choice = ranker.choose(fleet, free, {}, frozenset())
+        assert choice is not None
+        whole.setdefault(choice.host.cls.devices[0][2], sum(h.open.bit_count() == 8 for h in fleet.hosts.values()))
+        fleet.take(choice.host, free, choice.mask)
+    assert whole[A10] == 12
+    assert 0 < whole[T4] < 12
+
+
+def test_a_group_goes_no_further_than_the_next_look() -> None:
+    """So that it is placed as its replicas one by one, each after the look that is due before it."""
+    shapes = Shapes()
+    fleet, _ = fleet_of((A10, 8, 0), (T4, 4, 0))
+    ranker = Fragments()
+    named, free = shapes.of(request(GpuSpec(model="=T4"))), shapes.of(request(GpuSpec()))
+    for shape in [named, free] * 32:
+        ranker.arrived(shape, 1)
+    for _ in range(LOOK_MIN - 2):
+        choice = ranker.choose(fleet, free, {}, frozenset())
+    assert choice is not None
+    fleet.take(choice.host, free, choice.mask)
+    assert len(ranker.again(choice, free, 7)) == 2
