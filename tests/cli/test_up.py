@@ -181,6 +181,23 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     assert processes_of(str(tmp_path)) == []
 
 
+async def test_a_second_worker_of_the_same_name_takes_nothing_from_the_first(tmp_path: Path) -> None:
+    """On one machine, with a state folder of its own: it knows nothing of what runs under the first one's."""
+    async with node_on(tmp_path / "home", simulate="1xH100") as node:
+        await node.run("submit", "--gpu", "1", "--job", "holds", "--", "sleep", "16180")
+        async with AsyncClient(node.url) as client:
+            await until(lambda: _is(client, "holds", "RUNNING"), what="a job runs")
+            where = ("--state", str(tmp_path / "other"), "--nats", node.url)
+            process = await start("worker", "--simulate", "1xH100", *where)
+            err = Lines(process.stderr)
+            await err.until("worker-id-in-use")
+            shown = (await client.answer("show", {"job": "holds"})).data
+            process.send_signal(signal.SIGTERM)
+            await process.communicate()
+        assert (shown["state"], shown["attempt"]) == ("RUNNING", 1)
+        assert len(_running("sleep\x0016180")) == 1
+
+
 @pytest.mark.parametrize("listens", [True, False], ids=["starting", "ending"])
 async def test_a_supervisor_that_does_not_listen_yet_or_no_more_is_waited_for(tmp_path: Path, listens: bool) -> None:
     """Its agent may have started it, or had it end, in its own last moment: `up` leaves neither behind."""

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from moorage.worker.inventory.host import boot_id, cpu_milli, host_facts, machine_id, memory_mib
+from moorage.worker.inventory.host import (
+    FOLDER_FILE,
+    boot_id,
+    cpu_milli,
+    folder_machine,
+    host_facts,
+    machine_id,
+    memory_mib,
+)
 
 RAW = "0123456789abcdef0123456789abcdef"
 GIB = 1024**3
@@ -70,6 +78,17 @@ def test_a_machine_without_any_name_draws_one_and_keeps_it(root: Path) -> None:
     assert os.listdir(root / "state") == ["machine-id"]
     kept.write_text("not an id")
     assert machine_id(root / "state", root) != drawn
+
+
+def test_a_state_folder_is_a_machine_of_its_own_but_one_of_an_older_release(tmp_path: Path) -> None:
+    first = folder_machine("m", tmp_path / "one", is_older=False)
+    assert re.fullmatch(r"[0-9a-f]{32}", first)
+    assert folder_machine("m", tmp_path / "one", is_older=True) == first  # by now it has a journal
+    assert folder_machine("m", tmp_path / "two", is_older=False) != first
+    assert folder_machine("n", tmp_path / "one", is_older=False) != first  # the folder on another machine
+    for _ in range(2):
+        assert folder_machine("m", tmp_path / "older", is_older=True) == "m"
+    assert (tmp_path / "one" / FOLDER_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_the_boot_is_the_kernels(root: Path) -> None:

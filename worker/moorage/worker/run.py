@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.base import Inventory
-from moorage.worker.inventory.host import HostFacts, host_facts
+from moorage.worker.inventory.host import HostFacts, folder_machine, host_facts
 from moorage.worker.inventory.machine import open_machine
 from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
 from moorage.worker.inventory.simulated_faults import FILE_NAME as FAULTS_FILE
@@ -183,10 +184,11 @@ def _agent(
     if not any(driver.traits.remembers for driver in drivers):
         # nothing to take up again; wall seconds grow over every restart, faster than joins are asked
         journal = MemoryJournal(join_n=int(time.time()))
-    elif inventory.simulated:
-        journal = Journal(settings.state_dir / WORKERS_FOLDER / f"{name}.journal")
     else:
-        journal = Journal(settings.state_dir / JOURNAL_NAME)
+        path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
+        machine = folder_machine(facts.machine, settings.state_dir, is_older=path.exists())
+        facts = dataclasses.replace(facts, machine=machine)
+        journal = Journal(path)
     if journal.torn_bytes:
         log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
     health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)

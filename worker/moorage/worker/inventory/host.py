@@ -16,6 +16,9 @@ from moorage.schemas.names import worker_slug
 
 #: Makes the machine's name ours: machine-id(5) asks that the raw one is not shown on a network.
 _APPLICATION: Final = b"moorage worker machine"
+#: in a state folder: which one of its machine it is
+FOLDER_FILE: Final = "folder-id"
+_SINCE_BEFORE: Final = "older"
 _MACHINE_ID: Final = re.compile(r"[0-9a-f]{32}")
 _MIB: Final = 1024 * 1024
 _ROOT: Final = Path("/")
@@ -73,21 +76,43 @@ def _without_dashes(text: str) -> str:
 
 def _drawn_machine_id(state_folder: Path) -> str:
     path = state_folder / "machine-id"
+    kept = _kept(path)
+    return kept if _MACHINE_ID.fullmatch(kept) else _keep(path, secrets.token_hex(16))
+
+
+def folder_machine(machine: str, state_folder: Path, *, is_older: bool) -> str:
+    """The machine as the worker of one state folder names it in its joins (docs/decisions/0044).
+
+    What outlives an agent is known in its state folder alone. An agent on another folder of the machine knows nothing
+    of it, so it is another machine: its join is refused until the session of the first is lost, and with that the
+    leases of what runs there. `is_older` says that a release without this file used the folder: it stays who it was.
+    """
+    path = state_folder / FOLDER_FILE
+    kept = _kept(path)
+    if not (kept == _SINCE_BEFORE or _MACHINE_ID.fullmatch(kept)):
+        kept = _keep(path, _SINCE_BEFORE if is_older else secrets.token_hex(16))
+    if kept == _SINCE_BEFORE:
+        return machine
+    return hmac.new(bytes.fromhex(kept), machine.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _kept(path: Path) -> str:
     try:
-        kept = path.read_text().strip()
+        return path.read_text().strip()
     except FileNotFoundError:
-        kept = ""
-    if _MACHINE_ID.fullmatch(kept):
-        return kept
-    drawn = secrets.token_hex(16)
-    state_folder.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"machine-id.{os.getpid()}")
+        return ""
+
+
+def _keep(path: Path, text: str) -> str:
+    """Written whole or not at all, and on the disk before it is used."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     with open(unfinished, "w", opener=_owner_only) as file:
-        file.write(drawn + "\n")
+        file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
-    return drawn
+    return text
 
 
 def _owner_only(path: str, flags: int) -> int:
