@@ -96,8 +96,8 @@ bench-quick: $(STAMP)  ## one round of everything, written nowhere
 bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled for a busy machine; BEFORE=revision
 	$(BIN)/python bench/steps.py $(if $(BEFORE),--before $(BEFORE))
 
-bench-placement: $(STAMP)  ## allocation on real traces, ours against FGD and the classics; TRACES= another folder
-	$(BIN)/python -m bench.placement.run $(if $(TRACES),--traces $(TRACES))
+bench-placement: $(STAMP)  ## allocation on real traces and on lists made from them, ours against FGD and the classics; TRACES= another folder
+	$(BIN)/python -m bench.placement.run $(if $(TRACES),--traces $(TRACES),--made)
 
 bench-decisions: $(STAMP)  ## what a decision costs: µs mean, p50, p99, and the memory of the ranking
 	$(BIN)/python -m bench.placement.decisions

@@ -17,13 +17,15 @@ import asyncio
 import inspect
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
 from tests.containers import ContainerServer, built_image, why_no_docker
+from tests.leftover import end_processes
 from tests.servers import KINDS, MortalServer, Server, WheelServer
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
@@ -57,8 +59,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    asyncio.run(_whole(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})))
     return True
+
+
+async def _whole(test: Coroutine[Any, Any, None]) -> None:
+    try:
+        await test
+    finally:
+        await end_processes()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
 """`make bench-placement`: allocation under saturation, ours against FGD and the classics, into RESULTS-placement.md.
 
-    python -m bench.placement.run [--traces FOLDER] [--seeds 10] [--lists default …] [--policies …] [--dry]
+    python -m bench.placement.run [--traces FOLDER] [--seeds 10] [--lists default …] [--made] [--policies …] [--dry]
 
-Another folder of the same format may be given; where it holds `published_*.csv`, its figures stand beside ours.
+Another folder of the same format may be given; where it holds `published_*.csv`, its figures stand beside ours. With
+`--made`, lists made from those of the folder (`relatives.py`) are run as well: ours and FGD.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from bench.placement import relatives
 from bench.placement.openb import CLASSES, Outcome, run
-from moorage.scheduler.simulate.openb import node_list, pod_lists, read_hosts, read_tasks
+from moorage.scheduler.simulate.openb import node_list, pod_lists, read_hosts
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TRACES: Final = ROOT / "bench/traces/openb"
@@ -61,7 +63,7 @@ def one(job: Job) -> Outcome:
     path = Path(folder)
     return run(
         read_hosts(node_list(path)),
-        read_tasks(pod_lists(path)[name]),
+        relatives.tasks_of(path, name),
         policy,
         name,
         seed,
@@ -71,7 +73,7 @@ def one(job: Job) -> Outcome:
 
 
 def jobs_of(options: argparse.Namespace, names: list[str]) -> list[Job]:
-    """Ours with the mix learned, and told; the others told, as published. The longest first."""
+    """Ours with the mix learned, and told; the others told, as published; FGD alone on lists made here."""
     variants = [(policy, True) for policy in options.policies] + [(OURS, False)]
     seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
     return [
@@ -79,6 +81,7 @@ def jobs_of(options: argparse.Namespace, names: list[str]) -> list[Job]:
         for policy, told in variants
         for name in names
         for seed in seeds
+        if policy in (OURS, "fgd") or not name.startswith(relatives.PREFIX)
     ]
 
 
@@ -185,7 +188,8 @@ def report(found: Found, names: list[str], options: argparse.Namespace, took_s: 
             "# Results: placement",
             "",
             "Written by `make bench-placement`. Allocated GPUs in percent once 100 % of them were asked for; the",
-            "experiment is described in `bench/placement/openb.py`, the policies in `docs/explanation/ranking.md`.",
+            "experiment is described in `bench/placement/openb.py`, the policies in `docs/explanation/ranking.md`;",
+            "lists whose names begin with `made-` are made from the others (`bench/placement/relatives.py`).",
             "",
             f"- trace {shown}, seeds {seeds}, runs paired by seed; s.e. is the standard error of the paired difference",
             f"- {os.cpu_count()} cores of {model}, Python {platform.python_version()}, "
@@ -204,7 +208,7 @@ def report(found: Found, names: list[str], options: argparse.Namespace, took_s: 
             "",
             "## The classic policies: here / published",
             "",
-            *reproduced(found, names, options.policies),
+            *reproduced(found, [name for name in names if not name.startswith(relatives.PREFIX)], options.policies),
             "",
         ]
     )
@@ -215,6 +219,7 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, default=TRACES, help="a folder of openb CSV files")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--lists", nargs="*", help="some pod lists alone")
+    parser.add_argument("--made", action="store_true", help="lists made from those of the folder, too")
     parser.add_argument("--policies", nargs="*", default=[OURS, *CLASSIC], help="told policies to run beside ours")
     parser.add_argument("--until", type=int, default=AT, help="percent asked for at which a run ends")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -222,9 +227,15 @@ def main() -> int:
     options = parser.parse_args()
     known = pod_lists(options.traces)
     names = options.lists or sorted(known, key=lambda name: (name not in WANTED, name))
-    unknown = [name for name in names if name not in known]
+    if options.made:
+        names += [name for name in relatives.names() if name not in names]
+    unknown = [name for name in names if name not in known and name not in relatives.names()]
     if unknown:
-        parser.error(f"no list {unknown[0]!r} in {options.traces}; there are {', '.join(known)}")
+        there = ", ".join([*known, *relatives.names()])
+        parser.error(f"no list {unknown[0]!r} in {options.traces}, and none is made; there are {there}")
+    lacking = [name for name in relatives.NEEDED if name not in known]
+    if lacking and any(name.startswith(relatives.PREFIX) for name in names):
+        parser.error(f"{options.traces} lacks the list {lacking[0]!r}, which others are made from; leave --made out")
     found_published.update(published(options.traces))
     began = time.monotonic()
     found: Found = {}

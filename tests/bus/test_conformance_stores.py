@@ -35,16 +35,15 @@ ROLLUP: Final = "Nats-Rollup"
 
 
 @on_both
-async def test_a_burst_beyond_a_bound_is_heard_whole_where_it_is_read(connect: Connect, unique: str) -> None:
+async def test_a_burst_is_heard_whole_and_in_order_where_it_is_read(connect: Connect, unique: str) -> None:
     """No queue stands before a handler, so none overflows; the order is that of the messages over all subscriptions."""
     reader, sender = await connect("reader"), await connect("sender")
     heard: list[Delivery] = []
-    few = await reader.subscribe(f"{unique}.few", heard.append, pending_messages_max=10, pending_bytes_max=100)
-    many = await reader.subscribe(f"{unique}.many", heard.append)
-    await sender.send([(f"{unique}.{('few', 'many')[number % 2]}", b"%d" % number, "") for number in range(BURST)])
+    for subject in "xy":
+        await reader.subscribe(f"{unique}.{subject}", heard.append)
+    await sender.send([(f"{unique}.{'xy'[number % 2]}", b"%d" % number, "") for number in range(BURST)])
     await until(lambda: len(heard) == BURST, what="the burst")
     assert [int(delivery.data) for delivery in heard] == list(range(BURST))
-    assert (few.dropped, many.dropped, reader.counters.received_dropped) == (0, 0, 0)
 
 
 @on_both

@@ -28,7 +28,6 @@ from moorage.bus.errors import (
     PayloadTooLarge,
     PermissionRefused,
     RequestTimeout,
-    SlowConsumer,
 )
 from moorage.bus.transport import Delivery
 from tests.servers import MortalServer, Server
@@ -164,23 +163,17 @@ async def test_a_handler_runs_where_its_message_is_read(nats_url: str, unique: s
         assert (heard[-1].headers, heard[0].headers) == ({"Key": "value"}, None)
 
 
-async def test_without_the_hook_into_nats_py_overflow_is_bounded_and_counted(
+async def test_without_the_hook_into_nats_py_messages_come_by_its_queue_and_task(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DirectClient, "_process_msg", Client._process_msg)
-    told: list[BusError] = []
-    async with await connect(nats_url, "a", on_error=told.append) as a, await connect(nats_url, "b") as b:
-        heard: list[Delivery] = []
-        subscription = await a.subscribe(unique, heard.append, pending_messages_max=10)
-        # One socket read holds many more than ten, and the handler runs only after it.
-        await b.send([(unique, b"x", "")] * 5_000)
-        await b.flush()
-        await a.flush()
-        await until(lambda: len(heard) + subscription.dropped == 5_000)
-        assert subscription.dropped > 0
-        assert a.counters.received_dropped == subscription.dropped
-        assert any(isinstance(error, SlowConsumer) for error in told)
-        assert len(told) <= 14  # told at powers of two only
+    monkeypatch.setattr(DirectClient, "handler_of", lambda client, sid: None)
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+        heard: list[int] = []
+        await a.subscribe(unique, lambda delivery: heard.append(int(delivery.data)))
+        await b.send([(unique, b"%d" % number, "") for number in range(5_000)])
+        await until(lambda: len(heard) == 5_000)
+        assert heard == list(range(5_000))
 
 
 async def test_what_is_too_large_never_leaves(nats_url: str, unique: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.client.target import Up, read_up
+from tests.leftover import ends_with_the_test
 from tests.waiting import until
 
 COMMAND: Final = (sys.executable, "-m", "moorage.cli")
@@ -53,8 +54,8 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 async def start(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> asyncio.subprocess.Process:
-    """The command, running; its pipes are read by who started it."""
-    return await asyncio.create_subprocess_exec(
+    """The command, running; its pipes are read by who started it. What a test leaves of it ends with the test."""
+    process = await asyncio.create_subprocess_exec(
         *COMMAND,
         *argv,
         stdin=asyncio.subprocess.PIPE,
@@ -63,6 +64,7 @@ async def start(*argv: str, env: dict[str, str] | None = None, cwd: Path | None 
         env=environment(**(env or {})),
         cwd=cwd,
     )
+    return ends_with_the_test(process)
 
 
 async def moorage(*argv: str, env: dict[str, str] | None = None, stdin: str = "", cwd: Path | None = None) -> Ran:
@@ -202,3 +204,6 @@ async def on_a_terminal(*words: str, env: dict[str, str]) -> AsyncIterator[tuple
         yield process, ours
     finally:
         os.close(ours)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import msgspec
+
 from moorage.schemas.frames import Held
 from tests.cli.node import Lines, Node, start
 from tests.cli.scripted_worker import ScriptedWorker, fact
@@ -23,6 +25,25 @@ async def test_the_fleet_is_a_table_with_what_fits_now(node: Node) -> None:
     frame = (await node.run("fleet", "--json")).frame
     assert (frame["kind"], frame["verb"]) == ("answer", "fleet")
     assert {row["worker"] for row in frame["data"]["workers"]} >= set(workers)
+
+
+async def test_the_fleet_is_in_the_order_of_names_wherever_it_is_told(node: Node, unique: str) -> None:
+    """Also of who joined last: one worker more, whose name comes before the node's own."""
+    late = f"a-{unique}"
+    async with ScriptedWorker(node.url, late):
+        table = [row[0] for row in (await node.run("fleet")).rows[1:]]
+        frame = [row["worker"] for row in (await node.run("fleet", "--json")).frame["data"]["workers"]]
+        assert table == frame == sorted(frame)
+        assert late in frame
+        watching = await start("fleet", "--watch", "--json", env=node.env())
+        lines = Lines(watching.stdout)
+        await lines.until(late)
+        await lines.until("\n")
+        watching.send_signal(signal.SIGINT)
+        assert await watching.wait() == 130
+    told = next(line for line in lines.text.splitlines() if late in line)
+    names = [row["worker"] for row in msgspec.json.decode(told)["workers"]]
+    assert names == sorted(names)
 
 
 async def test_the_fleet_is_watched_by_the_leaders_frames(node: Node, unique: str) -> None:

@@ -54,7 +54,7 @@ async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, uniqu
         first = await client.submit(["sleep", "0"], gpu="1xH100")
         second = await client.submit(["sleep", "0"], gpu="1xH100")
         heard = asyncio.create_task(_first_waiting(second))
-        await asyncio.sleep(2.5)  # once looked at: what comes now is news
+        assert (await second.explain())["position"] == 2  # what differs from this is news
         await first.cancel()
         told = await asyncio.wait_for(heard, 20)
         assert told["position"] == 1
@@ -75,7 +75,7 @@ async def test_submit_explain_and_event_name_the_same_fix(node: Node, unique: st
         shown = await node.run("explain", waits.id, tenant=unique)
         assert f"fix: ask your operator for 3 GPUs: {command} 3" in shown.err
         heard = asyncio.create_task(_first_waiting(waits))
-        await asyncio.sleep(2.5)  # once looked at: what comes now is news
+        assert (await waits.explain())["position"] == 1  # what differs from this is news
         before = await client.submit(["sleep", "0"], gpu="1xH100", priority=90)
         told = await asyncio.wait_for(heard, 20)
         fix = told["fixes"][0]

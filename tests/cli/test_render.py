@@ -106,7 +106,7 @@ def test_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "mib"), [("2048", 2048), ("16Gi", 16384), ("1G", 953), ("512M", 488), ("1.5Gi", 1536), ("1GB", 953)]
+    ("size", "mib"), [("0", 0), ("16Gi", 16384), ("1G", 954), ("512M", 489), ("1.5Gi", 1536), ("1GB", 954), ("500K", 1)]
 )
 def test_sizes(size: str, mib: int) -> None:
     assert mebibytes(size) == mib

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import pytest
 
 from moorage.cli.selectors import LOOKED_AT_MAX, ask_each, ids_of, ids_to_cancel, one_id, words_of
@@ -107,3 +110,13 @@ async def test_each_answer_is_asked_for_once() -> None:
         assert asked == ["eval-1", "eval-1"]
         assert await ask_each(client, ["ev"], ask) == ["eval-1"]
         assert asked[2:] == ["ev", "eval-1"]
+
+
+@in_virtual_time
+async def test_a_beginning_beyond_what_is_looked_at_says_so() -> None:
+    """`cancel 'train-*'` once ended the newest 1,000 of 3,000 and told of no others."""
+    async with AsyncClient(transport=SimFleet("8xH100")) as client:
+        await client.submit_many([{**HANG, "job": f"train-{number}"} for number in range(LOOKED_AT_MAX + 5)])
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            assert len(await ids_to_cancel(client, ["train-*"])) == LOOKED_AT_MAX
+        assert "train-* was looked for in the newest 1000 of 1005 jobs; ask again" in said.getvalue()

@@ -18,6 +18,7 @@ from moorage.client import AsyncClient
 from moorage.client.target import Up, read_up
 from moorage.worker.run import SUPERVISOR_FOLDER
 from tests.cli.node import Lines, node_on, processes_of, start, talk
+from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.waiting import until
 
 
@@ -43,6 +44,27 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
     assert _running("sleep\x0031415") == []
     assert not (folder / "up.json").exists()
     assert read_up(folder) is None
+
+
+async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    if not mount_small(folder, TINY_MIB):
+        pytest.skip("no right to mount a file system of our own")
+    try:
+        async with node_on(folder, simulate="1xH100") as node:
+            assert (await node.run("run", "--gpu", "--job", "before", "--", "true")).code == 0
+            server = node.up.children["nats-server"]
+            filler = fill(folder)
+            await until(lambda: "the disk is full: 0 of 96 MiB free at " in talk(folder), what="told on the screen")
+            await node.run("submit", "--job", "meanwhile", "--timeout", "1s", "--", "true")  # an append fails
+            filler.unlink()
+            await until(lambda: "the disk has room again" in talk(folder), what="told on the screen, too")
+            await until(lambda: node.up.children["nats-server"] != server, what="its server is another one")
+            assert (await node.run("run", "--timeout", "25s", "--gpu", "--job", "after", "--", "true")).code == 0
+            assert (await node.run("show", "before", "--format", "{state}")).out == "SUCCEEDED\n"
+            assert "ended; starting it again" not in talk(folder), "what we end ourselves is no death"
+    finally:
+        unmount(folder)
 
 
 async def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
@@ -152,6 +174,9 @@ async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         _, err = await process.communicate()
         assert process.returncode == 1
         assert b"error[server-failed]: " in err
+        assert f"port {port} of 127.0.0.1 is taken by another process".encode() in err
+        assert b"fix: leave out --port for a free one" in err
+        assert len(err.splitlines()) == 6, "the server's log is no help here"
         assert port.encode() in err
     assert processes_of(str(tmp_path)) == []
 

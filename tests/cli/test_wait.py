@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.cli.node import Lines, Node, on_a_terminal, start
+from tests.leftover import end_processes
 
 
 @pytest.mark.parametrize(("words", "code"), [(["exit", "0"], 0), (["exit", "3"], 3), (["exit", "-15"], 143)])
@@ -41,6 +42,12 @@ async def test_a_wait_that_is_too_long_is_exit_code_6_and_no_job_is_3(node: Node
     assert (await node.run("wait", "long", tenant=unique)).code != 0
     over = await node.run("wait", "all", tenant=unique)
     assert (over.code, over.out, "all are over" in over.err) == (0, "", True)
+
+
+async def test_a_command_that_a_test_leaves_ends_with_it(node: Node, unique: str) -> None:
+    process = await start("events", env=node.env(unique))
+    assert await end_processes() == [process.pid]
+    assert process.returncode is not None
 
 
 async def test_ctrl_c_ends_the_waiting_and_no_job(node: Node, unique: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.bus.errors import BadContext
 from moorage.client import Gpu, GpuSpec, Rejected, Request, Secret, values
 from moorage.client.target import Up, find_context, find_tenant, read_up, started_ticks
 from moorage.client.values import Requests, build_request, fresh_job_id, seconds
@@ -70,12 +71,24 @@ def test_a_bad_request_names_its_field(what: object, gpu: str | None, fields: di
     assert refused.value.problem.field == field
 
 
-def test_where_a_server_is_found(tmp_path: Path) -> None:
+def _not_ours(path: Path, *words: Any, **named: Any) -> Any:
+    """As `Path.open` for who may not read up.json; root may read every file, so no mode can stand for it."""
+    if path.name == "up.json":
+        raise PermissionError(13, "Permission denied")
+    return open(path, *words, **named)
+
+
+def test_where_a_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = {"MOORAGE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "none")}
     assert find_context(None, home).source == "default"
     here = Up("nats://127.0.0.1:5", os.getpid(), started_ticks(os.getpid()))
     (tmp_path / "up.json").write_bytes(encode(here))
     assert find_context(None, home).url == "nats://127.0.0.1:5"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", _not_ours)  # root may open every file
+        with pytest.raises(BadContext, match="another user's") as refused:
+            find_context(None, home)
+    assert "NATS_URL" in refused.value.problem.next
     assert find_context(None, {**home, "NATS_URL": "nats://elsewhere:1"}).url == "nats://elsewhere:1"
     assert find_context("nats://said:2", home).url == "nats://said:2"
     (tmp_path / "up.json").write_bytes(encode(Up("nats://127.0.0.1:5", os.getpid(), 1)))

@@ -77,6 +77,12 @@ def test_every_page_has_its_place_on_the_site_and_every_place_a_page() -> None:
     assert sorted(listed) == sorted(pages)
 
 
+def test_the_first_page_names_every_how_to_in_the_order_of_the_site() -> None:
+    listed = re.findall(r"how-to/[\w-]+\.md", SITE)
+    named = re.findall(r"^- \[.+\]\((how-to/[\w-]+\.md)\)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert named == listed, "name it in docs/index.md, too"
+
+
 def test_every_link_between_pages_leads_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!http|#)([^)#\s]+)", page.read_text()):

@@ -33,6 +33,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moorage.bus.embedded import EmbeddedServer
+from tests.asking import answered
 from tests.waiting import until
 
 TENANT: Final = "acme"
@@ -150,14 +151,7 @@ class Recording:
 
     async def ask(self, subject: str, body: object, *, msgpack: bool = False, by: Client | None = None) -> Any:
         payload = msgspec.msgpack.encode(body) if msgpack else msgspec.json.encode(body)
-
-        async def once() -> Msg | None:
-            try:
-                return await (by or self.nc).request(f"{PREFIX}.{subject}", payload, timeout=5)
-            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
-                return None
-
-        answer = await until(once, WAIT_S, f"an answer on {subject}")
+        answer = await answered(by or self.nc, f"{PREFIX}.{subject}", payload, WAIT_S, 5)
         return msgspec.msgpack.decode(answer.data) if msgpack else msgspec.json.decode(answer.data)
 
     async def api(self, verb: str, body: object, *, msgpack: bool = False) -> Any:

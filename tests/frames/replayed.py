@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
-import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moorage.schemas.subjects import Subjects
+from tests.asking import answered
 from tests.frames.recorded import PREFIX, Message, Recorded, narrower
 from tests.waiting import until
 
@@ -93,14 +93,7 @@ class Replay:
     async def _ask(self, message: Message, payload: bytes) -> Any:
         """The answer as plain data; noted beside the one of then, and where it says less."""
         subject = self._subject(message)
-
-        async def once() -> Msg | None:
-            try:
-                return await self.nc.request(subject, payload, timeout=5)
-            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
-                return None
-
-        answer = Message("", "", (await until(once, WAIT_S, f"an answer on {subject}")).data)
+        answer = Message("", "", (await answered(self.nc, subject, payload, WAIT_S, 5)).data)
         now, then = answer.raw, self.it.answer(message)
         assert then is not None, message
         self.wrong += [f"answer on {message.subject}: {text}" for text in narrower(then.raw, now)]

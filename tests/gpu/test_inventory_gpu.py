@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import subprocess
 
 import pytest
 
 from moorage.worker.inventory.nvml import open_nvml
 from moorage.worker.pool import GpuPool
+from tests.gpu.nvidia_smi import asked_of_nvidia_smi
 
 pytestmark = pytest.mark.gpu
 
 QUERY = "index,uuid,name,memory.total,pci.bus_id,memory.used"
 
 
-def asked_of_nvidia_smi() -> list[list[str]]:
-    command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("no GPU: nvidia-smi is not here")
-    if answer.returncode:
-        pytest.skip(f"no GPU: nvidia-smi says {answer.stdout.strip() or answer.stderr.strip()}")
-    return [[field.strip() for field in row] for row in csv.reader(answer.stdout.splitlines())]
-
-
 def test_the_inventory_agrees_with_nvidia_smi() -> None:
-    asked = asked_of_nvidia_smi()
+    asked = asked_of_nvidia_smi(QUERY)
 
     async def scene() -> None:
         found = await open_nvml()
@@ -49,7 +37,7 @@ def test_the_inventory_agrees_with_nvidia_smi() -> None:
 
 
 def test_memory_on_an_idle_device_is_free_and_near_what_nvidia_smi_shows() -> None:
-    asked = asked_of_nvidia_smi()
+    asked = asked_of_nvidia_smi(QUERY)
 
     async def scene() -> None:
         found = await open_nvml()

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from moorage.bus.embedded import EmbeddedServer
 from moorage.worker.inventory.nvml import open_nvml
+from tests.gpu.nvidia_smi import asked_of_nvidia_smi
 from tests.live.stack import Caller, Stack, caller, is_alive, stack
 from tests.waiting import until
 
@@ -34,14 +34,7 @@ DEADLINE_S: Final = 90.0
 @pytest.fixture(scope="module")
 def uuids() -> list[str]:
     """The devices of this host by nvidia-smi, in its order; skips where there is none."""
-    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("no GPU: nvidia-smi is not here")
-    if answer.returncode:
-        pytest.skip(f"no GPU: nvidia-smi says {answer.stdout.strip() or answer.stderr.strip()}")
-    return answer.stdout.split()
+    return [uuid for [uuid] in asked_of_nvidia_smi("uuid")]
 
 
 @contextlib.asynccontextmanager

@@ -29,6 +29,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.subjects import Subjects
+from tests.asking import answered
 from tests.live.stack import ANSWER_S, TRY_S
 from tests.waiting import until
 
@@ -92,14 +93,7 @@ class ScriptedWorker:
     async def ask(self, verb: str, frame: object, deadline_s: float = ANSWER_S) -> dict[str, Any]:
         """Ask until it is answered; the answer as plain data."""
         subject, payload = self.subjects.worker(self.worker, verb), encode(frame)
-
-        async def once() -> Msg | None:
-            try:
-                return await self.nc.request(subject, payload, timeout=TRY_S)
-            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
-                return None
-
-        answer = await until(once, deadline_s, f"an answer on {subject}")
+        answer = await answered(self.nc, subject, payload, deadline_s, TRY_S)
         return dict(msgspec.json.decode(answer.data))
 
     async def join(self, facts: Iterable[Fact] = (), machine: str = "") -> dict[str, Any]:

@@ -32,6 +32,7 @@ from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.worker.run import SUPERVISOR_FOLDER
 from moorage.worker.supervisor.client import Supervised, SupervisorError
+from tests.asking import answered
 from tests.servers import Server
 from tests.waiting import until
 
@@ -251,14 +252,7 @@ class Caller:
     async def ask(self, subject: str, body: object = None, deadline_s: float = ANSWER_S) -> Any:
         """Ask again with the same content until somebody answers, as the protocol says."""
         payload = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
-
-        async def once() -> Msg | None:
-            try:
-                return await self.nc.request(subject, payload, timeout=TRY_S)
-            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
-                return None
-
-        answer = await until(once, deadline_s, f"an answer on {subject}")
+        answer = await answered(self.nc, subject, payload, deadline_s, TRY_S)
         return msgspec.json.decode(answer.data)
 
     async def api(self, verb: str, body: object) -> Any:

@@ -24,6 +24,7 @@ from moorage.scheduler.core.queue import entry
 from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import Job, Member, Replica, State
 from moorage.scheduler.core.timers import BACKOFF
+from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import (
     Device,
@@ -580,6 +581,12 @@ class Driving:
         lingering = [m for m in self.state.members() if m.replica is replica]
         assert lingering, f"{name}/{index} holds nothing"
         return lingering[-1]
+
+    def explained(self, name: str, tenant: str = "t") -> dict[str, Any]:
+        """Why it is where it is, as `explain` answers."""
+        found = explain_job(self.engine, tenant, name)
+        assert isinstance(found, dict), found
+        return found
 
     def states(self, name: str, tenant: str = "t") -> list[str]:
         return [STATES[replica.state] for replica in self.job(name, tenant).replicas]

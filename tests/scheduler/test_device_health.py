@@ -12,7 +12,6 @@ from moorage.scheduler.core.fold import fold
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.scheduler.core.reserve import PATIENCE_MS
 from moorage.scheduler.core.state import State
-from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.frames import End, Unwell
 from tests.scheduler.driving import Driving
 
@@ -35,12 +34,6 @@ def slots_of(drive: Driving, job: str, index: int = 0) -> tuple[str, int]:
 def ends(drive: Driving) -> list[End]:
     """By member: who renews and ends with one record is told twice."""
     return list({(end.job, end.replica): end for frame in drive.wanted for end in frame.end}.values())
-
-
-def why_it_waits(drive: Driving, job: str) -> dict[str, Any]:
-    found = explain_job(drive.engine, "t", job)
-    assert isinstance(found, dict)
-    return found
 
 
 def test_a_failed_device_is_closed_alone_and_the_others_of_its_host_go_on() -> None:
@@ -101,7 +94,7 @@ def test_a_device_is_not_given_again_to_the_job_it_failed_under_and_is_to_others
     say(drive, "w0")  # its probation is over
     drive.settle()
     assert drive.job("j").state == "QUEUED"
-    assert why_it_waits(drive, "j")["avoids"] == ["w0: GPU 0"]
+    assert drive.explained("j")["avoids"] == ["w0: GPU 0"]
     drive.submit("other", gpu={})
     drive.settle()
     assert slots_of(drive, "other") == ("w0", 1), "who waits for another device is in nobody's way"
@@ -172,6 +165,23 @@ def test_a_word_on_one_device_leaves_the_job_its_others() -> None:
     assert drive.job("j").avoid == ((0, 1),)
 
 
+def test_what_was_reserved_for_a_job_as_it_asked_is_not_kept_from_it_once_it_may_have_its_device_again() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    drive.submit("j", gpu={})
+    drive.submit("other", gpu={})
+    drive.settle()
+    failed = slots_of(drive, "j")[1].bit_length() - 1
+    say(drive, "w0", Unwell(failed, "xid", "Xid 79: the GPU has fallen off the bus", True))
+    drive.settle()
+    say(drive, "w0")
+    drive.pass_time(PATIENCE_MS + 3_000)
+    assert drive.engine.planner.reservation is not None
+    drive.operate("release", "w0", slots=[failed])
+    drive.settle()
+    assert drive.states("j") == ["RUNNING"]
+
+
 def test_nobody_joins_the_sharers_of_an_unwell_device() -> None:
     drive = Driving()
     drive.worker("w0", gpus=1)
@@ -191,7 +201,7 @@ def test_probation_keeps_it_closed_and_ends_nobody() -> None:
     drive.submit("j", gpu={})
     drive.settle()
     assert drive.job("j").state == "QUEUED"
-    found = why_it_waits(drive, "j")
+    found = drive.explained("j")
     assert found["reason"] == "sick"
     assert found["held_by"] == ["w0 GPU 0: probation: after Xid 79: the GPU has fallen off the bus"]
     say(drive, "w0")
@@ -318,7 +328,7 @@ def test_who_is_there_from_outside_is_named_and_the_device_comes_back_by_itself(
     drive.load("w3", f0="pid 1234 python (user bob)", s1="thermal")
     drive.submit("j", gpu={})
     drive.settle()
-    found = why_it_waits(drive, "j")
+    found = drive.explained("j")
     assert found["reason"] == "foreign"
     assert "w3 GPU 0: used by pid 1234 python (user bob)" in found["held_by"]
     [row] = views.fleet(drive.engine, drive.now)["workers"]

@@ -218,6 +218,6 @@ def test_views_of_everything_are_plain_data() -> None:
         assert encode(view)
     fleet_view = views.fleet(drive.engine, drive.now)
     assert fleet_view["fits_now"] == [{"model": "NVIDIA H100 80GB HBM3", "gpus": 2, "free": 0, "largest": 0}]
-    assert fleet_view["workers"][0]["cells"] == "##"
+    assert [row["cells"] for row in fleet_view["workers"]] == ["", "##"]
     assert views.ls(drive.engine, "t", {"limit": 0}).__class__.__name__ == "Problem"
     assert views.ls(drive.engine, "t", {"states": ["NO"]}).__class__.__name__ == "Problem"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.core import views
 from moorage.scheduler.core.lifecycle import backoff_ms, is_address
 from moorage.scheduler.core.records import Op, decode_record
 from moorage.schemas.frames import Fact, FactFrame, FactKind
@@ -103,6 +104,26 @@ def test_a_whole_life_in_one_frame() -> None:
     changes = [change["state"] for event in drive.events for change in event["changes"]]
     assert changes == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
     assert [event["rev"] for event in drive.events] == [2, 5]
+
+
+def test_a_job_has_no_exit_code_before_it_is_over() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2, auto=False)
+    drive.submit("j", gpu={}, replicas=2)
+    drive.facts([(kind, "j", replica, 0, "") for replica in range(2) for kind in ("claimed", "started")])
+    drive.fact("exited", "j", 0, code=0, detail="exit")
+    assert drive.states("j") == ["SUCCEEDED", "RUNNING"]
+    assert _row(drive)["code"] is None
+    drive.fact("exited", "j", 1, code=3, detail="exit")
+    assert (_row(drive)["state"], _row(drive)["code"]) == ("FAILED", 3)
+
+
+def _row(drive: Driving) -> dict[str, Any]:
+    listed = views.ls(drive.engine, "t", {})
+    assert isinstance(listed, dict)
+    [row] = listed["jobs"]
+    found: dict[str, Any] = row
+    return found
 
 
 def test_facts_twice_in_one_frame_count_once() -> None:

@@ -57,12 +57,6 @@ def test_another_refusal_keeps_no_job_away() -> None:
 # ------------------------------------------------------------------------------------------ rules that a worker tells
 
 
-def explained(drive: Driving, job: str, tenant: str = "t") -> dict[str, Any]:
-    found = explain_job(drive.engine, tenant, job)
-    assert isinstance(found, dict)
-    return found
-
-
 def test_nothing_is_placed_where_the_worker_told_that_it_may_not_be() -> None:
     drive = Driving()
     drive.worker("w0", drivers=["noop", "process"], drivers_for={"t": ["process"], "u": ["noop", "process"]})
@@ -71,7 +65,7 @@ def test_nothing_is_placed_where_the_worker_told_that_it_may_not_be() -> None:
     drive.submit("mine", tenant="u", gpu={})
     drive.settle()
     assert (drive.states("j"), drive.states("mine", "u")) == (["QUEUED"], ["RUNNING"])
-    found = explained(drive, "j")
+    found = drive.explained("j")
     assert (found["reason"], found["means"]) == ("rules", REASONS["rules"])
     assert found["because"] == NOT_PERMITTED + "tenant t may not have the driver noop on 1 worker"
     assert found["held_by"] == ["w0: lets it have process"]

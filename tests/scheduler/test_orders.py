@@ -17,7 +17,6 @@ from moorage.scheduler.core.records import Act, Record, decode_record
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
 from moorage.scheduler.core.story import Packing, changes_in, read_frame
-from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import act_of
@@ -29,12 +28,6 @@ GANG = {"scheduling": "gang"}
 @pytest.fixture
 def drive() -> Driving:
     return Driving()
-
-
-def _explain(drive: Driving, name: str, tenant: str = "t") -> dict[str, Any]:
-    found = explain_job(drive.engine, tenant, name)
-    assert isinstance(found, dict)
-    return found
 
 
 def _last(drive: Driving, name: str) -> dict[str, Any]:
@@ -97,7 +90,7 @@ def test_a_hold_outlives_takeover_and_snapshot(drive: Driving) -> None:
     drive.tick()
     drive.submit("u1", tenant="u", gpu={})
     assert (drive.states("j"), drive.states("u1", "u")) == (["QUEUED"], ["QUEUED"])
-    assert _explain(drive, "j")["because"] == "job j is held by operator ana: wait for ana"
+    assert drive.explained("j")["because"] == "job j is held by operator ana: wait for ana"
     drive.order("release", job="j")
     drive.lead()
     drive.renew()
@@ -142,7 +135,7 @@ def test_a_tenants_queue_is_held_and_others_go_on(drive: Driving) -> None:
     drive.submit("u-c", tenant="u", gpu={})
     assert [drive.states(name) for name in ("a", "b", "c")] == [["QUEUED"]] * 3
     assert [drive.states(name, "u") for name in ("u-a", "u-b", "u-c")] == [["PLACED"]] * 3
-    found = _explain(drive, "c")
+    found = drive.explained("c")
     assert (found["reason"], found["because"]) == (
         "held", "the queue of tenant t is held by operator ana: month end",
     )  # fmt: skip
@@ -311,7 +304,7 @@ def test_the_queue_follows_a_changed_priority_at_once(drive: Driving) -> None:
         drive.submit(name, gpu={})
     assert drive.order("priority", job="c", priority=90)["priority"] == 90
     drive.order("priority", job="a", priority=10)
-    assert (_explain(drive, "c")["position"], _explain(drive, "c")["priority"]) == (1, 90)
+    assert (drive.explained("c")["position"], drive.explained("c")["priority"]) == (1, 90)
     drive.worker("w0", 1)
     drive.tick()
     assert (drive.states("a"), drive.states("b"), drive.states("c")) == (["QUEUED"], ["QUEUED"], ["PLACED"])
@@ -339,7 +332,7 @@ def test_a_priority_outlives_takeover_and_holds_for_the_next_attempt(drive: Driv
     drive.run_out("w0", code=1)  # `b` takes its place while it pauses
     drive.pass_time(2_000)
     assert drive.states("a") == ["QUEUED"]
-    assert _explain(drive, "a")["position"] == 1
+    assert drive.explained("a")["position"] == 1
     assert not drive.order("priority", job="a", priority=99)["changed"]
 
 
@@ -369,7 +362,7 @@ def test_a_tenant_never_has_more_gpus_than_its_limit(drive: Driving) -> None:
     drive.submit("more", gpu={})
     drive.submit("other", tenant="u", gpu={})
     assert (drive.states("more"), drive.states("other", "u")) == (["QUEUED"], ["PLACED"])
-    found = _explain(drive, "more")
+    found = drive.explained("more")
     assert (found["reason"], found["gpus_leased"], found["gpus_needed"], found["limit"]["gpus"]) == ("limit", 4, 1, 3)
     assert found["limit"]["by"] == "ana"
     assert found["held_by"] == [f"job j{number}: 1 GPUs" for number in range(4)]
@@ -421,7 +414,7 @@ def test_what_waits_for_the_limit_is_not_overtaken_within_its_tenant(drive: Driv
     drive.submit("big", gpu={"count": 3})
     drive.submit("small", gpu={})
     assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["QUEUED"])
-    assert _explain(drive, "small")["reason"] == "limit"
+    assert drive.explained("small")["reason"] == "limit"
     drive.settle()
     drive.run_out("w0")
     assert (drive.states("big"), drive.states("small")) == (["RUNNING"], ["QUEUED"])

@@ -212,6 +212,22 @@ def test_the_hosts_are_open_again_when_the_preemptor_goes(how: str) -> None:
     assert drive.states("next") == ["RUNNING"]
 
 
+def test_what_is_free_already_is_open_at_once_when_the_preemptor_goes() -> None:
+    drive = running()
+    slow(drive, 4)
+    drive.submit("big", gpu={"count": 2}, priority=90)
+    drive.pass_time(1_500)
+    drive.submit("next", gpu={}, priority=60)
+    worker = drive.workers["w0"]
+    ending = [key for key in worker.held if drive.states(key[1])[0] == "ENDING"]
+    worker.finish(ending[0], -15, "end")
+    drive.settle()
+    assert drive.states("next") == ["QUEUED"], "what is freed is held"
+    drive.cancel("big")
+    drive.tick()
+    assert drive.states("next") == ["PLACED"], "though nothing else became free"
+
+
 def test_hosts_that_fail_the_preemptor_are_not_held_for_ever() -> None:
     drive = running(hosts=2, gpus=2)
     slow(drive, 4)
@@ -227,6 +243,23 @@ def test_hosts_that_fail_the_preemptor_are_not_held_for_ever() -> None:
     drive.pass_time(3_000)
     drive.settle()
     assert drive.states("big") == ["RUNNING"], "on the other host, by a second preemption"
+
+
+@pytest.mark.parametrize(("own", "lenders", "ending"), [(3, 4, 2), (1, 3, 1)], ids=["lenders", "own"])
+def test_what_is_taken_back_already_counts_for_both_sides(own: int, lenders: int, ending: int) -> None:
+    """Three jobs in lines of their own, on a host each, before the first of those that end for them is gone."""
+    drive = Driving(Config(reclaim=True, preempt_after=0.0))
+    for number in range(3):
+        drive.worker(f"w{number}", 2, auto=False)
+    drive.order("share", tenant="own", gpus=own)
+    drive.order("share", tenant="t", gpus=lenders)
+    for number in range(6):
+        drive.submit(f"j{number}", gpu={}, priority=100)
+        drive.facts([("claimed", f"j{number}", 0, 0, ""), ("started", f"j{number}", 0, 0, "")])
+    for number in range(3):
+        drive.submit(f"o{number}", gpu={}, tenant="own", priority=number)
+        drive.pass_time(3_000)
+    assert sum(drive.states(f"j{n}") == ["ENDING"] for n in range(6)) == ending
 
 
 def test_borrowed_gpus_are_taken_back_for_whom_they_are_guaranteed_and_no_more() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.rank import RANKERS, Pack
-from moorage.scheduler.core.rank_classic import CLASSIC, Fgd
+from moorage.scheduler.core.rank_classic import CLASSIC, Fgd, but_for_memory
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec, Share
 from tests.scheduler.test_rank_fragments import add, asked, fits, request, worker
@@ -86,6 +86,29 @@ def test_fgd_takes_the_most_fragmentation_away() -> None:
     assert choice is not None
     assert choice.host is whole
     assert broken.open == 1
+
+
+def test_fgd_counts_requests_that_differ_in_memory_alone_as_one() -> None:
+    shapes = Shapes()
+    half = share(50, shapes)
+    whole = [shapes.of(request(GpuSpec(), memory_mib=1024 * size)) for size in range(1, 11)]
+    assert but_for_memory([(half, 90), *((shape, 1) for shape in whole)]) == [(half, 90), (whole[0], 10)]
+    others = [shapes.of(request(GpuSpec(model="A10"))), shapes.of(request(GpuSpec(), 1_000)), shapes.of(request(None))]
+    apart = [(shape, 1) for shape in (half, whole[0], share(40, shapes), *others)]
+    assert but_for_memory(apart) == apart
+
+
+def test_fgd_gives_a_sharer_the_first_device_that_reaches_the_score_of_its_host() -> None:
+    shapes = Shapes()
+    fleet, (host,) = fleet_of((2, 0))
+    ranker, fills = Fgd(), share(45, shapes)
+    for shape, count in ((fills, 46), (share(25, shapes), 46), (share(50, shapes), 8)):
+        ranker.mix.add(shape, count)
+    ranker.mix.use()
+    fleet.take(host, share(55, shapes), 0b10)  # the rest of it is just filled: better by less than a step
+    choice = ranker.choose(fleet, fills, {}, frozenset())
+    assert choice is not None
+    assert choice.mask == 0b01
 
 
 def test_random_is_the_same_each_time_and_goes_everywhere() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core import views
-from moorage.scheduler.core.waiting import explain_job
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End
 from moorage.schemas.operate import drain_of
@@ -44,12 +43,6 @@ def row(drive: Driving, worker: str) -> dict[str, Any]:
     return next(each for each in found if each["worker"] == worker)
 
 
-def why_it_waits(drive: Driving, job: str) -> dict[str, Any]:
-    found = explain_job(drive.engine, "t", job)
-    assert isinstance(found, dict)
-    return found
-
-
 def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left() -> None:
     drive = Driving()
     drive.worker("w0", gpus=2)
@@ -64,7 +57,7 @@ def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left()
     drive.submit("late", gpu={})
     drive.settle()
     assert where(drive, "late") == "w1"
-    assert why_it_waits(drive, "plain")["leaves"][0]["worker"] == "w0"
+    assert drive.explained("plain")["leaves"][0]["worker"] == "w0"
 
     drive.workers["w0"].auto = False
     assert pass_time(drive, 85_000) == [], "until it is time"
@@ -109,7 +102,7 @@ def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> 
         "RUNNING",
         "RUNNING",
     ]
-    assert why_it_waits(drive, "long")["reason"] == "leaving"
+    assert drive.explained("long")["reason"] == "leaving"
     drive.run_out("w0")
     drive.submit("endless-2", gpu={})
     drive.settle()

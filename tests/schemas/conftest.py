@@ -1,14 +1,5 @@
-"""Hypothesis for these folders: the same examples every run, no clock in a verdict."""
+"""Hypothesis shows these folders the same examples every run."""
 
-from __future__ import annotations
+from tests.derandomized import derandomize
 
-from hypothesis import HealthCheck, settings
-
-settings.register_profile(
-    "ci",
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.load_profile("ci")
+derandomize()

@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple
 from moorage.bus.jetstream import StoredMessage
 from moorage.bus.simulated import SimulatedBus
 from moorage.cli.intervals import clash
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.invariants import Broken, validate
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.state import State, Worker
 from moorage.scheduler.ledger import Ledger
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import HistoryFrame
@@ -39,7 +40,7 @@ class Violated(AssertionError):
 class Judge:
     """`watch` the bus, tell it of answers and starts; the first violation is raised by `finish`, or at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
         self.state = State()
         self.machines: list[Machine] = []
         self.requests: dict[tuple[str, str], dict[str, Any]] = {}
@@ -53,9 +54,8 @@ class Judge:
         self._reign = _ReignTime(0, 0, 0.0)
         self._stored_ms = 0.0  # when the last record was
         self._said_well: dict[tuple[str, int], float] = {}  # worker and slot -> when an operator said that it is well
-        self._sessions: dict[str, str] = {}  # worker -> its session after the last record
-        self._joins: dict[str, tuple[str, int]] = {}  # worker -> its last session, and the number of the join to it
-        self.preemptions = Preemptions(self.violated)
+        self._known: list[_Known] = []  # of each worker, by its number in the ledger
+        self.preemptions = Preemptions(self.violated, config)
         self.histories = 0  # jobs that left memory, and whose history was read
 
     def violated(self, what: str, cause: BaseException | None = None) -> None:
@@ -152,44 +152,44 @@ class Judge:
             validate(self.state)
             if ledger.junk == junk:
                 self.preemptions.after(self.state)
-                self._check_sessions(self.state)
-                self._check_lost(self.state)
-                self._hear_operators(self.state)
+                self._check_workers(self.state)
                 self._check_time(self.state)
         except (Broken, AssertionError) as broken:
             self.violated(f"after record {message.seq}: {broken}", broken)
         except Exception as error:
             self.violated(f"record {message.seq} cannot be folded: {error!r}", error)
 
-    def _check_sessions(self, state: State) -> None:
-        """A worker gets another session by a join of a higher number alone: not by one that comes late, or twice."""
-        for worker in state.worker_by_num:
-            session, n = self._joins.get(worker.id, ("", 0))
-            if worker.session and worker.session != session:
-                if worker.n <= n:
-                    self.violated(f"record {state.seq}: {worker.id} has a new session by join {worker.n} after {n}")
-                self._joins[worker.id] = (worker.session, worker.n)
+    def _check_workers(self, state: State) -> None:
+        """What a record may change of a worker: its session, and what an operator says of its devices."""
+        known = self._known
+        known += [_Known("", "", 0)] * (len(state.worker_by_num) - len(known))
+        for num, worker in enumerate(state.worker_by_num):
+            was = known[num]
+            if worker.session != was.session:
+                joined = worker.session not in ("", was.last)
+                if joined and worker.n <= was.n:
+                    self.violated(f"record {state.seq}: {worker.id} has a new session by join {worker.n} after {was.n}")
+                if not worker.session:
+                    self._check_lost(state, worker.id)
+                last = (worker.session, worker.n) if joined else was[1:]
+                known[num] = _Known(worker.session, *last)
+            if worker.well_n == state.seq:
+                self._hear_operator(worker)
 
-    def _check_lost(self, state: State) -> None:
+    def _check_lost(self, state: State, name: str) -> None:
         """Of a worker that is given up nothing runs any more, whatever its agent does: before the next attempt, not
         only where one happens to start at once. What is kept through partitions and handlers may."""
-        for worker in state.worker_by_num:
-            had, self._sessions[worker.id] = self._sessions.get(worker.id, ""), worker.session
-            if not had or worker.session:
-                continue
-            for machine in self.machines:
-                for ran in machine.living if machine.name == worker.id else ():
-                    if self.requests.get(_unit(ran)[:2], {}).get("on_partition", "kill") == "kill":
-                        self.violated(f"record {state.seq}: {worker.id} is given up, and {ran.key} runs there")
+        for machine in self.machines:
+            for ran in machine.living if machine.name == name else ():
+                if self.requests.get(_unit(ran)[:2], {}).get("on_partition", "kill") == "kill":
+                    self.violated(f"record {state.seq}: {name} is given up, and {ran.key} runs there")
 
-    def _hear_operators(self, state: State) -> None:
-        """Since when a device is well by an operator's word, which stands above what is seen of its memory."""
-        for worker in state.worker_by_num:
-            if worker.well_n == state.seq:
-                slots = (slot for slot in range(worker.well.bit_length()) if worker.well >> slot & 1)
-                self._said_well.update(
-                    dict.fromkeys(((worker.id, slot) for slot in slots), asyncio.get_running_loop().time())
-                )
+    def _hear_operator(self, worker: Worker) -> None:
+        """Since when its devices are well by an operator's word, which stands above what is seen of their memory."""
+        now_s = asyncio.get_running_loop().time()
+        for slot in range(worker.well.bit_length()):
+            if worker.well >> slot & 1:
+                self._said_well[(worker.id, slot)] = now_s
 
     def _check_time(self, state: State) -> None:
         """Ledger time goes on within a reign as the seconds do, while appends are under way too (H31).
@@ -269,6 +269,16 @@ class Judge:
             return "exclusive" if request.effective_gpu is None else request.effective_gpu.effective_sharing
         gpu = self.requests.get((tenant, job), {}).get("gpu") or {}
         return str(gpu.get("sharing", "exclusive"))
+
+
+class _Known(NamedTuple):
+    """A worker after the last record: its session, "" for none. A session is another one by a join of a higher number
+    alone, not by one that comes late, or twice: the last it had, and the number of the join to that.
+    """
+
+    session: str
+    last: str
+    n: int
 
 
 class _ReignTime(NamedTuple):

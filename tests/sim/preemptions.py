@@ -1,14 +1,17 @@
 """What must hold of preemption in every prefix of the ledger, told record by record by the judge.
 
-Who is ended had less right; what that frees is placed to nobody else; whoever was ended waits again at no cost, and is
-seen to run again. That no slot is leased before it is free, and no replica lives twice, the judge sees of everybody.
+Who is ended had less right, by priority or because its tenant had borrowed what is guaranteed to another's; what that
+frees is placed to nobody else; whoever was ended waits again at no cost, and is seen to run again. That no slot is
+leased before it is free, and no replica lives twice, the judge sees of everybody.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.state import QUEUED, Job, Replica, State
 from moorage.schemas.codec import decode_request
 from moorage.schemas.job import STATE_NUMBER
@@ -28,11 +31,16 @@ class _Victim(NamedTuple):
 
 
 class Preemptions:
-    """`before` and `after` each record, on the judge's own state; `violated` is the judge's."""
+    """`before` and `after` each record, on the judge's own state; `violated` is the judge's.
 
-    def __init__(self, violated: Callable[[str], None]) -> None:
+    `config` is that of the schedulers which are judged.
+    """
+
+    def __init__(self, violated: Callable[[str], None], config: Config) -> None:
         self._violated = violated
+        self._config = config
         self._held: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._apart: frozenset[str] | None = None  # tenants with lines of their own; None: all of them
         self._victims: dict[tuple[str, str, int], _Victim] = {}
         self.begun = 0  # jobs that others were ended for
         self.ended = 0  # attempts that were ended for somebody
@@ -40,6 +48,8 @@ class Preemptions:
 
     def before(self, state: State) -> None:
         self._held = {num: job.preempts for num, job in state.preempting.items() if job.preempts is not None}
+        shared = state.half_life_ms == 0
+        self._apart = frozenset(row.name for row in state.tenants.values() if row.ordered) if shared else None
 
     def after(self, state: State) -> None:
         for num, (workers, _) in self._held.items():
@@ -57,25 +67,46 @@ class Preemptions:
     def _check_placed(self, holder: Job, placed: Job) -> None:
         """Whoever is placed on a host that is held is the one it is held for, or stands in the same line.
 
-        That is one for all tenants alike, unless they have shares or limits.
+        That is one for all tenants alike, unless they have shares, or this one limits.
         """
-        if (_priority(placed), _gpu(placed)) != (_priority(holder), _gpu(holder)):
+        has_own = self._apart is None or placed.tenant in self._apart
+        stranger = has_own and placed.tenant != holder.tenant
+        if stranger or (_priority(placed), _gpu(placed)) != (_priority(holder), _gpu(holder)):
             self._violated(f"{_name(placed)} was placed where others were ended for {_name(holder)}")
 
     def _begin(self, state: State, right: Job, victims: tuple[int, ...]) -> None:
         self.begun += 1
         if not victims:
             self._violated(f"{_name(right)} holds hosts, and nobody ends for it")
-        guaranteed = state.tenants[right.tenant].guaranteed
-        for num in victims:
-            job = state.jobs[num]
-            reclaims = guaranteed > 0 and job.tenant != right.tenant
-            if not reclaims and _priority(job) >= _priority(right):
-                self._violated(f"{_name(job)} was ended for {_name(right)}, which has no more right than it")
+        jobs = [state.jobs[num] for num in victims]
+        by_priority = _priority(right) >= self._config.preempt_priority and all(
+            _priority(job) < _priority(right) for job in jobs
+        )
+        if not by_priority and not self._may_reclaim(state, right, jobs):
+            names = ", ".join(map(_name, jobs))
+            self._violated(f"{names} ended for {_name(right)}, which has no more right than they")
+        for job in jobs:
             for replica in job.replicas:
                 if replica.state == _ENDING:
                     self.ended += 1
                     self._victims[(job.tenant, job.name, replica.index)] = _victim(replica)
+
+    def _may_reclaim(self, state: State, right: Job, jobs: list[Job]) -> bool:
+        """It asks for no more than is left of what its tenant is guaranteed; who loses has borrowed all that ends.
+
+        Left by what is leased, and by what others of its tenant await already.
+        """
+        own, before = state.tenants[right.tenant], [state.jobs[num] for num in self._held if num in state.preempting]
+        awaited = sum(_gpus(job) for job in before if job.tenant == own.name)
+        if not self._config.reclaim or not 0 < _gpus(right) <= own.guaranteed - own.gpus - awaited:
+            return False
+        ending: Counter[str] = Counter()
+        for num in {num for job in state.preempting.values() if job.preempts for num in job.preempts[1]}:
+            for replica in state.jobs[num].replicas if num in state.jobs else ():
+                if replica.state == _ENDING and replica.member is not None:
+                    ending[state.jobs[num].tenant] += replica.member.mask.bit_count()
+        losers = {job.tenant: state.tenants[job.tenant] for job in jobs}
+        return own.name not in losers and all(ending[row.name] <= row.gpus - row.guaranteed for row in losers.values())
 
     def _follow(self, state: State, unit: tuple[str, str, int], victim: _Victim) -> None:
         job = state.job(*unit[:2])
@@ -104,6 +135,13 @@ def _priority(job: Job) -> int:
 
 def _gpu(job: Job) -> object:
     return decode_request(job.body).effective_gpu
+
+
+def _gpus(job: Job) -> int:
+    """What it needs at once: of a gang that of all its replicas."""
+    request = decode_request(job.body)
+    gpu = request.effective_gpu
+    return 0 if gpu is None else gpu.count * (request.replicas if gpu.effective_scheduling == "gang" else 1)
 
 
 def _name(job: Job) -> str:

@@ -85,16 +85,17 @@ class World:
         self.network = FaultyNetwork(self.rng.randrange(2**32), delay_ms=(0.1, 2))
         self.bus = SimulatedBus(self.network)
         self.clock = SimulatedClock()
-        self.judge = Judge()
         self.did: Counter[str] = Counter()
         self.has_claimers = faults > 0 and self.rng.random() < 0.5
         self.config = self._policy() if faults > 0 else CONFIG
+        self.judge = Judge(self.config)
         self.schedulers = [f"scheduler-{n}" for n in range(schedulers)]
         self.hosts = {host.name: host for host in simulated_hosts(self.rng.choice(FLEETS), name="w")}
         self.machines: dict[str, Machine] = {}
         self.processes: dict[str, Process] = {}
         self._leaders: dict[str, Scheduler] = {}
         self._opened: set[tuple[int, int, int]] = set()  # job, worker, slots: what an operator has opened to it again
+        self._flapping: set[int] = set()  # workers of which an operator has said that their devices are well
 
     def _policy(self) -> Config:
         """Two of three worlds preempt, by priority or to take back what is guaranteed; in some, priorities age."""
@@ -295,6 +296,8 @@ class World:
             if loop.time() > ends_s:
                 self.judge.violated(f"{HEALED_S:g} s after the last fault: {waits}")
             self._open_avoided()
+            if loop.time() > ends_s - HEALED_S / 2:
+                self._open_flapping()
             await asyncio.sleep(2)
 
     def _open_avoided(self) -> None:
@@ -306,6 +309,14 @@ class World:
                     self._opened.add((job.num, num, mask))
                     worker, slots = state.worker_by_num[num].id, [slot for slot in range(64) if mask >> slot & 1]
                     self.ask_admin("release", {"worker": worker, "slots": slots, "by": "sim"})
+
+    def _open_flapping(self) -> None:
+        """What an operator does for a device that failed so often that its probation outlasts this world."""
+        for worker in self.judge.state.worker_by_num:
+            slots = [slot for slot, (kind, *_) in worker.unwell.items() if kind == "probation"]
+            if slots and worker.num not in self._flapping:
+                self._flapping.add(worker.num)
+                self.ask_admin("release", {"worker": worker.id, "slots": slots, "by": "sim"})
 
     def _waits_for(self) -> str | None:
         reigns = [leader.reign for leader in self._leaders.values() if leader.reign is not None]

@@ -4,7 +4,7 @@ What it adds to nats-py, each for a trap met there:
 - the first connect is retried and bounded; afterwards it reconnects for ever, even when the client closed itself;
 - a stopped server is noticed in seconds (pings), and awaited answers then fail at once as `Disconnected`;
 - refused permissions, which the server tells asynchronously, reach the caller they concern;
-- handlers are plain functions behind bounded queues, and what overflows is counted;
+- handlers are plain functions that are called where their messages are read (see `direct`);
 - a message over max_payload never leaves: the server would cut the connection.
 """
 
@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import nats.errors
-from nats.aio.client import Client
 
 from moorage.bus.contexts import Context, resolve
 from moorage.bus.dialing import DRAIN_TIMEOUT_S, Dialer, abandon, quietly
+from moorage.bus.direct import DirectClient
 from moorage.bus.errors import (
     BadSubject,
     BusError,
@@ -29,7 +29,6 @@ from moorage.bus.errors import (
     PayloadTooLarge,
     PermissionRefused,
     RequestTimeout,
-    SlowConsumer,
 )
 from moorage.bus.framing import check_filter, headers_size_bytes, new_inbox
 from moorage.bus.health import State
@@ -42,9 +41,6 @@ __all__ = ["Connection", "State", "connect"]
 
 GIVE_UP_AFTER_S: Final = 10.0
 FLUSH_TIMEOUT_S: Final = 5.0
-#: Before one subscription's handler; the newest beyond it are dropped and counted.
-PENDING_MESSAGES_MAX: Final = 262_144
-PENDING_BYTES_MAX: Final = 128 * 1024 * 1024
 #: After credentials were refused, as repairing them takes a person.
 REFUSED_WAIT_S: Final = 2.0
 #: nats-py can end without telling: when closing itself fails, or waits for a server that reads no more. This finds it.
@@ -64,7 +60,7 @@ class Connection(Link):
         super().__init__(name, inbox_prefix, Answers(new_inbox(inbox_prefix)), State.CONNECTING, on_state, on_error)
         self.context = context
         self._dialer = Dialer(context, name, inbox_prefix, self._on_client_error, self._on_lost)
-        self._client = Client()
+        self._client = DirectClient()
         self._closing = False
         self._redialing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -115,19 +111,15 @@ class Connection(Link):
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             # The connection went while this batch was being written; what is left of it is lost like the rest.
             self.counters.sent_dropped += 1 + sum(1 for _ in rest)
+        self._client.write()
         self.counters.sent += handed
         return handed
 
-    async def subscribe(
-        self,
-        subject: str,
-        handler: Handler,
-        queue: str = "",
-        *,
-        pending_messages_max: int = PENDING_MESSAGES_MAX,
-        pending_bytes_max: int = PENDING_BYTES_MAX,
-    ) -> Subscription:
-        """Call `handler` for each message; it runs in the read path, so it may only enqueue.
+    async def written(self) -> None:
+        await asyncio.sleep(0)  # uvloop writes at the end of a turn, behind whatever the turn still does
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+        """Call `handler` for each message; it runs in the read path, so it may only enqueue, in a queue of its bound.
 
         Returns when the server knows of it. Raises `PermissionRefused`, `BadSubject`, `ConnectionClosed`; waits for
         a reconnect up to FLUSH_TIMEOUT_S, and if none came takes effect when it does.
@@ -135,7 +127,7 @@ class Connection(Link):
         if self._closing:
             raise ConnectionClosed(self.name)
         check_filter(subject)
-        subscription = Subscription(self._forget, subject, handler, queue, pending_messages_max, pending_bytes_max)
+        subscription = Subscription(self._forget, subject, handler, queue)
         self._refused_filters.pop(subject.lower(), None)
         self._subscriptions.append(subscription)
         if self._connected.is_set():
@@ -204,10 +196,14 @@ class Connection(Link):
         if not self._connected.is_set():
             timeout_s = await self._await_connected(subject, timeout_s)
         token, future = answers.open(subject, timeout_s, is_last)
+        client = self._client
+        first = client.is_first
         try:
-            await self._client.publish(
+            await client.publish(
                 subject, payload, answers.reply_subject(token), headers=dict(headers) if headers else None
             )
+            if first:  # those that follow in this turn of the loop leave together
+                client.write()
             return await future
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             raise Disconnected(subject) from None
@@ -228,7 +224,7 @@ class Connection(Link):
         await self.open_inbox(self._answers)
         self._watching = asyncio.create_task(self._watch())
 
-    async def _adopt(self, client: Client) -> None:
+    async def _adopt(self, client: DirectClient) -> None:
         """Make `client` the one in use, with every subscription on it."""
         self._client = client
         while behind := [each for each in self._subscriptions if each.client is not client]:
@@ -244,7 +240,7 @@ class Connection(Link):
         self._connected.set()
         self._move(State.CONNECTED)
 
-    async def _drop(self, client: Client) -> None:
+    async def _drop(self, client: DirectClient) -> None:
         # Each subscription by itself: closing on a dead socket raises before nats-py has ended their tasks.
         for subscription in self._subscriptions:
             if subscription.client is client:
@@ -281,7 +277,7 @@ class Connection(Link):
 
     # -- what the client tells ----------------------------------------------------------------------------------
 
-    def _on_lost(self, client: Client) -> None:
+    def _on_lost(self, client: DirectClient) -> None:
         if client is not self._client or self._closing:
             return
         for round_trip in self._round_trips:
@@ -290,25 +286,14 @@ class Connection(Link):
         if self._redialing is None or self._redialing.done():
             self._redialing = asyncio.get_running_loop().create_task(self._redial())
 
-    def _on_client_error(self, client: Client, error: Exception) -> None:
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self._on_overflow(error)
-        elif found := _PERMISSION.search(str(error)):
+    def _on_client_error(self, client: DirectClient, error: Exception) -> None:
+        if found := _PERMISSION.search(str(error)):
             self._on_refused(PermissionRefused(*found.groups()))
         elif isinstance(error, (nats.errors.Error, OSError, TimeoutError)):
             self.counters.link_errors += 1
         else:
             self.counters.handler_failures += 1
             self._report(HandlerFailed("a subscription", error))
-
-    def _on_overflow(self, error: nats.errors.SlowConsumerError) -> None:
-        self.counters.received_dropped += 1
-        for subscription in self._subscriptions:
-            if subscription.is_of(error.sub):
-                subscription.dropped += 1
-                if subscription.dropped & (subscription.dropped - 1) == 0:  # at 1, 2, 4, 8, …: a flood tells little
-                    self._report(SlowConsumer(subscription.subject, subscription.dropped))
-                return
 
     def _on_refused(self, refused: PermissionRefused) -> None:
         self.counters.permission_refusals += 1

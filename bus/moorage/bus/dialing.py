@@ -39,8 +39,8 @@ BACKLOG_WAIT_S_MAX: Final = 2.0
 #: What touching a client without a living socket may raise: asyncio's transports OSError, uvloop's RuntimeError.
 DEAD_CLIENT: Final = (nats.errors.Error, OSError, AssertionError, RuntimeError)
 
-OnError = Callable[[Client, Exception], None]
-OnLost = Callable[[Client], None]
+OnError = Callable[[DirectClient, Exception], None]
+OnLost = Callable[[DirectClient], None]
 
 
 class Dialer:
@@ -54,7 +54,7 @@ class Dialer:
         self._on_lost = on_lost
         self._gossiped: list[str] = []
 
-    async def dial(self, give_up_after_s: float | None) -> Client:
+    async def dial(self, give_up_after_s: float | None) -> DirectClient:
         """A connected client; retries while no server is reached, for `give_up_after_s` seconds (None: for ever).
 
         Raises `CannotConnect`, and at once `NotAuthorized` and `BadContext`.
@@ -67,7 +67,7 @@ class Dialer:
         )
         return await attempts(self._dial_once)
 
-    async def _dial_once(self) -> Client:
+    async def _dial_once(self) -> DirectClient:
         client = DirectClient()
         causes: list[Exception] = []
         connected = False

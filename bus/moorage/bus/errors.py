@@ -23,7 +23,6 @@ BUS_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "no-responders": ("fleet", "nobody listens on that subject now"),
     "request-timeout": ("fleet", "no answer in time; it may or may not have been served"),
     "permission-refused": ("caller", "the NATS user may not publish to or subscribe to that subject"),
-    "slow-consumer": ("moorage", "a subscription's bounded queue overflowed; the newest messages were dropped"),
     "handler-failed": ("moorage", "a subscription's handler raised"),
     "payload-too-large": ("caller", "the message is over the server's max_payload"),
     "too-many-waiting": ("caller", "too many answers are awaited at once on this inbox"),
@@ -129,15 +128,6 @@ class PermissionRefused(BusError):
             f"this NATS user may not {_ACTS.get(operation, operation)} {subject}",
             next_step="give the user's role that permission",
         )
-
-
-class SlowConsumer(BusError):
-    bus_code = "slow-consumer"
-
-    def __init__(self, subject: str, dropped: int) -> None:
-        self.subject = subject
-        self.dropped = dropped
-        super().__init__(f"the queue of subscription {subject} is full; {dropped} dropped so far")
 
 
 class HandlerFailed(BusError):
@@ -264,12 +254,14 @@ class ServerFailed(BusError):
 
     bus_code = "server-failed"
 
-    def __init__(self, data_dir: Path, reason: str, log_tail: str) -> None:
+    def __init__(self, data_dir: Path, reason: str, log_tail: str, next_step: str = "") -> None:
         self.data_dir = data_dir
         self.reason = reason
         self.log_tail = log_tail
         tail = f"\n{log_tail}" if log_tail else ""
-        super().__init__(f"the embedded nats-server on {data_dir} did not start: {reason}{tail}", found=reason)
+        super().__init__(
+            f"the embedded nats-server on {data_dir} did not start: {reason}{tail}", found=reason, next_step=next_step
+        )
 
 
 class ServerRunning(BusError):

@@ -30,7 +30,6 @@ class Counters(msgspec.Struct):
 
     sent: int = 0
     sent_dropped: int = 0
-    received_dropped: int = 0
     reconnects: int = 0
     permission_refusals: int = 0
     handler_failures: int = 0

@@ -11,8 +11,7 @@
 
 The production JetStream helper, `Mux`, and whatever takes a connection run on it as they are. On a plain asyncio loop
 it works too, in real time. Every object here says `simulated` where it is shown. What a real server does is checked by
-running the same tests on both; not simulated are permissions, clusters, the wire itself, and the
-server that cuts a client which does not read.
+running the same tests on both; not simulated are permissions, clusters and the wire itself.
 """
 
 from __future__ import annotations
@@ -36,13 +35,17 @@ from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnState
 from moorage.bus.simulated_clock import SimulatedClock, Stalled
 from moorage.bus.simulated_network import SERVER, Faults, FaultyNetwork
-from moorage.bus.simulated_processes import process_of
+from moorage.bus.simulated_processes import Process, process_of
 from moorage.bus.simulated_streams import Stream, Streams, last_token
 from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Outgoing
 
 __all__ = ["SERVER", "Faults", "FaultyNetwork", "SimulatedBus", "SimulatedClock", "SimulatedConnection", "Stalled"]
 
 MAX_PAYLOAD_BYTES: Final = 1024 * 1024
+#: nats-server's `max_pending`: a client that leaves more unread is cut
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+#: from when a client sees that it was cut until it is connected again
+RECONNECT_S: Final = 0.01
 USERS: Final = "users"
 API: Final = "$JS.API."
 #: parents of subjects whose hearers are kept
@@ -51,9 +54,9 @@ _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
 class SimulatedSubscription:
-    """A standing subscription. `dropped` stays 0: a handler is called as its message arrives, as `Connection` does."""
+    """A standing subscription; its handler is called as a message arrives, as `Connection` does."""
 
-    __slots__ = ("connection", "dropped", "handler", "open", "pattern", "prefix", "queue", "subject")
+    __slots__ = ("connection", "handler", "open", "pattern", "prefix", "queue", "subject")
 
     def __init__(self, connection: SimulatedConnection, subject: str, handler: Handler, queue: str) -> None:
         self.connection = connection
@@ -62,7 +65,6 @@ class SimulatedSubscription:
         self.prefix = ".".join(itertools.takewhile(lambda token: token not in ("*", ">"), self.pattern))
         self.handler = handler
         self.queue = queue
-        self.dropped = 0
         self.open = True
 
     async def unsubscribe(self) -> None:
@@ -129,9 +131,16 @@ class SimulatedBus:
     It needs a running loop only once something is sent. Counters of the faults: `network.counters`.
     """
 
-    def __init__(self, network: FaultyNetwork | None = None, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+    def __init__(
+        self,
+        network: FaultyNetwork | None = None,
+        *,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
+    ) -> None:
         self.network = network or FaultyNetwork()
         self.max_payload_bytes = max_payload_bytes
+        self.pending_bytes_max = pending_bytes_max
         self.connections: list[SimulatedConnection] = []
         self._accounts: dict[str, _Account] = {}
         self._connected = 0
@@ -259,6 +268,8 @@ class SimulatedConnection(Link):
         self.max_payload_bytes = bus.max_payload_bytes
         self.server_version = "simulated"
         self._bus = bus
+        self._unread_bytes = 0  # that came while its process was stopped
+        self._is_overrun = False  # the server has cut it for them, which it sees once it reads
         self._account = bus.account(account)
         self._process = process_of(None)
         if self._process is not None:
@@ -294,16 +305,8 @@ class SimulatedConnection(Link):
         self.counters.sent += handed
         return handed
 
-    async def subscribe(
-        self,
-        subject: str,
-        handler: Handler,
-        queue: str = "",
-        *,
-        pending_messages_max: int = 0,
-        pending_bytes_max: int = 0,
-    ) -> SimulatedSubscription:
-        """As `Connection.subscribe`; the bounds of a queue that is always empty are taken and mean nothing."""
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> SimulatedSubscription:
+        """As `Connection.subscribe`."""
         self._check_open()
         check_filter(subject)
         subscription = SimulatedSubscription(self, subject, handler, queue)
@@ -377,9 +380,17 @@ class SimulatedConnection(Link):
         headers: dict[str, str] | None,
     ) -> None:
         """A message arrived; whoever left meanwhile, or is cut off, hears nothing."""
+        if self._is_overrun:
+            return
         if self._process is not None and (self._process.is_stopped or process_of(None) is not self._process):
+            if self._process.is_stopped:
+                self._unread_bytes += len(subject) + len(payload) + len(reply)
+                if self._unread_bytes > self._bus.pending_bytes_max:
+                    self._overrun(self._process)
+                    return
             self._process.call(self.deliver, subscription, subject, payload, reply, headers)
             return
+        self._unread_bytes = 0  # who reads at all reads everything that waits before anything else comes
         if not subscription.open or not self.is_connected:
             return
         own = dict(headers) if headers else None
@@ -388,6 +399,17 @@ class SimulatedConnection(Link):
         except Exception as error:  # as over nats-py: told, and the subscription goes on
             self.counters.handler_failures += 1
             self._report(HandlerFailed("a subscription", error))
+
+    def _overrun(self, process: Process) -> None:
+        """The server cuts who does not read; of what waits, nothing was in the buffers between the two."""
+        self._is_overrun = True
+        self._connected.clear()
+        process.call(self._see_the_cut)
+
+    def _see_the_cut(self) -> None:
+        self._is_overrun, self._unread_bytes = False, 0
+        self._lost()
+        asyncio.get_running_loop().call_later(RECONNECT_S, self.restore)
 
     def forget(self, subscription: SimulatedSubscription) -> None:
         subscription.open = False

@@ -17,42 +17,28 @@ Forget = Callable[["Subscription"], Awaitable[None]]
 class Subscription:
     """A standing subscription; survives reconnects, as `start` puts it on each new client.
 
-    `client` is the one it is on now. `dropped` counts what its full queue threw away. `forget` is called to end it.
+    `client` is the one it is on now. `forget` is called to end it.
     """
 
-    __slots__ = ("_forget", "_nats", "bytes_max", "client", "dropped", "handler", "messages_max", "queue", "subject")
+    __slots__ = ("_forget", "_nats", "client", "handler", "queue", "subject")
 
-    def __init__(
-        self, forget: Forget, subject: str, handler: Handler, queue: str, messages_max: int, bytes_max: int
-    ) -> None:
+    def __init__(self, forget: Forget, subject: str, handler: Handler, queue: str) -> None:
         self._forget = forget
         self.client: Client | None = None
         self._nats: NatsSubscription | None = None
         self.subject = subject
         self.handler = handler
         self.queue = queue
-        self.messages_max = messages_max
-        self.bytes_max = bytes_max
-        self.dropped = 0
 
     async def unsubscribe(self) -> None:
-        """Stop; messages still queued are thrown away."""
+        """Stop: nothing more is handed to it."""
         await self._forget(self)
 
     async def start(self, client: Client) -> None:
         self.client = client
-        self._nats = await client.subscribe(
-            self.subject,
-            queue=self.queue,
-            cb=callback_of(self.handler),
-            pending_msgs_limit=self.messages_max,
-            pending_bytes_limit=self.bytes_max,
-        )
+        self._nats = await client.subscribe(self.subject, queue=self.queue, cb=callback_of(self.handler))
 
     async def stop(self) -> None:
         inner, self._nats, self.client = self._nats, None, None
         if inner is not None:
             await quietly(inner.unsubscribe())
-
-    def is_of(self, inner: NatsSubscription) -> bool:
-        return self._nats is inner

@@ -37,10 +37,6 @@ class Subscribed(Protocol):
     @property
     def subject(self) -> str: ...
 
-    @property
-    def dropped(self) -> int:
-        """Messages thrown away because the bounded queue before the handler was full."""
-
     async def unsubscribe(self) -> None: ...
 
 

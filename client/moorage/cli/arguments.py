@@ -131,6 +131,8 @@ def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[
         reader.add_argument(*(one.names or (one.field,)), **_for_argparse(one))
     read_words, unknown = reader.parse_known_intermixed_args(before)
     given = vars(read_words)
+    if takes_command is not None and unknown and _stands_before(unknown[0], given.get(takes_command.field), before):
+        raise _unknown(verb, words, unknown[0], arguments)  # first: its value looks like a command
     if takes_command is not None:
         _check_command(verb, list(words), given.get(takes_command.field) or [], behind, unknown)
         if behind:
@@ -154,7 +156,30 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
         said["nargs"] = "*" if one.many else "?"
         if not one.many:
             said["default"] = one.default  # intermixed, argparse would give the word for none that it was told
-    return {**said, "type": one.kind, "choices": one.choices or None, "metavar": one.value}
+    return {**said, "type": _KIND_READERS.get(one.kind, one.kind), "choices": one.choices or None, "metavar": one.value}
+
+
+def _stands_before(option: str, command: list[str] | None, words: list[str]) -> bool:
+    """Whether what is no option of ours stands before the command: behind it, it is the command's."""
+    return not command or option not in words or words.index(option) < words.index(command[0])
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
+
+
+#: argparse names a reader by its Python name where it raises anything but `ArgumentTypeError`
+_KIND_READERS: Final[dict[Any, Callable[[str], Any]]] = {int: _whole, float: _number}
 
 
 def _check_command(verb: str, words: list[str], bare: list[str], behind: list[str], unknown: list[str]) -> None:

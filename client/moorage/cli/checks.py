@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from moorage.cli.disk import DISK_FREE_MIN, disk_of
 from moorage.cli.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
 from moorage.cli.render import many
 from moorage.schemas.errors import MoorageError
@@ -31,8 +32,6 @@ NVML_S_MAX: Final = 10.0
 CLOCK_OFF_S_MAX: Final = 1.0
 #: a round trip that makes renewals and appends slow
 ROUND_TRIP_MS_MAX: Final = 100.0
-#: free bytes of its disk below which a server of our own is out of order: it may stop storing at any record
-DISK_FREE_MIN: Final = 16 * 1024**2
 _CONF_BYTES_MAX: Final = 64 * 1024
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -255,12 +254,11 @@ def _conf_of_ours(context: Context) -> Path | None:
 
 def _disk(conf: Path) -> Check:
     """A server whose disk is full takes no record: the scheduler answers nobody until there is room."""
-    disk = os.statvfs(conf.parent)
-    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-    found = f"{free >> 20:,} of {size >> 20:,} MiB free at {conf.parent}"
-    if free >= DISK_FREE_MIN:
+    disk = disk_of(conf.parent)
+    found = disk.text(conf.parent)
+    if disk.free >= DISK_FREE_MIN:
         return Check("disk", "ok", found)
-    return Check("disk", "fail", found, "make room there, then end moorage up and start it again: nothing is lost")
+    return Check("disk", "fail", found, "make room there: moorage up then goes on by itself, and nothing is lost")
 
 
 def _head(path: Path) -> str:

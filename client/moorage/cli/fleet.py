@@ -47,7 +47,7 @@ def fleet(
 
 
 def _fleet(data: dict[str, Any]) -> None:
-    workers = sorted(data["workers"], key=lambda worker: str(worker["worker"]))  # they come in the order of joining
+    workers = data["workers"]
     if not workers:
         say("no worker has joined")
         say("fix: start one with moorage worker, or try moorage up --simulate 4x8xH100")

@@ -139,7 +139,8 @@ def ledger_guarded(options: Options, act: Any) -> int:
         except (LedgerBroken, OSError) as error:
             at = isinstance(error, OSError) and error.filename
             text = f"{error.strerror}: {error.filename}" if at else str(error)  # type: ignore[union-attr]
-            raise rejected("failed-precondition", text, next="moorage doctor shows what is reached") from None
+            fix = "name a file in a folder that is there and that you may write" if at else "moorage doctor"
+            raise rejected("failed-precondition", text, next=fix) from None
         return result
 
     return guarded(options, told)

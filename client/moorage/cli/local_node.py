@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say
+from moorage.cli.disk import watch_disk
 from moorage.cli.local_tools import end_jobs, until_gone, write_private
 from moorage.cli.options import Options
 from moorage.cli.processes import LEDGER_URL_FILE
@@ -39,6 +41,7 @@ class Node:
         self._worker: Child | None = None
         self._ready = False
         self._ending = False
+        self._server_ended_by_us = False
         self._interrupts = 0
         self._stop = asyncio.Event()
         self._hard = asyncio.Event()
@@ -59,6 +62,7 @@ class Node:
             for child in (self._scheduler, self._worker):
                 keeping.add(loop.create_task(child.keep(self._write_up)))
             keeping |= {loop.create_task(self._keep_server()), loop.create_task(self._say_ready())}
+            keeping.add(loop.create_task(watch_disk(self._folder, say, self._start_server_again)))
             while not stop.done():
                 done, _ = await asyncio.wait({*keeping, stop}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -80,7 +84,17 @@ class Node:
             return await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)
 
         if self._port is not None:
-            self._server = await start(self._port)
+            try:
+                self._server = await start(self._port)
+            except ServerFailed:
+                if self._port and not is_free_port(self._port, HOST):
+                    raise ServerFailed(
+                        self._folder / "nats",
+                        f"port {self._port} of {HOST} is taken by another process",
+                        "",
+                        "leave out --port for a free one, or name another; ss -ltnp shows who has it",
+                    ) from None
+                raise
         else:
             try:
                 self._server = await start(PORT_DEFAULT if is_free_port(PORT_DEFAULT, HOST) else 0)
@@ -127,13 +141,23 @@ class Node:
             await until_gone(self._server.pid)
             if self._ending:
                 return
-            deaths = [*(at for at in deaths if at > loop.time() - STARTS_WINDOW_S), loop.time()]
+            if self._server_ended_by_us:
+                self._server_ended_by_us = False
+            else:
+                deaths = [*(at for at in deaths if at > loop.time() - STARTS_WINDOW_S), loop.time()]
+                say(f"the nats-server (pid {self._server.pid}) ended; starting it again")
             if len(deaths) >= STARTS_MAX:
                 raise ChildFailed("nats-server", self._folder / "nats" / "server.log", None)
-            say(f"the nats-server (pid {self._server.pid}) ended; starting it again")
             await self._server.stop()
             self._server = await EmbeddedServer.start(self._folder / "nats", port=self._port or 0, sync_always=True)
             self._write_up()
+
+    def _start_server_again(self) -> None:
+        """A stream that could not be written stays closed until its server starts again (nats-server 2.15)."""
+        assert self._server is not None
+        self._server_ended_by_us = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._server.pid, signal.SIGTERM)
 
     def _write_up(self) -> None:
         """Tell the other commands of this folder; no secret in it."""

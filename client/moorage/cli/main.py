@@ -6,6 +6,7 @@ A verb's module is imported when the verb is run: `moorage --version` and a one-
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -13,8 +14,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
+#: what a write to stdout ends with where its disk is full or its quota used up (write(2))
+_CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Verb(NamedTuple):
@@ -101,12 +105,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code; without `argv`, as the process's own, at once."""
     gc.disable()  # a one-shot command ends before garbage matters; services turn it on again
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        from moorage.cli.console import stand_on_any_streams
+
+        stand_on_any_streams()
     try:
         code = run(words)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be flushed would fail again
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        code = EXIT_FAILED
     except KeyboardInterrupt:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the terminal has written ^C: the prompt begins a line of its own

@@ -155,7 +155,12 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
 
 async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> list[str]:
     """The jobs whose ids begin as the word says. Raises `NotFound` where there is none."""
-    found = [name for name in await _newest(client, states) if name.startswith(word.removesuffix(EACH))]
+    data = await client.ls(states, LOOKED_AT_MAX)
+    found = [row["job"] for row in data["jobs"] if row["job"].startswith(word.removesuffix(EACH))]
+    among = sum(number for state, number in data["counts"].items() if not states or state in states)
+    if among > len(data["jobs"]):
+        say(f"warning[selector]: {word} was looked for in the newest {len(data['jobs'])} of {among} jobs; ask again for"
+            " the rest")  # fmt: skip
     if not found:
         from moorage.client.errors import NotFound
         from moorage.schemas.errors import problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 _MIB: Final = 1024 * 1024
+#: bounds that no run can meet where they are nothing
+_ABOVE_ZERO: Final = ("time_limit", "deadline")
 _SIZE_UNITS: Final = {"K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "Ki": 1024, "Mi": _MIB, "Gi": 1024**3}
 
 
@@ -98,17 +101,27 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
         ("start_within", "start_within_s"),
         ("grace", "grace_s"),
     ):
-        if (duration := getattr(flags, name)) is not None:
-            fields[field] = seconds(duration)
+        if (duration := getattr(flags, name)) is None:
+            continue
+        fields[field] = seconds(duration)
+        if name in _ABOVE_ZERO and not fields[field]:
+            option = "--" + name.replace("_", "-")
+            raise rejected(
+                "invalid-argument",
+                f"{option} {duration} leaves no time to run in",
+                found=duration,
+                allowed="above 0s",
+                next=f"{option} 10m, or leave it out: no bound",
+            )
     resources: dict[str, int] = {}
     if flags.cpu is not None:
-        resources["cpu_milli"] = round(flags.cpu * 1000)
+        resources["cpu_milli"] = milli_cores(flags.cpu)
     if flags.memory is not None:
         resources["memory_mib"] = mebibytes(flags.memory)
     if resources:
         fields["resources"] = resources
     env: dict[str, Any] = dict(pairs("env", flags.env or ()))
-    env |= {name: {"secret": secret} for name, secret in pairs("secret", flags.secret or ())}
+    env |= {name: {"secret": secret} for name, secret in pairs("secret", flags.secret or (), "SECRET")}
     if env:
         fields["env"] = env
     if flags.label:
@@ -135,21 +148,40 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
     return build_request(request, spec)
 
 
+def milli_cores(cores: float) -> int:
+    """Cores → thousandths of one, rounded up: a claim of little is no claim of nothing. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    if not math.isfinite(cores):
+        raise rejected(
+            "invalid-argument", f"--cpu is no number of cores: {cores}", found=str(cores), next="--cpu 4, or --cpu 0.5"
+        )
+    return math.ceil(round(cores * 1000, 6))
+
+
 def mebibytes(size: str) -> int:
-    """`16G` (1e9 bytes), `16Gi`, `512M` or `2048` (MiB) → MiB. Raises `Rejected`."""
+    """`16G` (1e9 bytes), `16Gi` or `512M` → MiB, rounded up. A number alone is refused but for 0: who writes 16 may
+    mean GiB. Raises `Rejected`."""
     from moorage.client.errors import rejected
 
     number = size.rstrip("KMGTiB")
     unit = size[len(number) :].removesuffix("B")
     try:
-        return int(float(number) * _SIZE_UNITS[unit] / _MIB) if unit else int(number)
+        amount = float(number)
+        if not math.isfinite(amount):
+            raise ValueError(size)
+        if not unit and amount:
+            raise rejected(
+                "invalid-argument", f"a size without a unit: {size!r}", found=size, next=f"write {size}G, or {size}Mi"
+            )
+        return math.ceil(amount * _SIZE_UNITS[unit or "Mi"] / _MIB)
     except (ValueError, KeyError):
         raise rejected(
             "invalid-argument", f"not a size: {size!r}", found=size, next="write it as 16G, 512M or 16Gi"
         ) from None
 
 
-def pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tuple[str, str]]:
     """`NAME=value` texts of an option, split. Raises `Rejected`, which shows no value: it may be meant to be secret."""
     from moorage.client.errors import rejected
 
@@ -158,7 +190,10 @@ def pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise rejected(
-                "invalid-argument", f"--{option} needs NAME=value", found=name[:40], next=f"--{option} NAME=value"
+                "invalid-argument",
+                f"--{option} needs NAME={value_is}",
+                found=name[:40],
+                next=f"--{option} NAME={value_is}",
             )
         found.append((name, value))
     return found
@@ -212,7 +247,9 @@ def _talk(job: Job, request: Request) -> None:
     accepted = job.accepted
     assert accepted is not None
     known = f"known already, {accepted.state}" if accepted.duplicate else "accepted"
-    say(f"{known}: {format_token(request.effective_gpu, request.replicas)}, ledger record {accepted.ledger}")
+    without = "no GPU" if request.replicas == 1 else f"{request.replicas} replicas without GPUs"
+    asks = format_token(request.effective_gpu, request.replicas) if request.effective_gpu else without
+    say(f"{known}: {asks}, ledger record {accepted.ledger}")
     tell_warnings(accepted)
     if accepted.waiting is not None and "reason" in accepted.waiting:
         say(f"waits: {waits(accepted.waiting)}")

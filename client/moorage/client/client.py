@@ -289,7 +289,7 @@ class AsyncClient(Connected):
         return await self._request(self.subjects.admin(verb), encode(act), decode_act)
 
     async def fleet(self) -> dict[str, Any]:
-        """Every worker, what is free, and the largest request that starts now by model."""
+        """Every worker by name, what is free, and the largest request that starts now by model."""
         return data_of(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from moorage.bus.contexts import Context, resolve
+from moorage.bus.errors import BadContext
 
 HOME_VARIABLE: Final = "MOORAGE_HOME"
 TENANT_VARIABLE: Final = "MOORAGE_TENANT"
@@ -63,9 +64,24 @@ def started_ticks(pid: int) -> int:
 def find_context(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
     """`bus.contexts.resolve`, and where nothing is said at all the `moorage up` of this folder. Raises `BadContext`."""
     context = resolve(target, env)
+    if context.source == "default":
+        _refuse_anothers(home(env=env))
     if context.source == "default" and (up := read_up(home(env=env))) is not None:
         return Context(source=str(home(env=env) / UP_FILE), url=up.url)
     return context
+
+
+def _refuse_anothers(folder: Path) -> None:
+    """The folder of somebody else's `moorage up` is no reason to ask whoever has the default port instead."""
+    try:
+        (folder / UP_FILE).open("rb").close()
+    except PermissionError:
+        raise BadContext(
+            f"{folder} belongs to another user's moorage up",
+            next_step=f"name a server: --nats URL or NATS_URL; or a folder of yours: {HOME_VARIABLE}",
+        ) from None
+    except OSError:
+        return
 
 
 def find_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:

@@ -84,7 +84,12 @@ class Foresight:
         self._tell(tenant, job, reply, json)
 
     def _tell(self, tenant: str, job: str, reply: str, json: bool) -> None:
-        self._answer(lambda: self.explained(tenant, job), reply, json)
+        def told() -> Any:
+            data = self.explained(tenant, job)
+            self._told((tenant, job), data)
+            return data
+
+        self._answer(told, reply, json)
 
     def explained(self, tenant: str, job: str, *, fixes: bool = True) -> Any:
         """What `explain` answers: with the start that the last forecast knows."""
@@ -179,6 +184,12 @@ class Foresight:
             self._followed.popitem(last=False)
         self._followed[key] = known._replace(until_ms=self._now_ms() + FOLLOWED_MS)
 
+    def _told(self, key: tuple[str, str], data: Any) -> None:
+        """Whoever asked knows this: unless something else was told before, what differs from it is news."""
+        followed = self._followed.get(key)
+        if followed is not None and not followed.told and isinstance(data, dict) and "reason" in data:
+            self._followed[key] = followed._replace(told=_gist(data), starts_at_ms=_starts_at_ms(data, self._now_ms()))
+
     async def run(self) -> None:
         """Tell the followers of jobs that wait when the reason, the place or the estimate has changed."""
         while True:
@@ -197,8 +208,7 @@ class Foresight:
             if self._wants_forecast(*key):
                 self._look_ahead(*key, "", True)
             data = self.explained(*key, fixes=False)
-            told, starts = _gist(data), data.get("starts", {}).get("p50_ms")
-            starts_at_ms = 0 if starts is None else now_ms + starts
+            told, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
             if followed.told and (told != followed.told or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
                 event = Event(job.tenant, job.name, job.rev, job.state, state.seq, waiting=self.explained(*key))
                 messages.append((self._engine.subjects.event(*key), encode(event), ""))
@@ -215,6 +225,12 @@ class Foresight:
 def _gist(data: dict[str, Any]) -> tuple[Any, ...]:
     """What of an explanation is news when it is another one."""
     return (data["reason"], data.get("position"), data.get("needs"), data.get("waiting_replicas"))
+
+
+def _starts_at_ms(data: dict[str, Any], now_ms: int) -> int:
+    """The ledger time at which it starts as likely as not; 0 where that is not known."""
+    in_ms: int | None = data.get("starts", {}).get("p50_ms")
+    return 0 if in_ms is None else now_ms + in_ms
 
 
 def _moved(before_ms: int, now_is_ms: int, now_ms: int) -> bool:

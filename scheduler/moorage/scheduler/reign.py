@@ -173,10 +173,12 @@ class Reign:
                 raise LedgerOlder(why)
             self.history.take(outputs)
             self.queue_reader.made_room()
-            decided = self.queue_reader.decided
+            decided, tells_workers = self.queue_reader.decided, bool(outputs.messages)
             await self._world.send(messages_of(outputs, self._subjects, seq, decided))
             if len(outputs.events) >= LONG_RECORD:
                 await asyncio.sleep(0)  # a turn for the others: what was sent leaves, and what came is read
+            elif tells_workers:
+                await self._world.written()  # what a GPU waits for leaves before the next record is made
             if not engine.state.leader:
                 self.resigned.set()
                 return
@@ -289,7 +291,7 @@ class Reign:
                 "cells": views.cells(engine.fleet.hosts.get(worker.num), len(worker.hello.get("gpu_pool", ()))),
                 "simulated": bool(worker.hello.get("simulated", False)),
             }
-            for worker in engine.state.worker_by_num
+            for worker in views.by_name(engine)
         ]
         running = sum(len(worker.members) for worker in engine.state.worker_by_num)
         return FleetFrame(

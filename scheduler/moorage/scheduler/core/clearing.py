@@ -13,6 +13,8 @@ from moorage.schemas.alike import Requests
 
 #: ended jobs that one record compacts at most: some 3 µs each
 COMPACT_MAX: Final = 512
+#: none are compacted before a part so small of `ended_max` is too many: most records of one job in flight do without
+COMPACT_PARTS: Final = 256
 #: ended jobs beyond `ended_max` (and at least so many again) that wait for the history; then they go without it
 ENDED_SPARE: Final = 1_000
 
@@ -36,7 +38,7 @@ class Clearing:
         """
         state, most = self._state, self._config.ended_max
         surplus = min(len(state.ended) - most, COMPACT_MAX)
-        if surplus <= 0:
+        if surplus <= 0 or surplus < most // COMPACT_PARTS:
             return 0
         must = len(state.ended) - most - max(most, ENDED_SPARE)
         flat: list[Any] = []

@@ -486,6 +486,7 @@ class Engine:
     def _reshape(self, job: Job) -> None:
         """It asks differently from now on: what waits of it moves to the line of those that ask so."""
         old, job.shape = self.shape_of(job), None
+        self.planner.forget(job.num)
         if job.over or job.hold is not None:
             return  # a release adds it anew
         new, priority = self.shape_of(job), self.priority_of(job)

@@ -75,6 +75,7 @@ class Planner:
         self._looked_ms = -patience_ms
         self._claims = Claims(fleet, patience_ms)
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
+        self._preemptors = _NOBODY  # the jobs for which others ended at the last pass, by number
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
         #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
         self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
@@ -89,8 +90,8 @@ class Planner:
         if not self.queue.size:
             return 0
         self._begin(draft)
-        if draft.state.preempting:
-            self.preempting.settle(draft, lambda job: self._still_waits(draft, job))
+        if self._preemptors or draft.state.preempting:
+            self._settle(draft)
         fleet, queue, placed_all, turns = self.fleet, self.queue, 0, self._turns
         strict, head_of, aged = self.order == "fifo", self._head_of(), self.ageing is not None
         ready = queue.ready(_NEVER if strict else fleet.changes, head_of)
@@ -180,6 +181,14 @@ class Planner:
 
     def _held_for_others(self, line: Line) -> frozenset[int]:
         return self.barred(line.priority, line.shape, line.tenant)
+
+    def _settle(self, draft: Draft) -> None:
+        """Give up preemptions that are void; what was held for whoever needs it no more is open again."""
+        preempting = draft.state.preempting
+        if not self._preemptors <= preempting.keys():
+            self.fleet.changes += 1
+        self._preemptors = frozenset(preempting)
+        self.preempting.settle(draft, lambda job: self._still_waits(draft, job))
 
     def _still_waits(self, draft: Draft, job: Job) -> bool:
         """Whether whoever others end for could still start."""
@@ -529,7 +538,7 @@ class Planner:
         return tenant in self._full
 
     def forget(self, num: int) -> None:
-        """An operator has held or moved a job: nothing is held back for it as it stood."""
+        """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
         if self.reservation is not None and self.reservation.item >> REPLICA_BITS == num:
             self._give_up()
 

@@ -6,8 +6,9 @@ stopped. Looked for once a second, after all that could be placed was: what ends
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.lifecycle import Lifecycle
@@ -15,7 +16,7 @@ from moorage.scheduler.core.preemption import VOID_MS, Choice, Preemption, Right
 from moorage.scheduler.core.queue import REPLICA_BITS, Head, Line
 from moorage.scheduler.core.records import Act, Count
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import Job
+from moorage.scheduler.core.state import ENDING, Job
 
 #: jobs for which others end at one time
 STANDING_MAX: Final = 16
@@ -23,6 +24,18 @@ STANDING_MAX: Final = 16
 SEARCHES_MAX: Final = 2
 #: the draft's bytes of one preemption, beside its steps
 _ACT_BYTES: Final = 256
+
+
+class UnderWay(NamedTuple):
+    """GPUs by tenant: `awaited` by its jobs that others end for, and its own that are `ending` for somebody."""
+
+    awaited: Counter[str]
+    ending: Counter[str]
+
+    def add(self, tenant: str, shape: Shape, found: Choice) -> None:
+        self.awaited[tenant] += shape.count * shape.together
+        for victim in found.victims:
+            self.ending[victim.job.tenant] += victim.gpus
 
 
 class Preempting:
@@ -75,28 +88,43 @@ class Preempting:
             return
         state, searches = draft.state, 0
         self._sought_ms = draft.time_ms
+        under_way = self._under_way(draft)
         for _, item, line in sorted(lines):
             job = state.jobs.get(item >> REPLICA_BITS)
             if job is None or job.num in state.preempting or draft.full:
                 continue
             if searches >= SEARCHES_MAX or len(state.preempting) + searches >= STANDING_MAX:
                 return
-            right = self._right(draft, job, line)
+            right = self._right(draft, job, line, under_way)
             if right is None:
                 continue
             searches += 1
             with self.policy.fleet.avoiding(line.shape.avoid):
-                found = self.policy.choose(draft, line.shape, right, barred(line))
+                found = self.policy.choose(draft, line.shape, right, barred(line), under_way.ending)
             if found is not None:
                 self._end(draft, right, found)
+                under_way.add(job.tenant, line.shape, found)
 
     def seek_at_once(self) -> None:
         """Victims are looked for with the next pass, however short a time ago they were."""
         self._sought_ms = 0
 
-    def _right(self, draft: Draft, job: Job, line: Line) -> Right | None:
+    def _under_way(self, draft: Draft) -> UnderWay:
+        """Of what others end for already: what that comes to for either side."""
+        found, jobs = UnderWay(Counter(), Counter()), draft.state.jobs
+        for job in draft.state.preempting.values():
+            shape = self.policy.shape_of(job)
+            found.awaited[job.tenant] += shape.count * shape.together
+        for num in {num for job in draft.state.preempting.values() if job.preempts for num in job.preempts[1]}:
+            for replica in jobs[num].replicas if num in jobs else ():
+                if replica.member is not None and draft.state_of(replica) == ENDING:
+                    found.ending[jobs[num].tenant] += replica.member.mask.bit_count()
+        return found
+
+    def _right(self, draft: Draft, job: Job, line: Line, under_way: UnderWay) -> Right | None:
         need = line.shape.count * line.shape.together
-        if self.reclaim and 0 < need <= draft.share_of(job.tenant)[1] - draft.leased_by(job.tenant):
+        own = draft.share_of(job.tenant)[1] - draft.leased_by(job.tenant) - under_way.awaited[job.tenant]
+        if self.reclaim and 0 < need <= own:
             return Right(job, line.priority, reclaims=True)
         return Right(job, line.priority, reclaims=False) if line.priority >= self.priority else None
 

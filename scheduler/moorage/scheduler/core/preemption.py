@@ -7,7 +7,7 @@ nobody shares by preemption: of one sharer's end no whole device comes free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -82,18 +82,31 @@ class Preemption:
         priority = self.priority_of(job)
         return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.accepted_ms)
 
-    def choose(self, draft: Draft, shape: Shape, right: Right, barred: frozenset[int]) -> Choice | None:
-        """The cheapest victims found; None where even all of them would not make room, or none is needed."""
+    def choose(
+        self, draft: Draft, shape: Shape, right: Right, barred: frozenset[int], ending: Mapping[str, int]
+    ) -> Choice | None:
+        """The cheapest victims found; None where even all of them would not make room, or none is needed.
+
+        `ending` are the GPUs by tenant that end for others already: still leased, and no more to be taken back.
+        """
         if shape.mode > EXCLUSIVE:
             return None
-        search = _Search(self, draft, shape, right, barred)
+        search = _Search(self, draft, shape, right, barred, ending)
         return search.run()
 
 
 class _Search:
     """One replica more on one host after the other, where that costs least; then nobody is ended in vain."""
 
-    def __init__(self, policy: Preemption, draft: Draft, shape: Shape, right: Right, barred: frozenset[int]) -> None:
+    def __init__(
+        self,
+        policy: Preemption,
+        draft: Draft,
+        shape: Shape,
+        right: Right,
+        barred: frozenset[int],
+        ending: Mapping[str, int],
+    ) -> None:
         self.policy = policy
         self.draft = draft
         self.shape = shape
@@ -101,7 +114,7 @@ class _Search:
         self.hosts = {host.worker.num: host for host in self._hosts() if host.worker.num not in barred}
         self.known: dict[tuple[int, int], Victim | None] = {}
         self.chosen: dict[tuple[int, int], Victim] = {}
-        self.borrowed: dict[str, int] = {}  # what is taken back from each tenant
+        self.taken = dict(ending)  # GPUs that end of each tenant
         self.rooms = {num: self._room(host, ()) for num, host in self.hosts.items()}  # replicas that would fit
 
     def run(self) -> Choice | None:
@@ -210,13 +223,13 @@ class _Search:
         if not self.right.reclaims:
             return True
         name = victim.job.tenant
-        borrowed = self.draft.leased_by(name) - self.draft.share_of(name)[1] - self.borrowed.get(name, 0)
+        borrowed = self.draft.leased_by(name) - self.draft.share_of(name)[1] - self.taken.get(name, 0)
         return borrowed - sum(v.gpus for v in beside if v.job.tenant == name) >= victim.gpus
 
     def _take(self, victim: Victim) -> None:
         self.chosen[_key(victim)] = victim
         name = victim.job.tenant
-        self.borrowed[name] = self.borrowed.get(name, 0) + victim.gpus
+        self.taken[name] = self.taken.get(name, 0) + victim.gpus
         self._refresh(victim)
 
     def _spare(self) -> None:

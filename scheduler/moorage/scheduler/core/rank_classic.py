@@ -16,10 +16,10 @@ import numpy as np
 
 from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet, Host
 from moorage.scheduler.core.rank import Choice, Pack, whole_slots
-from moorage.scheduler.core.rank_fragments import gains
-from moorage.scheduler.core.rank_mix import Mix
+from moorage.scheduler.core.rank_fragments import gains, gains_by_device
+from moorage.scheduler.core.rank_mix import Mix, most_frequent
 from moorage.scheduler.core.rank_table import CLASS, CPU, FREE, NO_ROOM, ROOM, TYPE, Ask, HostTable, Ints
-from moorage.scheduler.core.rank_waste import Waste
+from moorage.scheduler.core.rank_waste import HUGE, Waste
 from moorage.scheduler.core.shape import Shape
 
 BEST_SCORE: Final = 100
@@ -244,6 +244,9 @@ def tag_of(shape: Shape) -> int:
 class Fgd(Classic):
     """Fragmentation gradient descent: the most fragmentation taken away, squeezed into 0..100 by a sigmoid.
 
+    As published, requests that differ in memory alone are one in the mix, and of a host's devices a sharer gets the
+    first that reaches the host's score. With shapes told apart by memory as well, 0.3 points more of cpu050 find room.
+
     The mix is told (`mix.add` for all that will come, then `mix.use`) or learned from arrivals, as here by default.
     """
 
@@ -253,7 +256,6 @@ class Fgd(Classic):
         super().__init__()
         self.mix = Mix()
         self._stamp: tuple[int, ...] = ()
-        self._slots: dict[int, int] = {}
 
     def arrived(self, shape: Shape, replicas: int) -> None:
         self.mix.add(shape, replicas)
@@ -262,17 +264,28 @@ class Fgd(Classic):
         stamp = (id(table), table.generation, len(table.kinds), self.mix.version)
         if stamp != self._stamp:
             self._stamp = stamp
-            self._waste = Waste(table, self.mix.top())
+            self._waste = Waste(table, most_frequent(but_for_memory(self.mix.all())))
             self._steps: Ints = np.array([step * self._waste.weight // 10_000 for step in _SIGMOID], np.int64)
-        fits, gain, slots = gains(table, self._waste, ask, rows, cells)
+        fits, gain, _ = gains(table, self._waste, ask, rows, cells)
         steps = np.searchsorted(self._steps, gain, side="right")
-        self._best = (rows, slots)
         return steps if fits is None else np.where(fits, steps, -1)
 
     def slot_of(self, table: HostTable, ask: Ask, row: int) -> int:
-        fits, slots = self._best
-        position = int(np.searchsorted(fits, row))
-        return int(slots[position]) if slots is not None and position < len(fits) and fits[position] == row else -1
+        gain = gains_by_device(table, self._waste, ask, np.array([row], np.int64), table.cells[:, row : row + 1])[:, 0]
+        # below every step is -1 for a device that does not suffice, so that one that does wins over it
+        return int(np.where(gain < -HUGE >> 1, -1, np.searchsorted(self._steps, gain, side="right")).argmax())
+
+
+def but_for_memory(counted: list[tuple[Shape, int]]) -> list[tuple[Shape, int]]:
+    """The mix with requests that differ in a host's memory alone counted as the first of them."""
+    first: dict[tuple[object, ...], Shape] = {}
+    count: dict[tuple[object, ...], int] = {}
+    for shape, number in counted:
+        devices = (shape.mode, shape.count, shape.vendor, shape.models, shape.min_memory_mib, shape.slot_index)
+        key = (*devices, shape.compute_percent, shape.share_mib, shape.cpu_milli)
+        first.setdefault(key, shape)
+        count[key] = count.get(key, 0) + number
+    return [(first[key], number) for key, number in count.items()]
 
 
 #: where 100 / (1 + e^-x) reaches 1, 2 … 99, in millionths; x is the gain in GPUs

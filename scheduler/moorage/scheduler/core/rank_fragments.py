@@ -304,27 +304,9 @@ def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> 
     Returns which of them it fits (None: all), the gain (says nothing where it does not fit), and for sharers the slot
     that gains most (the lowest of those alike).
     """
-    room = cells[ROOM:]
-    at = cells[KIND] * waste.stride
-    at += waste.level(cells[CPU] - ask.cpu) * ROOMS
-    each = waste.by_device(table, cells, at) + room
-    now = cells[NOTE] if table.note is not None else waste.of(table, cells)
-    gain: Ints = now - waste.flat.take(each).sum(0)
-    free = at + cells[FREE]
-    if ask.mode == EXCLUSIVE:
-        gain += waste.without_whole(ask.count).take(free)
-        if table.mixed:
-            asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride
-            gain += ask.count * (waste.of_whole.take(asked) - waste.of_whole.take(at))
+    gain, change = _before_devices(table, waste, ask, rows, cells)
+    if change is None:
         return None, gain, None
-    if waste.shortens:
-        gain -= waste.short_flat.take(free)
-    if ask.mode == NO_GPU:
-        return None, gain, None
-    rooms = ask.rooms(table, rows, cells, room)
-    change = waste.after_share(ask.needs).take(each if rooms is room else each - room + rooms)
-    if waste.shortens:
-        change += (rooms == 100) * waste.taken.take(free)
     if ask.count == 1:
         change += table.slots
         best = change.min(0)
@@ -337,3 +319,40 @@ def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> 
         best, slots = np.full(len(rows), HUGE), None
     fits: Bools = best < HUGE >> 1
     return fits, gain - best, slots
+
+
+def gains_by_device(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> Ints:
+    """As `gains`, what one sharer takes off the waste on each device: far below 0 where it does not fit."""
+    gain, change = _before_devices(table, waste, ask, rows, cells)
+    assert change is not None, "only a sharer chooses a device"
+    found: Ints = gain - (change >> SLOT_BITS)
+    return found
+
+
+def _before_devices(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Ints, Ints | None]:
+    """What a replica takes off the waste apart from the device that a sharer gets; and what each such device adds.
+
+    The second is shifted left by `SLOT_BITS`, huge where a device does not suffice, and None for who shares nothing.
+    """
+    room = cells[ROOM:]
+    at = cells[KIND] * waste.stride
+    at += waste.level(cells[CPU] - ask.cpu) * ROOMS
+    each = waste.by_device(table, cells, at) + room
+    now = cells[NOTE] if table.note is not None else waste.of(table, cells)
+    gain: Ints = now - waste.flat.take(each).sum(0)
+    free = at + cells[FREE]
+    if ask.mode == EXCLUSIVE:
+        gain += waste.without_whole(ask.count).take(free)
+        if table.mixed:
+            asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride
+            gain += ask.count * (waste.of_whole.take(asked) - waste.of_whole.take(at))
+        return gain, None
+    if waste.shortens:
+        gain -= waste.short_flat.take(free)
+    if ask.mode == NO_GPU:
+        return gain, None
+    rooms = ask.rooms(table, rows, cells, room)
+    change = waste.after_share(ask.needs).take(each if rooms is room else each - room + rooms)
+    if waste.shortens:
+        change += (rooms == 100) * waste.taken.take(free)
+    return gain, change

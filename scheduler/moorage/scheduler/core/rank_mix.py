@@ -7,6 +7,7 @@ each doubling of what was seen, later whenever the mix has drifted.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from moorage.scheduler.core.shape import Shape
@@ -22,6 +23,8 @@ LOOK_FIRST: Final = 32
 LOOK_EVERY: Final = 4_096
 #: a mix that moved by less than so many hundredths of all arrivals is left in use
 DRIFT_PERCENT: Final = 4
+#: what is judged by is the most frequent shapes that cover so many percent of the arrivals
+TOP_PERCENT: Final = 95
 
 
 class Mix:
@@ -70,17 +73,24 @@ class Mix:
         self._used, self._used_total = dict(self.counts), self.total
         self.version += 1
 
-    def top(self, percent: int = 95) -> list[tuple[Shape, int]]:
+    def top(self, percent: int = TOP_PERCENT) -> list[tuple[Shape, int]]:
         """The most frequent shapes in use that cover so many percent of the arrivals, the most frequent first."""
-        chosen: list[tuple[Shape, int]] = []
-        covered = 0
-        for shape, count in sorted(self._used.items(), key=lambda pair: -pair[1]):
-            if covered * 100 >= percent * self._used_total:
-                break
-            chosen.append((shape, count))
-            covered += count
-        return chosen
+        return most_frequent(self._used.items(), percent)
 
     def all(self) -> list[tuple[Shape, int]]:
         """Every shape in use with its count."""
         return list(self._used.items())
+
+
+def most_frequent(counted: Iterable[tuple[Shape, int]], percent: int = TOP_PERCENT) -> list[tuple[Shape, int]]:
+    """Those that cover so many percent of all, the most frequent first; of those alike the first."""
+    ranked = sorted(counted, key=lambda pair: -pair[1])
+    total = sum(count for _, count in ranked)
+    chosen: list[tuple[Shape, int]] = []
+    covered = 0
+    for shape, count in ranked:
+        if covered * 100 >= percent * total:
+            break
+        chosen.append((shape, count))
+        covered += count
+    return chosen

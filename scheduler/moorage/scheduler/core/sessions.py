@@ -247,16 +247,16 @@ class Sessions:
         host = self.fleet.hosts.get(worker.num) if worker is not None else None
         if host is None or frame.boot != host.worker.boot:
             return
-        sick = 0
+        sick = used_percent = 0
         host.troubles = {}
-        for slot, reading in enumerate(frame.gpu_pool[: len(host.cls.devices)]):
-            if reading.health != "ok" or reading.foreign:
+        for slot, reading in enumerate(frame.gpu_pool):
+            if reading.util_percent > 0:
+                used_percent += min(reading.util_percent, 100)
+            if (reading.health != "ok" or reading.foreign) and slot < len(host.cls.devices):
                 sick |= 1 << slot
                 ill = reading.health != "ok"
                 host.troubles[slot] = (reading.health, reading.detail) if ill else ("foreign", reading.foreign)
-        host.util_percent = sum(min(max(reading.util_percent, 0), 100) for reading in frame.gpu_pool) // max(
-            1, len(frame.gpu_pool)
-        )
+        host.util_percent = used_percent // max(1, len(frame.gpu_pool))
         host.load_ms = mono_ms
         if sick != host.sick or host.stale:
             self.fleet.changes += 1

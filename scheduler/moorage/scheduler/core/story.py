@@ -52,6 +52,7 @@ class Packing:
         self._tenant = tenant
         self._rows: list[bytes] = []
         self._slots: dict[int, int] = {}  # worker number -> slots that some story names
+        self._gpu_bytes: dict[int, int] = {}  # worker number -> the longest of its devices' entries
         self._bytes = 0
         self.packed: list[Packed] = []
 
@@ -112,7 +113,12 @@ class Packing:
         return fresh
 
     def _cost(self, num: int, mask: int) -> int:
-        return _WORKER_BYTES + sum(len(gpu) + _GPU_BYTES for gpu in gpu_names(self._state.worker_by_num[num], mask))
+        """At most so many bytes of the table."""
+        each = self._gpu_bytes.get(num)
+        if each is None:
+            pool = self._state.worker_by_num[num].hello.get("gpu_pool", ())
+            each = self._gpu_bytes[num] = _GPU_BYTES + max((len(device["uuid"]) for device in pool), default=0)
+        return _WORKER_BYTES + each * mask.bit_count()
 
     def frame(self) -> bytes:
         """The frame as JSON, a `HistoryFrame`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -168,10 +169,17 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "worker": worker,
         **({"workers": len(held)} if len(held) > 1 else {}),
         "simulated": _is_simulated(engine, job),
-        "code": next((row[7] for row in reversed(job.story) if row[4] > 7 and row[5] >= 0), None),
+        "code": _code(job),
         "why": held_by(job.hold) if job.hold else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
     }
+
+
+def _code(job: Job) -> int | None:
+    """That of the replica that ended last, once all have: until then it is open what the others end with."""
+    if job.live:
+        return None
+    return next((row[7] for row in reversed(job.story) if STATES[row[4]] in TERMINAL and row[5] >= 0), None)
 
 
 def _why(job: Job) -> str:
@@ -263,9 +271,14 @@ def tenants(engine: Engine) -> dict[str, Any]:
     return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows)}
 
 
+def by_name(engine: Engine) -> list[Worker]:
+    """The workers as people look for them; the ledger numbers them in the order in which they joined."""
+    return sorted(engine.state.worker_by_num, key=attrgetter("id"))
+
+
 def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
-    """Every worker: its session, what is free and who is sick; and what of the biggest kind would start now."""
-    workers = [_worker(engine, worker, mono_ms) for worker in engine.state.worker_by_num]
+    """Every worker by name: its session, what is free and who is sick; and what of the biggest kind would start now."""
+    workers = [_worker(engine, worker, mono_ms) for worker in by_name(engine)]
     state = engine.state
     oldest = state.finished.oldest_ms()
     return {

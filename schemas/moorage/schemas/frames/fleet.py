@@ -89,7 +89,10 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
 
 
 class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet"):
-    """The leader's digest of the fleet for observers: one frame instead of one a worker. Names no job and no tenant."""
+    """The leader's digest of the fleet for observers: one frame instead of one a worker. Names no job and no tenant.
+
+    `workers` are sorted by name.
+    """
 
     epoch: int
     ledger: int

@@ -27,7 +27,7 @@ from moorage.worker.environment import RESERVED, gpu_environment
 from moorage.worker.leases import protocol
 from moorage.worker.leases.protocol import FrameRefused, frame, read_answer
 from moorage.worker.proctree import boottime_s
-from moorage.worker.supervisor.server import open_folder
+from moorage.worker.unix_socket import open_folder
 
 RETURN_S_MAX: Final = 5.0
 ANSWER_S_MAX: Final = 10.0

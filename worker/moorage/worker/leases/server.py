@@ -29,7 +29,7 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.offer import check, matching
-from moorage.worker.leases.peer import listen, open_pidfd, peer_of, watch
+from moorage.worker.leases.peer import listen_alone, open_pidfd, watch
 from moorage.worker.leases.protocol import (
     FRAME_BYTES_MAX,
     PROTOCOL,
@@ -47,6 +47,7 @@ from moorage.worker.leases.protocol import (
 from moorage.worker.leases.returning import FREE_WAIT_S, Returning
 from moorage.worker.pool import GpuLease, GpuPool
 from moorage.worker.proctree import boottime_s
+from moorage.worker.unix_socket import peer_of
 
 CONNECTIONS_MAX: Final = 256
 #: a peer that connected and says nothing is sent away
@@ -99,7 +100,7 @@ class LeaseServer:
 
         Raises OSError: EADDRINUSE where another agent listens there.
         """
-        self._server = await asyncio.start_unix_server(self._accept, sock=listen(path, self._gid))
+        self._server = await asyncio.start_unix_server(self._accept, sock=listen_alone(path, self._gid))
 
     def ask_back(self, reason: str, within_s: float, pid: int | None = None) -> int:
         """Ask holders (those of `pid`, or all) to give back within so many seconds; how many were asked.

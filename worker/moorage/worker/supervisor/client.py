@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -45,7 +44,7 @@ from moorage.worker.supervisor.protocol import (
     decode_messages,
     encode_request,
 )
-from moorage.worker.supervisor.server import open_folder
+from moorage.worker.unix_socket import open_folder, peer_of
 
 CONNECT_S: Final = 10.0
 """For a supervisor to start and say hello; a bare one takes some 0.2 s."""
@@ -58,7 +57,6 @@ EVENTS_BYTES_MAX: Final = 16 * 1024 * 1024
 supervisor then drops output first. Answers wait as well: take events while you ask."""
 START_MEMBERS_MAX: Final = 512
 """Members in one frame of a longer list."""
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class SupervisorError(Exception):
@@ -323,9 +321,8 @@ class Supervised(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's derives from nothing of asyncio's
         peer: socket.socket = transport.get_extra_info("socket")
-        pid, _, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         with contextlib.suppress(OSError):
-            self._pidfd = os.pidfd_open(pid)
+            self._pidfd = os.pidfd_open(peer_of(peer).pid)
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()

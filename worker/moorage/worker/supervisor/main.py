@@ -40,6 +40,7 @@ from moorage.worker.supervisor.protocol import (
     MARK_NAME,
     OUTPUT_FOLDER,
     PROTOCOL,
+    SOCKET_NAME,
     Done,
     End,
     Event,
@@ -55,7 +56,8 @@ from moorage.worker.supervisor.protocol import (
     Shutdown,
     Start,
 )
-from moorage.worker.supervisor.server import Connection, listen
+from moorage.worker.supervisor.server import Connection
+from moorage.worker.unix_socket import listen
 
 EXIT_HELD: Final = 73
 """The exit status of a supervisor that finds another on its state folder (EX_CANTCREAT of sysexits.h)."""
@@ -426,7 +428,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.chmod(state, 0o700)
         (state / OUTPUT_FOLDER).mkdir(exist_ok=True)
         lock = take_lock(state)
-        listener = listen(state)
+        listener = listen(state / SOCKET_NAME)
     except Held as held:
         print(f"moorage-supervisor: {held}", file=sys.stderr)
         return EXIT_HELD

@@ -5,18 +5,13 @@ unix(7)). A process that descends from the supervisor is a job's and is refused,
 """
 
 import asyncio
-import contextlib
 import os
 import socket
-import struct
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, Protocol
 
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.proctree import read_process
 from moorage.worker.supervisor.protocol import (
-    SOCKET_NAME,
     FrameReader,
     FrameTooLarge,
     Message,
@@ -26,14 +21,13 @@ from moorage.worker.supervisor.protocol import (
     decode_request,
     encode_messages,
 )
+from moorage.worker.unix_socket import peer_of
 
 STREAM_BUFFER_BYTES_MAX: Final = 1024 * 1024
 """Past so much unsent, pieces of output are dropped; the agent sees the gap by their offsets."""
 BUFFER_BYTES_MAX: Final = 32 * 1024 * 1024
 """Past so much unsent the connection is closed; the agent connects again and lists."""
-BACKLOG_MAX: Final = 16
 ANCESTORS_MAX: Final = 1000
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class Handler(Protocol):
@@ -44,40 +38,9 @@ class Handler(Protocol):
     def asked(self, connection: "Connection", request: Request) -> None: ...
 
 
-def listen(state: Path) -> socket.socket:
-    """A listening socket in the state folder, in place of a stale one. The caller holds the folder's lock.
-
-    Raises `OSError`.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with open_folder(state) as folder:
-            path = f"{folder}/{SOCKET_NAME}"
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            listener.bind(path)
-            os.chmod(path, 0o600)
-        listener.listen(BACKLOG_MAX)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-@contextlib.contextmanager
-def open_folder(state: Path) -> Iterator[str]:
-    """A short path of the folder, good while open: a UNIX socket's own path has at most 107 bytes."""
-    descriptor = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
-
-
 def refusal(peer: socket.socket) -> str | None:
     """Why this peer may not speak to the supervisor, None if it may."""
-    pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    pid, uid = peer_of(peer)
     if uid != os.geteuid():
         return f"uid {uid} is not the supervisor's"
     me = os.getpid()

@@ -1,0 +1,51 @@
+"""The disk of a server of our own: one that is full takes no record, and no log says so, for a log is on it, too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+#: free bytes below which a server of our own is out of order: it may stop storing at any record
+DISK_FREE_MIN: Final = 16 * 1024**2
+#: so much more than that is room again, so that a disk at the bound is not told of at every look
+ROOM_AGAIN: Final = 2 * DISK_FREE_MIN
+#: statvfs(3) tells nobody when its answer changes, so it is asked
+LOOK_S: Final = 2.0
+
+
+class Disk(NamedTuple):
+    """Bytes that this user may still write, and all that there are."""
+
+    free: int
+    size: int
+
+    def text(self, folder: Path) -> str:
+        return f"{self.free >> 20:,} of {self.size >> 20:,} MiB free at {folder}"
+
+
+def disk_of(folder: Path) -> Disk:
+    """The file system that the folder is on. Raises OSError."""
+    found = os.statvfs(folder)
+    return Disk(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+async def watch_disk(folder: Path, say: Callable[[str], None], room_again: Callable[[], None]) -> None:
+    """Say when the disk is full and when it has room again, for ever; `room_again` is called with the second."""
+    is_full = False
+    while True:
+        try:
+            disk = disk_of(folder)
+        except OSError:  # the folder was removed below us: whoever writes there says so
+            disk = Disk(ROOM_AGAIN, ROOM_AGAIN)
+        if not is_full and disk.free < DISK_FREE_MIN:
+            is_full = True
+            say(f"the disk is full: {disk.text(folder)}")
+            say("no job is accepted, what was accepted is kept; make room there, and it goes on by itself")
+        elif is_full and disk.free >= ROOM_AGAIN:
+            is_full = False
+            say(f"the disk has room again: {disk.text(folder)}")
+            room_again()
+        await asyncio.sleep(LOOK_S)

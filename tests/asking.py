@@ -1,0 +1,22 @@
+"""Ask over plain nats-py until somebody answers, as the protocol says: the same content again."""
+
+from __future__ import annotations
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from tests.waiting import until
+
+
+async def answered(nc: Client, subject: str, payload: bytes, deadline_s: float, try_s: float) -> Msg:
+    """The answer; a try waits `try_s`. Raises `NeverHappened` when none came within `deadline_s`."""
+
+    async def once() -> Msg | None:
+        try:
+            return await nc.request(subject, payload, timeout=try_s)
+        except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+            return None
+
+    answer: Msg = await until(once, deadline_s, f"an answer on {subject}")
+    return answer

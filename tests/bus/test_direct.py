@@ -1,0 +1,155 @@
+"""Reading as nats-py's own parser reads, however the socket cuts what the server says; and writing in the same turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+from nats.protocol.parser import Parser
+
+from moorage.bus.connection import connect
+from moorage.bus.direct import DirectClient, DirectParser, callback_of
+from moorage.bus.transport import Delivery
+
+HEADERS = b"NATS/1.0\r\nStatus: 503\r\n\r\n"
+
+
+class Heard(DirectClient):
+    """Subscription 1 has a handler of ours, 2 is nats-py's own, 3 has ended."""
+
+    def __init__(self, parser: type[Parser]) -> None:
+        super().__init__()
+        self._ps = parser(self)
+        self._error_cb = self.on_error
+        self.heard: list[Any] = []
+
+        class Ours:
+            _cb = staticmethod(callback_of(self.on_delivery))
+
+        self._subs[1] = Ours()  # type: ignore[assignment]
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        if delivery.data == b"a defect":
+            raise ValueError("a defect")
+        self.heard.append((delivery.subject, delivery.reply, delivery.data, delivery.headers))
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if self.handler_of(sid) is None:
+            self.heard.append((sid, subject, reply, data, headers or b""))
+            return
+        await super()._process_msg(sid, subject, reply, data, headers)
+
+    async def _process_ping(self) -> None:
+        self.heard.append("ping")
+
+    async def _process_err(self, err_msg: str) -> None:
+        self.heard.append(err_msg)
+
+    async def on_error(self, error: Exception) -> None:
+        self.heard.append(str(error))
+
+
+def said() -> bytes:
+    """What a server may say: plain messages, with and without a reply subject, and everything else between them."""
+    return b"".join(
+        (
+            b"MSG a.b 1 5\r\nhello\r\n",
+            b"MSG a.b 1 _INBOX.x.1 0\r\n\r\n",
+            b"PING\r\n",
+            b"HMSG a.c 1 %d %d\r\n%s\r\n" % (len(HEADERS), len(HEADERS), HEADERS),
+            b"MSG a.d 2 back 9\r\nMSG x 1 5\r\n",
+            b"MSG a.d 3 2\r\n\r\n\r\n",
+            b"-ERR 'Permissions Violation'\r\n",
+            b"MSG a.b 1 8\r\na defect\r\n",
+            b"MSG large 1 100000\r\n" + b"0123456789" * 10_000 + b"\r\n",
+            "MSG gr\u00fc\u00df 1 3\r\n".encode() + b"\xff\x00\n\r\n",
+            b"MSG\ta.b  1   1\r\nx\r\n",
+            b"+OK\r\nMSG a.b 1 5\r\nworld\r\n",
+        )
+    )
+
+
+async def parsed(parser: type[Parser], parts: list[bytes]) -> list[Any]:
+    client = Heard(parser)
+    for part in parts:
+        await client._ps.parse(part)
+    assert not client._ps.buf
+    return client.heard
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 20, 64, 1000, 40_000, 10**6])
+async def test_however_it_is_cut_the_same_is_heard_as_by_nats_py(size: int) -> None:
+    text = said()
+    parts = [text[at : at + size] for at in range(0, len(text), size)]
+    expected = await parsed(Parser, [text])
+    assert len(expected) == 12
+    assert await parsed(DirectParser, parts) == expected
+
+
+async def test_cut_anywhere_and_said_twice() -> None:
+    text, chance = said() * 2, random.Random(7)
+    expected = await parsed(Parser, [text])
+    for _ in range(50):
+        cuts = sorted(chance.sample(range(len(text)), 9))
+        parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert await parsed(DirectParser, parts) == expected
+
+
+async def test_a_message_that_never_ends_is_held_once_and_bounded_by_what_nats_py_takes() -> None:
+    client = Heard(DirectParser)
+    await client._ps.parse(b"MSG large 1 10000000\r\n")
+    began = time.process_time()
+    for _ in range(300):
+        await client._ps.parse(b"x" * 32_768)
+    assert len(client._ps.buf) == 300 * 32_768
+    assert not client.heard
+    assert time.process_time() - began < 2  # linear: put together anew for each read it would be gigabytes
+
+
+async def test_what_is_sent_leaves_in_the_turn_that_sends_it(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+        heard: list[bytes] = []
+        await b.subscribe(unique, lambda delivery: heard.append(delivery.data))
+        sent = a._client.stats["out_msgs"]
+        await a.send([(unique, b"one", ""), (unique, b"two", "")])
+        assert a._client.stats["out_msgs"] == sent + 2
+        assert not a._client._pending  # handed to the socket, in no later turn
+        await a.flush()
+        await b.flush()
+        assert heard == [b"one", b"two"]
+
+
+async def test_requests_of_one_turn_leave_in_two_writes(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first at once, as nobody may come after it; those that follow together."""
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+
+        def on_question(delivery: Delivery) -> None:
+            answering.append(asyncio.ensure_future(b.send([(delivery.reply, delivery.data, "")])))
+
+        answering: list[asyncio.Future[int]] = []
+        await b.subscribe(unique, on_question)
+        writes: list[int] = []
+        stream = a._client._transport._io_writer.transport  # type: ignore[union-attr]
+        write = stream.writelines
+
+        def noted(pending: list[bytes]) -> None:
+            writes.append(len(pending))
+            write(pending)
+
+        monkeypatch.setattr(stream, "writelines", noted)
+        answers = await asyncio.gather(*(a.request(unique, b"%d" % number, 5) for number in range(100)))
+        assert [answer.data for answer in answers] == [b"%d" % number for number in range(100)]
+        assert writes[:2] == [1, 99]
+
+
+def test_the_hooks_are_where_they_are_looked_for() -> None:
+    """A release of nats-py without them would be slower, and nobody would see why."""
+    client = Client()
+    assert {"_ps", "_pending", "_pending_data_size", "_transport", "_flush_queue"} <= vars(client).keys()
+    assert callable(client._process_msg)

@@ -1,0 +1,64 @@
+"""A UNIX socket in a folder of ours: how one listens there, and who the kernel says has connected."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+#: connections that the kernel keeps until they are accepted
+BACKLOG_MAX: Final = 64
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class Peer(NamedTuple):
+    """As the kernel tells it of the process that connected, or that listens (SO_PEERCRED of unix(7))."""
+
+    pid: int
+    uid: int
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return Peer(pid, uid)
+
+
+@contextlib.contextmanager
+def open_folder(folder: Path) -> Iterator[str]:
+    """A short path of the folder, good while open: a UNIX socket's own path has at most 107 bytes."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def listen(path: Path, gid: int | None = None) -> socket.socket:
+    """A listening socket of mode 0600, or 0660 for a group `gid`, in place of what has that name.
+
+    The caller knows that nobody else listens there. Raises `OSError`.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with open_folder(path.parent) as folder:
+            name = f"{folder}/{path.name}"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            umask = os.umask(0o177)  # from its first moment on it is ours alone
+            try:
+                listener.bind(name)
+            finally:
+                os.umask(umask)
+            if gid is not None:
+                os.chown(name, -1, gid)
+                os.chmod(name, 0o660)
+        listener.listen(BACKLOG_MAX)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
