@@ -10,6 +10,8 @@ import tempfile
 import venv
 from pathlib import Path
 
+from bench.peers.stick import stick
+
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / ".cache" / "peers"
 INSTALL_S_MAX = 600
@@ -52,7 +54,7 @@ def slurm() -> str:
 def measured(python: str, runner: str, figure: str, slots: int) -> dict[str, float]:
     """What a runner of this folder prints, by name; `version` is left out. Raises `NoPeer`."""
     with tempfile.TemporaryDirectory(prefix="peer-") as folder:
-        command = [python, str(HERE / runner), figure, str(slots), folder]
+        command = [python, str(HERE / runner), figure, str(slots), folder, *stick()]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX, cwd=folder)
         except subprocess.TimeoutExpired:

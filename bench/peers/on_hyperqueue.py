@@ -1,4 +1,6 @@
-"""HyperQueue, run by the Python of its own environment: `on_hyperqueue.py processes SLOTS`; prints one JSON object.
+"""HyperQueue, run by the Python of its own environment: `on_hyperqueue.py processes SLOTS FOLDER STICK...`.
+
+Prints one JSON object; STICK is the job that says when it began, less its last argument (see `stick.py`).
 
 Fair settings: server and worker of its own package, no journal (it would write one more file), as many CPU slots as
 told standing in for GPUs, tasks of one job each handed over in one call, no output files.
@@ -21,8 +23,8 @@ TASKS = 2_000
 WAITS = 60
 
 
-def processes(slots: int) -> dict[str, float]:
-    """/bin/true as a process a task: how many a second; and submit to start of one that says when it began."""
+def processes(slots: int, stick: list[str]) -> dict[str, float]:
+    """/bin/true as a process a task: how many a second; and submit to start of the stick."""
     with tempfile.TemporaryDirectory() as name, LocalCluster(f"{name}/hq", WorkerConfig(cores=slots)) as cluster:
         client = cluster.client()
 
@@ -40,11 +42,11 @@ def processes(slots: int) -> dict[str, float]:
         for number in range(WAITS):
             stamp = Path(name) / f"began-{number}"
             submitted = time.time_ns()
-            run(1, ["/bin/sh", "-c", f"date +%s%N > {stamp}"])
+            run(1, [*stick, str(stamp)])
             waits.append((int(stamp.read_text()) - submitted) / 1e6)
     waits.sort()
     return {"jobs/s": rate, "p50 ms": statistics.median(waits), "p99 ms": waits[len(waits) * 99 // 100]}
 
 
 if __name__ == "__main__":
-    print(json.dumps({**processes(int(sys.argv[2])), "version": get_version()}))
+    print(json.dumps({**processes(int(sys.argv[2]), sys.argv[4:]), "version": get_version()}))

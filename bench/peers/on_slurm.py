@@ -1,4 +1,6 @@
-"""Slurm of Debian's packages, configured for this alone: `on_slurm.py processes SLOTS FOLDER`; prints one JSON object.
+"""Slurm of Debian's packages, configured for this alone: `on_slurm.py processes SLOTS FOLDER STICK...`.
+
+Prints one JSON object; STICK is what the job script runs to say when it began (see `stick.py`).
 
 Fair settings: one node with as many CPUs as told standing in for GPUs, one submit of an array, the scheduler woken by
 every event and looking at all of the queue, no accounting, no prolog, no cgroups. All it writes is in `FOLDER`.
@@ -10,6 +12,7 @@ import contextlib
 import getpass
 import json
 import os
+import shlex
 import shutil
 import socket
 import statistics
@@ -107,8 +110,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def processes(slots: int, folder: Path) -> dict[str, float]:
-    """A shell as a process a job: how many a second; and submit to start of one that says when it began."""
+def processes(slots: int, folder: Path, stick: list[str]) -> dict[str, float]:
+    """A shell as a process a job: how many a second; and submit to start of the stick."""
     submit = ["sbatch", "--quiet", "--output=/dev/null", "--chdir", str(folder)]
     with cluster(slots, folder):
         done = folder / "done"
@@ -122,7 +125,7 @@ def processes(slots: int, folder: Path) -> dict[str, float]:
         for number in range(WAITS):
             stamp = folder / f"began-{number}"
             submitted = time.time_ns()
-            subprocess.run([*submit, "--wrap", f"date +%s%N > {stamp}"], check=True)
+            subprocess.run([*submit, "--wrap", shlex.join([*stick, str(stamp)])], check=True)
             while not stamp.exists() or not stamp.read_text().endswith("\n"):
                 time.sleep(0.01)
             waits.append((int(stamp.read_text()) - submitted) / 1e6)
@@ -133,4 +136,4 @@ def processes(slots: int, folder: Path) -> dict[str, float]:
 if __name__ == "__main__":
     where = Path(sys.argv[3])
     version = subprocess.run([_found("slurmctld"), "-V"], capture_output=True, text=True).stdout.split()[-1]
-    print(json.dumps({**processes(int(sys.argv[2]), where), "version": version}))
+    print(json.dumps({**processes(int(sys.argv[2]), where, sys.argv[4:]), "version": version}))

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from bench.callers import Callers, quantile
+from bench.peers.stick import stick
 from bench.stack import stack
 from moorage.client import AsyncClient
 
@@ -47,7 +48,7 @@ async def gangs() -> dict[str, float]:
 
 
 async def processes(slots: int) -> dict[str, float]:
-    """/bin/true as a process a job; and submit to start of one that says when it began."""
+    """/bin/true as a process a job; and submit to start of the stick (see `stick.py`)."""
     async with stack(f"1x{slots}xH100", driver="process") as it:
         callers = await Callers.open(it, TRUE)
         rate = await _rate(callers, PROCESSES, CALLERS)
@@ -58,7 +59,7 @@ async def processes(slots: int) -> dict[str, float]:
                 for number in range(PROCESS_WAITS):
                     stamp = Path(folder) / f"began-{number}"
                     submitted = time.time_ns()
-                    job = await moorage.submit(["/bin/sh", "-c", f"date +%s%N > {stamp}"], gpu=1)
+                    job = await moorage.submit([*stick(), str(stamp)], gpu=1)
                     await job.result(30)
                     waits.append((int(stamp.read_text()) - submitted) / 1e6)
     waits.sort()

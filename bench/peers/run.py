@@ -18,6 +18,7 @@ import uvloop
 
 from bench.peers import environments, ours
 from bench.peers.environments import NoPeer, measured, python_of
+from bench.peers.stick import told
 from bench.run import _number, busy_percent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +67,8 @@ stand in each peer's runner in `bench/peers`; a few were tried for each, not all
   their bookkeeping; a peer has a process or a thread for each slot, and was measured with 8. With 8
   slots ours is bound by them: a slot is busy for two records of the ledger at least.
 - submit→start is one job in flight, from the submit's call to the job's own clock; Slurm's has sbatch's own start in
-  it. Slurm's jobs are a shell script, ours and HyperQueue's /bin/true.
+  it. Where a process is started, that job is {stick}. For the rate
+  Slurm's jobs are a shell script, ours and HyperQueue's /bin/true.
 """
 
 
@@ -108,7 +110,7 @@ def report(found: dict[tuple[str, str], list[float]], missing: dict[str, str], b
     """The page."""
     versions = ", ".join(f"{runner[3:-3]} {version}" for runner, version in environments.versions.items())
     lines = [
-        HEAD,
+        HEAD.format(stick=told()),
         f"- {os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
         f"- {versions}",
         f"- {time.strftime('%Y-%m-%d', time.gmtime())}, {rounds} rounds, machine {busy:.0f} % busy before the first",

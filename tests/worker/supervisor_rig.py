@@ -121,12 +121,15 @@ async def rig_at(state: Path, *arguments: str) -> AsyncIterator[Rig]:
 
 
 def arguments_of(proof: str) -> tuple[str, ...]:
-    """A supervisor's arguments for a way of proof, `cgroup` or `walk`; skips what this machine does not have."""
+    """A supervisor's arguments for a way of proof, `cgroup` or `walk`; skips what this machine does not have.
+
+    `interpreted` is `walk` with `launcher.py`, which else serves only where no C compiler is.
+    """
     if proof == "cgroup":
         if not CGROUPS_WORK:
             pytest.skip("no writable cgroup v2 here")
         return ()
-    return ("--no-cgroup",)
+    return ("--no-cgroup", "--interpreted") if proof == "interpreted" else ("--no-cgroup",)
 
 
 def with_rig(tmp_path: Path, arguments: tuple[str, ...], scenario: Callable[[Rig], Awaitable[None]]) -> None:

@@ -45,7 +45,7 @@ ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-@pytest.fixture(params=["cgroup", "walk"])
+@pytest.fixture(params=["cgroup", "walk", "interpreted"])
 def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return arguments_of(request.param)
 
@@ -473,7 +473,7 @@ def test_nothing_starts_behind_the_fence_until_it_is_moved(tmp_path: Path, argum
 
 def launcher_of(rig: Rig) -> int:
     for pid in children(rig.client.identity.pid):
-        if b"launcher.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"/launcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
     raise AssertionError("no launcher")
 

@@ -115,9 +115,6 @@ class Connection(Link):
         self.counters.sent += handed
         return handed
 
-    async def written(self) -> None:
-        await asyncio.sleep(0)  # uvloop writes at the end of a turn, behind whatever the turn still does
-
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
         """Call `handler` for each message; it runs in the read path, so it may only enqueue, in a queue of its bound.
 
@@ -196,14 +193,10 @@ class Connection(Link):
         if not self._connected.is_set():
             timeout_s = await self._await_connected(subject, timeout_s)
         token, future = answers.open(subject, timeout_s, is_last)
-        client = self._client
-        first = client.is_first
         try:
-            await client.publish(
+            await self._client.publish(
                 subject, payload, answers.reply_subject(token), headers=dict(headers) if headers else None
             )
-            if first:  # those that follow in this turn of the loop leave together
-                client.write()
             return await future
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             raise Disconnected(subject) from None

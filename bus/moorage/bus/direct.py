@@ -48,11 +48,6 @@ class DirectClient(Client):
         super().__init__()
         self._ps = DirectParser(self)
 
-    @property
-    def is_first(self) -> bool:
-        """Whether nothing was published since the last turn of the loop that wrote: the next one need wait for none."""
-        return self._flush_queue is None or self._flush_queue.empty()
-
     def write(self) -> None:
         """Hand to the socket what was published so far; what the socket has no room for follows as ever."""
         transport = self._transport

@@ -85,9 +85,6 @@ class Link:
 
     # -- what carries the messages --------------------------------------------------------------------------------
 
-    async def written(self) -> None:
-        """Return once what was sent has left this process, as far as there is room for it."""
-
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscribed:
         raise NotImplementedError
 

@@ -36,6 +36,10 @@ SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
 #: jobs that one record has changed beyond which making the next one waits a turn: some 5 ms
 LONG_RECORD: Final = 256
+#: so many records of ends alone, one after the other, each kept a request waiting that came while it was appended; then
+#: the next one waits for the request, so long at most: loops have no finer timers
+COMPANY_AFTER: Final = 3
+COMPANY_S: Final = 0.002
 
 
 def monotonic_ms() -> int:
@@ -75,6 +79,7 @@ class Reign:
         self._sending_now: asyncio.Task[None] | None = None
         self._sent_ms = monotonic_ms()  # when the newest acknowledged append was sent
         self._built_ms = 0
+        self._kept_waiting = 0  # records of ends alone that a request came behind, one after the other
         self.records = 0
         self.resigned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -159,26 +164,29 @@ class Reign:
         engine, ledger = self.engine, self._scheduler.ledger
         while True:
             await self._until_due()
+            if self._kept_waiting >= COMPANY_AFTER:
+                await self._for_company()
             now = monotonic_ms()
             if not self._due(now):
                 continue
+            only_ends = engine.only_ends
             payload = engine.build(self._time_ms(now), now)
             self._built_ms = now
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
             self.records += 1
+            if only_ends:
+                self._kept_waiting = self._kept_waiting + 1 if engine.submitted else 0
             outputs = engine.commit(seq, monotonic_ms())
             if engine.sessions.ahead and (why := engine.behind(monotonic_ms())):
                 await ledger.mark_behind(engine.state, engine.rid + 1, why)
                 raise LedgerOlder(why)
             self.history.take(outputs)
             self.queue_reader.made_room()
-            decided, tells_workers = self.queue_reader.decided, bool(outputs.messages)
+            decided = self.queue_reader.decided
             await self._world.send(messages_of(outputs, self._subjects, seq, decided))
             if len(outputs.events) >= LONG_RECORD:
-                await asyncio.sleep(0)  # a turn for the others: what was sent leaves, and what came is read
-            elif tells_workers:
-                await self._world.written()  # what a GPU waits for leaves before the next record is made
+                await asyncio.sleep(0)  # a turn for the others: what came is read
             if not engine.state.leader:
                 self.resigned.set()
                 return
@@ -220,6 +228,22 @@ class Reign:
             await self._kick.wait()
         finally:
             handle.cancel()
+
+    async def _for_company(self) -> None:
+        """News of ends alone waits for the request that lately came right behind it, and had to wait for its append.
+
+        Who sends one request once the one before is answered has it started a third sooner so, and the disk half the
+        work. No start ever waits for this, and a wait in vain is the last one for a while.
+        """
+        alone = self._loop.call_later(COMPANY_S, self._nobody_came)
+        while self._kept_waiting and self.engine.only_ends:
+            self._kick.clear()
+            await self._kick.wait()
+        alone.cancel()
+
+    def _nobody_came(self) -> None:
+        self._kept_waiting = 0
+        self._kick.set()
 
     # ----------------------------------------------------------------------------------- for the questions
 

@@ -31,6 +31,7 @@ from moorage.scheduler.core.events import (
     SnapshotTaken,
     Submit,
     presses,
+    tells_ends,
 )
 from moorage.scheduler.core.fleet import Fleet, Host
 from moorage.scheduler.core.fold import fold
@@ -62,6 +63,8 @@ from moorage.schemas.subjects import Subjects
 
 #: a W3C traceparent has 55; what is longer is none
 TRACE_CHARS_MAX: Final = 128
+#: events of which it is worth a look whether all of them are such as may wait for company
+ENDS_MAX: Final = 64
 #: queue entries that no longer wait before they are cleared out
 QUEUE_SPARE: Final = 1_000
 
@@ -208,6 +211,18 @@ class Engine:
     def urgent(self) -> bool:
         """Whether something waits that must not wait for the next heartbeat (renewals alone may, a little)."""
         return bool(self._submits or self._pressing or (self._replan and self.queue.size))
+
+    @property
+    def submitted(self) -> bool:
+        """Whether a request was offered that is in no record yet."""
+        return bool(self._submits)
+
+    @property
+    def only_ends(self) -> bool:
+        """Whether all that presses is news of a few members that are over, and nobody waits for what they held."""
+        if self._submits or self.queue.size or not 0 < self._pressing <= len(self._rest) <= ENDS_MAX:
+            return False
+        return all(tells_ends(event) for event in self._rest if presses(event))
 
     @property
     def waiting(self) -> int:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -182,3 +182,18 @@ Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | 
 def presses(event: Rest) -> bool:
     """Whether an event must not wait for the next heartbeat: renewals alone may."""
     return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))
+
+
+#: of one frame that tells of ends and may wait for company: more have a record of their own
+ENDS_FACTS_MAX: Final = 64
+
+
+def tells_ends(event: Rest) -> bool:
+    """Whether an event is a worker's word on a few members that are over, and on no other."""
+    if not (isinstance(event, FromWorker) and isinstance(event.frame, FactFrame)):
+        return False
+    facts = event.frame.facts
+    if len(facts) > ENDS_FACTS_MAX:
+        return False
+    over = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in facts if fact.kind in ("exited", "freed")}
+    return all((fact.tenant, fact.job, fact.replica, fact.fence) in over for fact in facts)

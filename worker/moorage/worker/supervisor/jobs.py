@@ -44,7 +44,10 @@ CLEAR_DELAY_S_MAX: Final = 0.1
 
 
 class Jobs:
-    """`emit` gets events in order; `record` gets what the journal must hold before those events are told."""
+    """`emit` gets events in order; `record` gets what the journal must hold before those events are told.
+
+    `program` is the compiled launcher, None for the interpreted one.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Jobs:
         emit: Callable[[Event], None],
         record: Callable[[Record], None],
         write_ahead: Callable[[list[Record]], None],
+        program: str | None = None,
     ) -> None:
         self.members: dict[str, Member] = {}
         self.ended: dict[str, Ended] = {}
@@ -70,6 +74,7 @@ class Jobs:
             cgroups=cgroups,
             descriptors=descriptors,
             write_ahead=write_ahead,
+            program=program,
         )
         self._state_mark = state_mark
         self._cgroups = cgroups

@@ -22,7 +22,7 @@ from moorage.worker.proctree import boottime_s
 from moorage.worker.supervisor.journal import Record, Starting
 from moorage.worker.supervisor.member import Member, State
 from moorage.worker.supervisor.output import OutputPump, member_digest, output_path
-from moorage.worker.supervisor.spawn import CONFIRMATION_BYTES, STAGES, Launcher, LauncherGone, Request
+from moorage.worker.supervisor.spawn import CONFIRMATION, STAGES, Launcher, LauncherGone, Request
 
 SLICE_MEMBERS_MAX: Final = 16
 CONFIRM_S: Final = 1.0
@@ -78,6 +78,7 @@ class Launches:
         cgroups: CgroupBase | None,
         descriptors: tuple[int, int],
         write_ahead: Callable[[list[Record]], None],
+        program: str | None = None,
     ) -> None:
         self._owner = owner
         self._state = state
@@ -86,6 +87,7 @@ class Launches:
         self._cgroups = cgroups
         self._descriptors = descriptors
         self._write_ahead = write_ahead
+        self._program = program
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Member] = deque()
         self._early: dict[int, tuple[int, Usage]] = {}
@@ -206,7 +208,14 @@ class Launches:
     def start_launcher(self) -> Launcher:
         """The launcher, started if there is none. Raises `OSError`."""
         if self._launcher is None:
-            self._launcher = Launcher.start(*self._descriptors, self._state_mark)
+            try:
+                self._launcher = Launcher.start(*self._descriptors, self._state_mark, self._program)
+            except OSError:
+                if self._program is None:
+                    raise
+                # It ran when this process began: its file has gone since. The next starts cost a little more.
+                self._program = None
+                self._launcher = Launcher.start(*self._descriptors, self._state_mark)
             self._loop.add_reader(self._launcher.fileno(), self._answered)
         return self._launcher
 
@@ -267,12 +276,12 @@ class Launches:
         """Read the confirm pipe: a message from each child that failed, and at last the end of file."""
         while True:
             try:
-                data = os.read(launched.confirm, CONFIRMATION_BYTES)
+                data = os.read(launched.confirm, CONFIRMATION.size)
             except BlockingIOError:
                 return
             if not data:
                 break
-            slot, stage, number = (int.from_bytes(data[at : at + 4], "little") for at in (0, 4, 8))
+            slot, stage, number = CONFIRMATION.unpack(data)
             launched.members[slot].failure = (number, STAGES[stage], os.strerror(number))
         self._loop.remove_reader(launched.confirm)
         os.close(launched.confirm)

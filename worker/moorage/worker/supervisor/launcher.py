@@ -4,23 +4,29 @@ The cost of a clone grows with the memory of the process that is cloned (some 60
 memory), so this file is run by path, with `python -I -S`, and imports nothing but what it needs. Its clones are made
 with CLONE_PARENT: they are the supervisor's children, who reaps them and whose death kills them.
 
-It reads packets from a SEQPACKET socket on the descriptor given, which is the lowest after standard error. A packet
-is a marshalled list of requests together with their descriptors; the answer is the list of pids (or negative error
-numbers). A child that cannot exec writes (slot, stage, error number), 4 bytes each, little-endian, to the confirm
-pipe, which else closes as it execs.
+`launcher.c` does the same at a quarter of the price, where a C compiler is there to build it (see `compiled.py`).
+
+It reads packets from a SEQPACKET socket on the lowest descriptor after standard error. What is in a packet, and in the
+answer, stands in `spawn.py`. A child that cannot exec writes (slot, stage, error number), 4 bytes each, in the order
+of this machine, to the confirm pipe, which else closes as it execs.
 """
 
 import _socket
 import ctypes
 import errno
-import marshal
 import os
 import resource
 import signal
+import struct
 import sys
 
+CHANNEL = 3
 PACKET_BYTES_MAX = 128 * 1024
 DESCRIPTORS_MAX = 64
+#: one request: bytes, slot, out, err, cgroup, becomes_user, uid, gid, then how many groups, limits, paths, arguments
+#: and variables. The limits follow, the groups, and as text that ends in a null: cwd, paths, arguments, variables.
+REQUEST = struct.Struct("=6i2I6i")
+LIMIT = struct.Struct("=3q")
 STAGE_CGROUP, STAGE_LIMITS, STAGE_USER, STAGE_CWD, STAGE_EXEC = 1, 2, 3, 4, 5
 
 _MSG_CMSG_CLOEXEC = 0x40000000
@@ -82,9 +88,15 @@ def _checked(result: int) -> int:
     return result
 
 
-def become(request: tuple, descriptors: list, confirm: int, parent: int, moved: bool) -> None:  # type: ignore[type-arg]
+def become(request: bytes, descriptors: list, confirm: int, parent: int, moved: bool) -> None:  # type: ignore[type-arg]
     """In the child: put everything in place and exec. Never returns."""
-    slot, paths, argv, environ, cwd, ids, limits, out, err, cgroup = request
+    _, slot, out, err, cgroup, becomes_user, uid, gid, groups, limits, paths, argv, environ, _ = REQUEST.unpack_from(
+        request
+    )
+    at = REQUEST.size + limits * LIMIT.size
+    text = at + 4 * groups
+    group_ids = struct.unpack_from(f"={groups}I", request, at)
+    cwd, *words = request[text:].split(b"\0", 1 + paths + argv + environ)[:-1]
     stage = STAGE_CGROUP
     try:
         os.setsid()
@@ -94,17 +106,18 @@ def become(request: tuple, descriptors: list, confirm: int, parent: int, moved: 
         os.dup2(descriptors[out], 1)
         os.dup2(descriptors[err], 2)
         stage = STAGE_LIMITS
-        for name, value in limits:
-            resource.setrlimit(name, value)
+        for number in range(limits):
+            name, soft, hard = LIMIT.unpack_from(request, REQUEST.size + number * LIMIT.size)
+            resource.setrlimit(name, (soft, hard))
         stage = STAGE_USER
-        if ids is not None:
+        if becomes_user:
             # Its output is its own to open again (/dev/stdout); what it makes is nobody else's to read.
             for descriptor in (1, 2):
-                os.fchown(descriptor, ids[0], ids[1])
+                os.fchown(descriptor, uid, gid)
             os.umask(0o077)
-            os.setgroups(ids[2])
-            os.setgid(ids[1])
-            os.setuid(ids[0])
+            os.setgroups(group_ids)
+            os.setgid(gid)
+            os.setuid(uid)
             # A set-user-id program gives it no other user than this one.
             if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
                 raise OSError(ctypes.get_errno(), "no_new_privs")
@@ -116,9 +129,10 @@ def become(request: tuple, descriptors: list, confirm: int, parent: int, moved: 
         if os.getppid() != parent:
             os._exit(127)
         refused = None
-        for path in paths:
+        variables = dict(word.split(b"=", 1) for word in words[paths + argv :])
+        for path in words[:paths]:
             try:
-                os.execve(path, argv, environ)
+                os.execve(path, words[paths : paths + argv], variables)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                     raise
@@ -131,17 +145,17 @@ def become(request: tuple, descriptors: list, confirm: int, parent: int, moved: 
     except BaseException:
         number = errno.EINVAL
     try:
-        os.write(confirm, b"".join(value.to_bytes(4, "little") for value in (slot, stage, number)))
+        os.write(confirm, struct.pack("=3i", slot, stage, number))
     finally:
         os._exit(127)
 
 
 def main() -> None:
-    channel_descriptor, soft, hard = (int(argument) for argument in sys.argv[1:4])
-    os.set_inheritable(channel_descriptor, False)
+    soft, hard = (int(argument) for argument in sys.argv[1:3])
+    os.set_inheritable(CHANNEL, False)
     # Whatever the supervisor itself was given, by a shell or a service manager, is not the children's.
-    os.closerange(channel_descriptor + 1, os.sysconf("SC_OPEN_MAX"))
-    channel = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, channel_descriptor)
+    os.closerange(CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))
+    channel = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, CHANNEL)
     parent = os.getppid()
     # What the children inherit: dispositions and mask as a fresh process has them, the usual umask, no input.
     for number in range(1, signal.NSIG):
@@ -165,14 +179,17 @@ def main() -> None:
             for at in range(0, len(raw) - len(raw) % 4, 4)
         ]
         confirm = descriptors[0]
-        requests = marshal.loads(data)
-        if requests is None:
+        (count,) = struct.unpack_from("=i", data)
+        if not count:
             # Too large for a packet: the second descriptor is a file in memory that holds it.
             with open(descriptors[1], "rb", closefd=False) as file:
-                requests = marshal.loads(file.read())
+                data = file.read()
+            (count,) = struct.unpack_from("=i", data)
         answers = []
-        for request in requests:
-            cgroup = request[9]
+        at = 8
+        for _ in range(count):
+            size, _, _, _, cgroup = struct.unpack_from("=5i", data, at)
+            request, at = data[at : at + size], at + size
             moved = not older
             try:
                 if older:
@@ -195,7 +212,7 @@ def main() -> None:
             if pid == 0:
                 become(request, descriptors, confirm, parent, moved)
             answers.append(pid)
-        channel.send(marshal.dumps(answers))
+        channel.send(struct.pack(f"={len(answers)}i", *answers))
         for descriptor in descriptors:
             os.close(descriptor)
 

@@ -1,6 +1,6 @@
 """The supervisor: the worker's second process, which owns the jobs' processes.
 
-    python -m moorage.worker.supervisor --state DIR [--detach] [--no-cgroup] [--linger SECONDS]
+    python -m moorage.worker.supervisor --state DIR [--detach] [--no-cgroup] [--interpreted] [--linger SECONDS]
 
 It starts jobs, is their subreaper, pumps their output, keeps their timeouts and the fence deadline, and lives on when
 the agent dies; the agent connects to it again. One supervisor per state folder, by a lock on a file there. Once it has
@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import become_subreaper, boot_id, boottime_s, read_process
+from moorage.worker.supervisor.compiled import compiled_launcher
 from moorage.worker.supervisor.fence import BoottimeTimer
 from moorage.worker.supervisor.former import FormerMembers
 from moorage.worker.supervisor.jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
@@ -73,7 +74,12 @@ class Supervisor:
     """Everything of one state folder. Made inside the running loop."""
 
     def __init__(
-        self, state: Path, cgroups: CgroupBase | None, descriptors: tuple[int, int], linger_s: float = LINGER_S
+        self,
+        state: Path,
+        cgroups: CgroupBase | None,
+        descriptors: tuple[int, int],
+        linger_s: float = LINGER_S,
+        program: str | None = None,
     ) -> None:
         """Raises `OSError`."""
         self.finished = asyncio.Event()
@@ -102,6 +108,7 @@ class Supervisor:
             emit=self._emit,
             record=self._records.append,
             write_ahead=self._write_ahead,
+            program=program,
         )
         self.jobs.ended.update((key, entry.ended) for key, entry in left.items() if entry.ended is not None)
         me = read_process(os.getpid())
@@ -395,10 +402,11 @@ async def serve(
     cgroups: CgroupBase | None,
     limits: tuple[int, int],
     linger_s: float = LINGER_S,
+    program: str | None = None,
 ) -> None:
     """Run until told to stop. Raises `OSError`."""
     loop = asyncio.get_running_loop()
-    supervisor = Supervisor(state, cgroups, limits, linger_s)
+    supervisor = Supervisor(state, cgroups, limits, linger_s, program)
     loop.add_signal_handler(signal.SIGCHLD, supervisor.jobs.reap)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
@@ -419,6 +427,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--state", type=Path, required=True, help="folder of the socket, the journal and the output")
     parser.add_argument("--detach", action="store_true", help="return once the socket listens, and run on")
     parser.add_argument("--no-cgroup", action="store_true", help="prove by walking the tree even where cgroups work")
+    parser.add_argument("--interpreted", action="store_true", help="launcher.py even where a C compiler is there")
     parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds without agent and member until it ends")
     options = parser.parse_args(arguments)
     os.umask(0o077)
@@ -440,9 +449,10 @@ def main(arguments: list[str] | None = None) -> int:
         detach(state)
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    program = None if options.interpreted else compiled_launcher(state, log)
     become_subreaper()
     limits = raise_descriptor_limit()
     name = "moorage-" + hashlib.blake2b(os.fsencode(state), digest_size=6).hexdigest()
     cgroups = None if options.no_cgroup else CgroupBase.open(name)
-    asyncio.run(serve(state, listener, cgroups, limits, options.linger))
+    asyncio.run(serve(state, listener, cgroups, limits, options.linger, program))
     return 0

@@ -1,17 +1,22 @@
 """The supervisor's side of starting a child: judge the request, then hand it to the launcher process.
 
 Why a launcher: a `preexec_fn` costs `subprocess` its vfork, and forking the supervisor itself copies its page tables.
-`launcher.py` is a bare interpreter that is cheap to clone; its clones are the supervisor's own children.
+The launcher, `launcher.c` or else `launcher.py`, is cheap to clone; its clones are the supervisor's own children.
+
+A packet to it is a count of requests (4 bytes, and 4 of padding), then the requests, each padded to 8 bytes, together
+with descriptors: the confirm pipe's, a file in memory, and those whose places the requests name. A count of 0 says that
+the packet is in that file. The answer is as many pids, or negative error numbers, of 4 bytes. All numbers are in the
+order of this machine.
 """
 
 import array
 import errno
-import marshal
 import os
 import pwd
 import resource
 import signal
 import socket
+import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +30,10 @@ SEARCH_PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
 PACKET_BODY_BYTES_MAX: Final = 64 * 1024
 SECONDS_MAX: Final = 10 * 365 * 86400.0
 OUTPUT_CAP_BYTES_MAX: Final = 1 << 40
-CONFIRMATION_BYTES: Final = 12
+UID_NONE: Final = (1 << 32) - 1
+"""What the kernel takes for no uid at all."""
+CONFIRMATION: Final = struct.Struct("=3i")
+"""(slot, stage, error number) of a child that could not exec."""
 STAGES: Final = {
     launcher.STAGE_CGROUP: "cgroup",
     launcher.STAGE_LIMITS: "limits",
@@ -38,18 +46,7 @@ _LIMITS: Final = {
 }
 
 Ids: TypeAlias = tuple[int, int, list[int]]
-Request: TypeAlias = tuple[
-    int,
-    list[bytes],
-    list[bytes],
-    dict[bytes, bytes],
-    bytes,
-    Ids | None,
-    list[tuple[int, tuple[int, int]]],
-    int,
-    int,
-    int,
-]
+Request: TypeAlias = bytes
 
 
 class StartRefused(Exception):
@@ -79,18 +76,19 @@ class Child:
 
     def request(self, slot: int, stdout: int, stderr: int, cgroup: int) -> Request:
         """What the launcher reads; the last three are places in the packet's list of descriptors, -1 for none."""
-        return (
-            slot,
-            self.paths,
-            self.argv,
-            self.environ,
-            self.cwd,
-            self.ids,
-            self.limits,
-            stdout,
-            stderr,
-            cgroup,
+        uid, gid, groups = self.ids or (0, 0, [])
+        counts = (len(groups), len(self.limits), len(self.paths), len(self.argv), len(self.environ), 0)
+        body = b"".join(
+            (
+                *(launcher.LIMIT.pack(number, *pair) for number, pair in self.limits),
+                struct.pack(f"={len(groups)}I", *groups),
+                b"\0".join((self.cwd, *self.paths, *self.argv, *map(b"=".join, self.environ.items()), b"")),
+            )
         )
+        padding = -len(body) % 8
+        size = launcher.REQUEST.size + len(body) + padding
+        head = (size, slot, stdout, stderr, cgroup, self.ids is not None, uid, gid, *counts)
+        return launcher.REQUEST.pack(*head) + body + bytes(padding)
 
 
 def judge(member: StartMember) -> Child:
@@ -173,6 +171,8 @@ def _resolve_user(user: str | int) -> Ids | None:
         if isinstance(user, str) and not user.isdecimal():
             raise StartRefused(errno.EINVAL, "user", f"no such user: {user}") from None
         uid = int(user)
+        if not 0 <= uid < UID_NONE:
+            raise StartRefused(errno.EINVAL, "user", f"not a uid: {user}") from None
         # A uid without an entry gets the group of its own number and no other, never group 0.
         ids = (uid, uid, [uid])
     except (OverflowError, ValueError):
@@ -193,31 +193,25 @@ class Launcher:
         self.pid = pid
 
     @classmethod
-    def start(cls, descriptors_soft: int, descriptors_hard: int, state_mark: str = "") -> "Launcher":
+    def start(
+        cls, descriptors_soft: int, descriptors_hard: int, state_mark: str = "", program: str | None = None
+    ) -> "Launcher":
         """Start it as a child of the calling (main) thread; children get these limits on open files.
 
+        `program` is the compiled one, None for `launcher.py`. Raises `OSError`.
         It carries the state folder's mark, so that another deployment's supervisor does not take it for what a member
         of its own may have become.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            place = 3
-            arguments = [
-                sys.executable,
-                "-I",
-                "-S",
-                str(Path(launcher.__file__)),
-                str(place),
-                str(descriptors_soft),
-                str(descriptors_hard),
-            ]
+            words = [program] if program else [sys.executable, "-I", "-S", str(Path(launcher.__file__))]
             pid = os.posix_spawn(
-                sys.executable,
-                arguments,
+                words[0],
+                [*words, str(descriptors_soft), str(descriptors_hard)],
                 {STATE_MARK: state_mark} if state_mark else {},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), place),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), launcher.CHANNEL),
                 ],
             )
         ours.setblocking(False)
@@ -228,7 +222,7 @@ class Launcher:
 
     def send(self, requests: list[Request], descriptors: list[int]) -> None:
         """Ask for these children. The first descriptor is the confirm pipe's. Raises `LauncherGone`, `OSError`."""
-        body = marshal.dumps(requests)
+        body = b"".join((struct.pack("=ii", len(requests), 0), *requests))
         memory = -1
         try:
             if len(body) > PACKET_BODY_BYTES_MAX:
@@ -236,7 +230,7 @@ class Launcher:
                 with open(memory, "wb", closefd=False) as file:
                     file.write(body)
                 os.lseek(memory, 0, os.SEEK_SET)
-                body = marshal.dumps(None)
+                body = struct.pack("=ii", 0, 0)
             # The second place is always the memory file's, so that the requests' places hold either way.
             passed = [descriptors[0], memory if memory >= 0 else descriptors[0], *descriptors[1:]]
             rights = array.array("i", passed)
@@ -260,9 +254,7 @@ class Launcher:
             data = b""
         if not data:
             raise LauncherGone
-        answer = marshal.loads(data)
-        assert isinstance(answer, list)
-        return answer
+        return list(struct.unpack(f"={len(data) // 4}i", data))
 
     def close(self) -> None:
         self._channel.close()
