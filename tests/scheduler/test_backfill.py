@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.scheduler.core.backfill import FREED_MS
-from moorage.scheduler.core.reserve import PATIENCE_MS, WHOLE_OF
+from moorage.scheduler.core.reserve import PATIENCE_MS
 from tests.scheduler.driving import Driving
 
 
@@ -121,27 +121,58 @@ def test_the_biggest_gang_starts_when_what_ran_has_ended(limits: bool) -> None:
     assert drive.now - began <= 1.2 * longest + PATIENCE_MS
 
 
-def test_three_of_four_reservations_go_to_whole_hosts_and_one_by_arrival() -> None:
-    """A stream of jobs for whole hosts, one always waiting, passes an older small one at most three times."""
+def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most() -> None:
+    """A stream of jobs for whole hosts, one always waiting."""
     drive = Driving()
     drive.worker("w0", 8)
+    drive.worker("w1", 8)
     drive.submit("first", gpu={"count": 8})
+    drive.submit("second", gpu={"count": 8})
     drive.settle()
     drive.submit("half", gpu={"count": 5})
     for number in range(6):
         drive.submit(f"whole-{number}", gpu={"count": 8})
-    order = []
-    running = "first"
-    while running != "half":
+    order: list[str] = []
+    while "RUNNING" not in drive.states("half"):
         drive.pass_time(PATIENCE_MS + 2_000)
         held = drive.engine.planner.reservation
         assert held is not None
         order.append(drive.state.jobs[held.num].name)
-        drive.run_out("w0")
+        (host,) = held.hosts
+        drive.run_out(drive.engine.fleet.hosts[host].worker.id)
         drive.settle()
-        running = next(job.name for job in drive.state.jobs.values() if "RUNNING" in drive.states(job.name))
-    assert order[-1] == "half"
-    assert 1 < len(order) <= WHOLE_OF
+    assert order == ["whole-0", "whole-1", "half"]
+
+
+def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_and_the_longer_it_has_waited() -> None:
+    """Two gangs of two of four hosts: the second becomes the first of the queue after 1,000 s."""
+    drive = Driving()
+    for number in range(4):
+        drive.worker(f"w{number}", 8)
+    for number in range(4):
+        drive.submit(f"runs-{number}", gpu={"count": 8})
+    drive.settle()
+    for name in ("gang", "next"):
+        drive.submit(name, replicas=2, gpu={"count": 8, "scheduling": "gang"})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.reservation
+    assert held is not None  # it is first at once
+    assert drive.state.jobs[held.num].name == "gang"
+    drive.pass_time(1_000_000)
+    for worker in [drive.engine.fleet.hosts[host].worker.id for host in held.hosts]:
+        drive.run_out(worker)
+    drive.settle()
+    assert "RUNNING" in drive.states("gang")
+    drive.pass_time(200_000)
+    assert drive.engine.planner.reservation is None
+    drive.pass_time(100_000)
+    held = drive.engine.planner.reservation
+    assert held is not None
+    assert drive.state.jobs[held.num].name == "next"
+    assert len(held.hosts) == 2
+    drive.lead()
+    drive.pass_time(1_500)
+    assert drive.engine.planner.reservation is not None, "whoever leads now does not let it wait once more"
 
 
 def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:

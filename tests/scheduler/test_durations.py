@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.scheduler.core import durations
-from moorage.scheduler.core.durations import OUTLIVED_P90, SAMPLES_MAX, Durations, rank, workload_of
+from moorage.scheduler.core.durations import OUTLIVED_P90, SAMPLES_MAX, SIBLINGS_MS, Durations, rank, workload_of
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
@@ -133,6 +133,23 @@ def test_a_leader_learns_as_jobs_end_and_a_new_one_knows_it_from_the_state() -> 
     drive.lead()
     job, engine = drive.job("j0"), drive.engine
     assert engine.durations.estimate("t", engine.workload_of(job), engine.shape_of(job)) == first
+
+
+def test_siblings_tell_before_all_others() -> None:
+    known, asked = Durations(), shape()
+    for number in range(10):
+        known.observe("t", "train", asked, 3_600_000, number)
+    known.observe("t", "train", asked, 60_000, 10 * SIBLINGS_MS)
+    for accepted_ms, p50_ms, samples in (
+        (9 * SIBLINGS_MS, 60_000, 1),
+        (11 * SIBLINGS_MS, 60_000, 1),
+        (11 * SIBLINGS_MS + 1, 3_600_000, 11),
+        (SIBLINGS_MS, 3_600_000, 10),
+        (None, 3_600_000, 11),
+    ):
+        found = known.estimate("t", "train", asked, None, accepted_ms)
+        assert found is not None
+        assert (found.p50_ms, found.samples) == (p50_ms, samples)
 
 
 def test_an_end_that_somebody_asked_for_says_nothing() -> None:

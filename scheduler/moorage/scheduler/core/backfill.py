@@ -32,16 +32,16 @@ class Estimates:
         self.shape_of = shape_of
         self.durations = durations
 
-    def most_ms(self, tenant: str, request: Request, shape: Shape) -> int | None:
+    def most_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int | None:
         """How long a member holds its devices at most, its grace and the freeing of memory too; None: no bound.
 
-        By its time limit, else nine of ten such runs.
+        By its time limit, else nine of ten such runs; `accepted_ms` is when its job was accepted.
         """
         run = request.workload
         after = int(run.grace_s * 1000) + FREED_MS
         if run.timeout_s is not None:
             return int(run.timeout_s * 1000) + after
-        found = self.durations.estimate(tenant, workload_of(request), shape)
+        found = self.durations.estimate(tenant, workload_of(request), shape, None, accepted_ms)
         return found.p90_ms + after if found is not None else None
 
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
@@ -52,7 +52,9 @@ class Estimates:
         began = began_ms(member, now_ms)
         elapsed = max(0, now_ms - began)
         limit = int(run.timeout_s * 1000) if run.timeout_s is not None else None
-        found = self.durations.remaining(job.tenant, workload_of(request), self.shape_of(job), elapsed, limit)
+        found = self.durations.remaining(
+            job.tenant, workload_of(request), self.shape_of(job), elapsed, limit, job.accepted_ms
+        )
         if found is not None:
             return now_ms + found.p50_ms, True
         return now_ms + max(elapsed, UNKNOWN_MS), False

@@ -8,8 +8,13 @@ A *workload* is what a request runs, as far as that tells how long it takes: its
 else the driver, the container image where `driver_config` names one, the base name of `argv[0]`, and `argv[1]` where
 that is no option (`python train.py`, `handler encode`). Arguments behind those are left out: a sweep is one workload.
 
-Estimates are quantiles of the last `SAMPLES_MAX` runs (nearest rank), of the narrowest group that has seen enough:
-this tenant, workload and shape; this tenant and workload; this tenant's requests for as many GPUs at once. What has
+Estimates are quantiles of the last `SAMPLES_MAX` runs (nearest rank), of the narrowest group that has seen enough: of
+this tenant, workload and shape the *siblings*, accepted within `SIBLINGS_MS` of it; all of this tenant, workload and
+shape; this tenant and workload; this tenant's requests for as many GPUs at once. Siblings are mostly one sweep or one
+try after another, and run alike: in the clusters of the Philly trace the logarithms of the durations of neighbours
+accepted within minutes correlate by 0.5 to 0.9 (so do Zilber, Amit and Talby, "What is Worth Learning from Parallel
+Workloads?", 2005, who let a user's session end after 20 minutes, and Tsafrir, Etsion and Feitelson, "Backfilling Using
+System-Generated Predictions", 2007, who predict from the last two jobs alone). What has
 run longer than everything seen is taken to follow a Pareto law of index 1, under which work that has lasted a time t
 lasts another t with even odds (Harchol-Balter and Downey, "Exploiting Process Lifetime Distributions", 1997).
 """
@@ -27,7 +32,9 @@ from moorage.schemas.job import Request
 SAMPLES_MAX: Final = 64
 #: a group with fewer runs is asked only when no wider one has so many
 SAMPLES_SURE: Final = 3
-#: groups that are remembered, each at most `SAMPLES_MAX` integers; the ones that are used least lately go
+#: jobs accepted so many ms before or after one are its siblings
+SIBLINGS_MS: Final = 20 * 60_000
+#: groups that are remembered, each at most twice `SAMPLES_MAX` integers; the ones that are used least lately go
 GROUPS_MAX: Final = 16_384
 #: ended jobs of one record that are learned from: some 5 µs each
 LEARNED_MAX: Final = 32
@@ -82,16 +89,18 @@ def _image(config: Any) -> str:
 
 
 class _Runs:
-    """The last runs of one group, in ms; sorted when asked."""
+    """The last runs of one group, in ms, with when their jobs were accepted; sorted when asked."""
 
-    __slots__ = ("_sorted", "ring")
+    __slots__ = ("_accepted", "_sorted", "ring")
 
     def __init__(self) -> None:
         self.ring: deque[int] = deque(maxlen=SAMPLES_MAX)
+        self._accepted: deque[int] = deque(maxlen=SAMPLES_MAX)
         self._sorted: list[int] = []
 
-    def add(self, ms: int) -> None:
+    def add(self, ms: int, accepted_ms: int) -> None:
         self.ring.append(ms)
+        self._accepted.append(accepted_ms)
         if self._sorted:
             self._sorted = []
 
@@ -100,6 +109,11 @@ class _Runs:
         if not self._sorted:
             self._sorted = sorted(self.ring)
         return self._sorted
+
+    def siblings(self, accepted_ms: int) -> list[int]:
+        """The runs of jobs accepted at about that time, in rising order."""
+        first, last = accepted_ms - SIBLINGS_MS, accepted_ms + SIBLINGS_MS
+        return sorted(ms for at, ms in zip(self._accepted, self.ring, strict=True) if first <= at <= last)
 
 
 class Durations:
@@ -111,8 +125,11 @@ class Durations:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def observe(self, tenant: str, workload: str, shape: Shape, ms: int) -> None:
-        """A member of such a job ran for `ms` milliseconds, from its start to the end of its process tree."""
+    def observe(self, tenant: str, workload: str, shape: Shape, ms: int, accepted_ms: int = 0) -> None:
+        """A member of such a job ran for `ms` milliseconds, from its start to the end of its process tree.
+
+        `accepted_ms` is the ledger ms at which the job was accepted.
+        """
         runs = self._runs
         for group in _groups(tenant, workload, shape):
             known = runs.get(group)
@@ -122,22 +139,38 @@ class Durations:
                 known = runs[group] = _Runs()
             else:
                 runs.move_to_end(group)
-            known.add(max(0, ms))
+            known.add(max(0, ms), accepted_ms)
 
-    def estimate(self, tenant: str, workload: str, shape: Shape, limit_ms: int | None = None) -> Estimate | None:
+    def estimate(
+        self,
+        tenant: str,
+        workload: str,
+        shape: Shape,
+        limit_ms: int | None = None,
+        accepted_ms: int | None = None,
+    ) -> Estimate | None:
         """How long a run of it takes from its start; None where nothing is known.
 
         `limit_ms` is the request's own time limit: no estimate is above it, and with nothing learned it is the p90 and
         the p50 alike (an upper bound, as EASY backfill takes it).
         """
-        return self.remaining(tenant, workload, shape, 0, limit_ms)
+        return self.remaining(tenant, workload, shape, 0, limit_ms, accepted_ms)
 
     def remaining(
-        self, tenant: str, workload: str, shape: Shape, elapsed_ms: int, limit_ms: int | None = None
+        self,
+        tenant: str,
+        workload: str,
+        shape: Shape,
+        elapsed_ms: int,
+        limit_ms: int | None = None,
+        accepted_ms: int | None = None,
     ) -> Estimate | None:
-        """How much longer a member runs that has run for `elapsed_ms`, given that it has lasted so long."""
+        """How much longer a member runs that has run for `elapsed_ms`, given that it has lasted so long.
+
+        With `accepted_ms`, when its job was accepted, its siblings tell before all others.
+        """
         left = None if limit_ms is None else max(0, limit_ms - elapsed_ms)
-        known = self._known(tenant, workload, shape)
+        known = self._known(tenant, workload, shape, accepted_ms)
         if known is None:
             return None if left is None else Estimate(left, left, 0, 0)
         lasted = [ms for ms in known if ms > elapsed_ms] if elapsed_ms else known
@@ -149,8 +182,14 @@ class Durations:
             p50, p90, least = min(p50, left), min(p90, left), min(least, left)
         return Estimate(p50, p90, least, len(known))
 
-    def _known(self, tenant: str, workload: str, shape: Shape) -> list[int] | None:
-        """The runs of the narrowest group that has seen enough; else of the narrowest that has seen any."""
+    def _known(self, tenant: str, workload: str, shape: Shape, accepted_ms: int | None) -> list[int] | None:
+        """The runs of the narrowest group that has seen enough; else of the narrowest that has seen any.
+
+        Of siblings a single one is enough: what runs longer than it counts as outliving all.
+        """
+        own = self._runs.get((tenant, workload, shape.index)) if accepted_ms is not None else None
+        if own is not None and accepted_ms is not None and (near := own.siblings(accepted_ms)):
+            return near
         some: list[int] | None = None
         for group in _groups(tenant, workload, shape):
             known = self._runs.get(group)
@@ -170,7 +209,7 @@ class Durations:
             if state in _RAN and row[5] >= 0:
                 ends[key] = row[1]
             elif state == RUNNING and key in ends:
-                self.observe(job.tenant, workload, shape, ends.pop(key) - row[1])
+                self.observe(job.tenant, workload, shape, ends.pop(key) - row[1], job.accepted_ms)
 
 
 def rank(ordered: list[int], percent: int) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 
 from moorage.scheduler.core.ageing import Ageing, within
 from moorage.scheduler.core.backfill import DEPTH_MAX, Estimates
+from moorage.scheduler.core.claims import Claim, Claims, fills_hosts
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import Rates
 from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet
@@ -23,10 +24,8 @@ from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.reserve import (
     MOVE_MS_A_HOST,
     PATIENCE_MS,
-    WHOLE_OF,
     Reservation,
     expected,
-    fills_hosts,
     soonest,
     still_holds,
 )
@@ -74,7 +73,7 @@ class Planner:
         self.reservation: Reservation | None = None
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._looked_ms = -patience_ms
-        self._granted = 0  # reservations given
+        self._claims = Claims(fleet, patience_ms)
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
         self._preemptors = _NOBODY  # the jobs for which others ended at the last pass, by number
         self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
@@ -424,6 +423,7 @@ class Planner:
 
     def _reserve(self, draft: Draft) -> None:
         """Give up a reservation that is used or void; look once a second for somebody out of patience."""
+        self._claims.begin(draft.time_ms)
         held = self.reservation
         if held is not None and not (self.waits(draft, held.item) and self._may(draft, held.line)):
             self._give_up()
@@ -439,16 +439,16 @@ class Planner:
             self._give_up()
         for line in self.queue.lines.values():
             self._prune(draft, line)
-        self.reservation = self.next_reservation(draft, _NOBODY)
+        claims = self._claims_of(draft, _NOBODY)
+        self.reservation = self._grant(draft, claims)
         if self.reservation is not None:
             self._moved_ms = draft.time_ms
-            self._granted += 1
+            self._claims.granted(self.reservation, claims)
 
-    def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
-        """Who would get hosts reserved now, with these jobs (their numbers) gone; changes nothing."""
-        whole_first = self._granted % WHOLE_OF != WHOLE_OF - 1
+    def _claims_of(self, draft: Draft, without: frozenset[int]) -> list[Claim]:
+        """Who is out of patience, the first of each line, in order; with these jobs (their numbers) gone."""
         head_of = self._head_of()
-        impatient: list[tuple[Head, bool, int, Line]] = []
+        impatient: list[Claim] = []
         for line in self.queue.lines.values():
             item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)
             job = draft.state.jobs.get(item >> REPLICA_BITS) if item is not None else None
@@ -456,13 +456,23 @@ class Planner:
                 continue
             if self._may(draft, line):
                 head = head_of(line) if head_of is not None else -line.priority
-                later = whole_first and not fills_hosts(self.fleet, line.shape)
-                impatient.append((head, later, item, line))
-        for _, _, item, line in sorted(impatient):  # what no host could hold must not hide who could be helped
+                impatient.append(Claim(head, not fills_hosts(self.fleet, line.shape), item, line, job.accepted_ms))
+        return self._claims.in_order(impatient)
+
+    def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
+        """Who would get hosts reserved, with these jobs (their numbers) gone, now or before long; changes nothing."""
+        return self._grant(draft, self._claims_of(draft, without), early=True)
+
+    def _grant(self, draft: Draft, claims: list[Claim], *, early: bool = False) -> Reservation | None:
+        """Hosts for the first of these claims that some could hold, if it is due or `early`."""
+        for claim in claims:  # what no host could hold must not hide who could be helped
+            if not early and not self._claims.comes_due(claim, draft.time_ms, lambda item: self.waits(draft, item)):
+                return None
+            line = claim.line
             with self.fleet.avoiding(line.shape.avoid):  # and not where it would not be put
                 hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
             if hosts:
-                return Reservation(item, line, hosts, start_ms)
+                return Reservation(claim.item, line, hosts, start_ms)
         return None
 
     def _move(self, held: Reservation, now_ms: int) -> None:
@@ -508,7 +518,8 @@ class Planner:
                 asked: tuple[str, Request] | None = (job.tenant, self.estimates.request_of(job))
             else:
                 asked = self.fresh.get(item >> REPLICA_BITS)
-            most_ms = self.estimates.most_ms(*asked, shape) if asked is not None else None
+            came_ms = job.accepted_ms if job is not None else draft.time_ms
+            most_ms = self.estimates.most_ms(*asked, shape, came_ms) if asked is not None else None
             if most_ms is None or draft.time_ms + most_ms > held.start_ms:
                 continue
             if self._choose(draft, shape, item, taken) is None:

@@ -1,8 +1,8 @@
 """Hosts held back, so that a stream of small jobs cannot starve a big one (promise 11), and what may still use them.
 
-Whoever has waited longest beyond the setting `reserve_after` gets a reservation: the hosts on which it would fit
-soonest are closed to everybody else until it starts. Behind its back goes only who surely ends before it could start
-(backfill; Lifka, "The ANL/IBM SP Scheduling System", 1995).
+Whoever is first (see `claims`) and has waited beyond the setting `reserve_after` gets a reservation: the hosts on which
+it would fit soonest are closed to everybody else until it starts. Behind its back goes only who surely ends before it
+could start (backfill; Lifka, "The ANL/IBM SP Scheduling System", 1995).
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ PATIENCE_MS: Final = 30_000
 #: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
 #: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
 MOVE_MS_A_HOST: Final = 3
-#: of so many reservations all but one go first to those that need whole hosts: room for them comes only where hosts are
-#: held back, for others by itself. The last goes by arrival alone, so nobody is passed by more than the others
-WHOLE_OF: Final = 4
 #: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
@@ -50,12 +47,6 @@ class Reservation:
     def num(self) -> int:
         """The job that it is for."""
         return self.item >> REPLICA_BITS
-
-
-def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
-    """Whether it asks at once for as many GPUs as the largest host that could run it has, or more."""
-    most = max((len(cls.devices) for cls, _ in fleet.capable(shape)), default=0)
-    return 0 < most <= shape.count * shape.together
 
 
 def still_holds(fleet: Fleet, held: Reservation) -> bool:

@@ -286,7 +286,7 @@ class Trials:
         """Whether it surely ends before the hosts that are held back are needed."""
         held, most_ms = self.engine.planner.reservation, None
         if held is not None and held.start_ms is not None and held.num not in (*case.without, self.job.num):
-            most_ms = self.engine.estimates.most_ms(self.job.tenant, case.request, case.shape)
+            most_ms = self.engine.estimates.most_ms(self.job.tenant, case.request, case.shape, self.job.accepted_ms)
         return held is not None and most_ms is not None and self.now_ms + most_ms <= (held.start_ms or 0)
 
     def ends_ms(self) -> list[int]:
