@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from moorage.scheduler.core.finished import ROWS_MAX, FinishedTable, job_key
-from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.records import FORMAT, Op, Record, decode_record, encode_record, packed
 from moorage.scheduler.core.state import SUCCEEDED, State
 

@@ -53,7 +53,7 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.leases.client": ("borrow", "BorrowedLease", "AskedBack", "LeaseRefused"),
     "moorage.worker.settings": ("WorkerSettings",),
     "moorage.worker.drivers.base": ("Driver", "Assignment"),
-    "moorage.scheduler.core.rank": ("Ranker", "Choice"),
+    "moorage.scheduler.core.rank.ranker": ("Ranker", "Choice"),
 }
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
 CLIENT_API: Final[dict[str, tuple[str, ...]]] = {

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.rank import RANKERS, Ranker
+from moorage.scheduler.core.rank.ranker import RANKERS, Ranker
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Worker
 from moorage.scheduler.simulate.openb import TraceHost, TraceTask
@@ -143,7 +143,7 @@ def _key(task: TraceTask) -> tuple[object, ...]:
 def ranker_of(policy: str, seed: int) -> Ranker:
     """A ranker by its name in production; the random one gets the run's seed."""
     if policy == "random":
-        from moorage.scheduler.core.rank_classic import Random
+        from moorage.scheduler.core.rank.classic import Random
 
         return Random(seed)
     return RANKERS[policy]()

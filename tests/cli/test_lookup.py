@@ -17,7 +17,7 @@ from moorage.cli.console import EXIT_OF_CODE
 from moorage.cli.lookup import FIXES, NOTES, error_codes, page, reasons
 from moorage.cli.main import VERBS
 from moorage.client.errors import CLIENT_CODES
-from moorage.scheduler.core.explain import REASONS
+from moorage.scheduler.core.ask.explain import REASONS
 from moorage.schemas.errors import CODES
 from tests.cli.node import Node, environment, moorage
 from tests.disk import TINY_MIB, fill, mount_small, unmount

@@ -47,7 +47,7 @@ TERMINAL: Final = ("SUCCEEDED", "FAILED", "TIMED_OUT", "CANCELLED", "EXPIRED", "
 #: folds a ledger as the release itself does, and prints the digest of its state
 _DIGEST: Final = """
 import sys, json, base64
-from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.records import decode_record
 from moorage.scheduler.core.state import State
 state = State()

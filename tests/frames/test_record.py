@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.records import decode_record
 from moorage.scheduler.core.state import State
 from moorage.schemas.release import RELEASE

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core import snapshot
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.fold import fold
-from moorage.scheduler.core.invariants import validate
+from moorage.scheduler.core.ledger import snapshot
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.records import decode_record
 from moorage.scheduler.core.state import State
 from moorage.schemas.codec import Decoder, decode_request

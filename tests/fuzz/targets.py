@@ -24,8 +24,8 @@ from moorage.bus.framing import parse_headers
 from moorage.bus.inbox import MUX_ALL, Answers
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core import records
-from moorage.scheduler.core.folding import FoldError
-from moorage.scheduler.core.snapshot import BadSnapshot, load
+from moorage.scheduler.core.ledger.folding import FoldError
+from moorage.scheduler.core.ledger.snapshot import BadSnapshot, load
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger, LedgerBroken
 from moorage.schemas import frames, job, operate

@@ -16,7 +16,9 @@ from tests.waiting import until
 _NEXT: Final = """
 import sys
 from moorage.scheduler import ledger, main
-from moorage.scheduler.core import fold, orders, records
+from moorage.scheduler.core.ledger import fold
+from moorage.scheduler.core.operate import orders
+from moorage.scheduler.core import records
 for module in (records, fold, orders, ledger):
     module.FORMAT += 1
 main.main()

@@ -23,9 +23,9 @@ from moorage.scheduler import reign, service
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken, Submit
-from moorage.scheduler.core.invariants import validate
+from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
-from moorage.scheduler.core.snapshot import dump
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover

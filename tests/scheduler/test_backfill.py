@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.scheduler.core.backfill import FREED_MS
-from moorage.scheduler.core.reserve import PATIENCE_MS
+from moorage.scheduler.core.line.backfill import FREED_MS
+from moorage.scheduler.core.line.reserve import PATIENCE_MS
 from tests.scheduler.driving import Driving
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core import views
+from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.line.reserve import PATIENCE_MS
 from moorage.scheduler.core.records import Act, decode_record
-from moorage.scheduler.core.reserve import PATIENCE_MS
 from moorage.scheduler.core.state import State
 from moorage.schemas.frames import End, Unwell
 from tests.scheduler.driving import Driving

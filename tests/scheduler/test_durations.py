@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.scheduler.core import durations
-from moorage.scheduler.core.durations import OUTLIVED_P90, SAMPLES_MAX, SIBLINGS_MS, Durations, rank, workload_of
+from moorage.scheduler.core.line import durations
+from moorage.scheduler.core.line.durations import OUTLIVED_P90, SAMPLES_MAX, SIBLINGS_MS, Durations, rank, workload_of
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run

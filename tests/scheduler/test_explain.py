@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core import views
-from moorage.scheduler.core.explain import REASONS
-from moorage.scheduler.core.reserve import PATIENCE_MS
-from moorage.scheduler.core.waiting import explain_job
+from moorage.scheduler.core.ask import views
+from moorage.scheduler.core.ask.explain import REASONS
+from moorage.scheduler.core.ask.waiting import explain_job
+from moorage.scheduler.core.line.reserve import PATIENCE_MS
 from moorage.schemas.frames import Renew
 from tests.scheduler.driving import Driving
 

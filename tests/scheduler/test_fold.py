@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.fold import fold
-from moorage.scheduler.core.folding import FoldError
-from moorage.scheduler.core.invariants import Broken, validate
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.folding import FoldError
+from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.records import (
     FORMAT,
     Act,

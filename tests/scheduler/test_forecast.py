@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from moorage.scheduler.core.invariants import validate
+from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
 from tests.scheduler.driving import Driving

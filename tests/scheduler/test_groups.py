@@ -7,12 +7,12 @@ import random
 import msgspec
 import pytest
 
-from moorage.scheduler.core import lifecycle
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.fold import fold
-from moorage.scheduler.core.invariants import validate
-from moorage.scheduler.core.rank import Choice, Pack
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.life import lifecycle
+from moorage.scheduler.core.rank.ranker import Choice, Pack
 from moorage.scheduler.core.records import Op, decode_record, encode_record, packed
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import State

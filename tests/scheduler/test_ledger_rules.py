@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core import snapshot as snapshots
-from moorage.scheduler.core.snapshot import snapshot_digest
+from moorage.scheduler.core.ledger import snapshot as snapshots
+from moorage.scheduler.core.ledger.snapshot import snapshot_digest
 from moorage.scheduler.intake import Intake
 from moorage.schemas.frames import Hello, Join
 from tests.scheduler.driving import SUBJECTS, Driving
@@ -22,10 +22,10 @@ from tests.scheduler.faulty_world import FaultyWorld
 FOLDS: Final = """
 import sys
 import msgspec
-from moorage.scheduler.core import snapshot as snapshots
-from moorage.scheduler.core.fold import fold
+from moorage.scheduler.core.ledger import snapshot as snapshots
+from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.records import decode_record
-from moorage.scheduler.core.invariants import validate
+from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.state import State
 state = State()
 for seq, payload in enumerate(msgspec.msgpack.decode(open(sys.argv[1], "rb").read()), 1):

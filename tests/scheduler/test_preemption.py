@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core import waiting
+from moorage.scheduler.core.ask import waiting
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.preemption import VOID_MS
+from moorage.scheduler.core.line.preemption import VOID_MS
 from tests.scheduler.driving import Driving
 
 ON = Config(preempt_priority=80, preempt_after=60.0)

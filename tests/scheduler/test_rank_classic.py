@@ -7,8 +7,8 @@ import random
 import pytest
 
 from moorage.scheduler.core.fleet import Fleet, Host
-from moorage.scheduler.core.rank import RANKERS, Pack
-from moorage.scheduler.core.rank_classic import CLASSIC, Fgd, but_for_memory
+from moorage.scheduler.core.rank.classic import CLASSIC, Fgd, but_for_memory
+from moorage.scheduler.core.rank.ranker import RANKERS, Pack
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec, Share
 from tests.scheduler.test_rank_fragments import add, asked, fits, request, worker

@@ -8,9 +8,9 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
-from moorage.scheduler.core.rank import RANKERS, Choice, Pack
-from moorage.scheduler.core.rank_fragments import Fragments, Scan
-from moorage.scheduler.core.rank_mix import LOOK_FIRST, Mix
+from moorage.scheduler.core.rank.fragments import Fragments, Scan
+from moorage.scheduler.core.rank.mix import LOOK_FIRST, Mix
+from moorage.scheduler.core.rank.ranker import RANKERS, Choice, Pack
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Worker
 from moorage.schemas.gpu import GpuSpec, Share, Sharing

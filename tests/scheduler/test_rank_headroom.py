@@ -6,8 +6,8 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import Host
-from moorage.scheduler.core.rank import RANKERS
-from moorage.scheduler.core.rank_headroom import Headroom, score, utilisation_percent
+from moorage.scheduler.core.rank.headroom import Headroom, score, utilisation_percent
+from moorage.scheduler.core.rank.ranker import RANKERS
 from moorage.schemas.frames import Load, SlotLoad
 from tests.scheduler.driving import Driving
 

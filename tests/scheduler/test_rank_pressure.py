@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moorage.scheduler.core.fleet import Fleet, Host
-from moorage.scheduler.core.rank_fragments import Fragments
-from moorage.scheduler.core.rank_pressure import LOOK_MIN, ONE, Pressure
-from moorage.scheduler.core.rank_table import HostTable
+from moorage.scheduler.core.rank.fragments import Fragments
+from moorage.scheduler.core.rank.pressure import LOOK_MIN, ONE, Pressure
+from moorage.scheduler.core.rank.table import HostTable
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.schemas.gpu import GpuSpec
 from tests.scheduler.test_rank_fragments import add, request, worker

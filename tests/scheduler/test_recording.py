@@ -66,7 +66,7 @@ def test_a_recording_that_breaks_off_is_replayed_as_far_as_it_goes(tmp_path: Pat
 
 
 def test_a_decision_by_other_rules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moorage.scheduler.core import rank
+    from moorage.scheduler.core.rank import ranker as rank
 
     path = tmp_path / "leader.rec"
     recorded(path)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.invariants import validate
+from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.simulate import measures, openb_jobs, philly, trace
 from moorage.scheduler.simulate.chart import Series, chart, ticks
 from moorage.scheduler.simulate.measures import Timeline, report_of

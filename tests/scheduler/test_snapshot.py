@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.scheduler.core import snapshot as snapshots
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.fold import fold
-from moorage.scheduler.core.invariants import validate
+from moorage.scheduler.core.ledger import snapshot as snapshots
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.records import decode_record
 from moorage.scheduler.core.state import State
 from tests.scheduler.driving import Driving

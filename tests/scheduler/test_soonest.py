@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.scheduler.core.soonest import SAMPLES_SURE
+from moorage.scheduler.core.line.soonest import SAMPLES_SURE
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_forecast import MINUTE, learned, submit
 

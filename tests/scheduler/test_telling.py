@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
-from moorage.scheduler.core.outputs import changes_since
 from moorage.scheduler.core.state import Job, State
-from moorage.scheduler.core.telling import Telling
+from moorage.scheduler.core.tell.outputs import changes_since
+from moorage.scheduler.core.tell.telling import Telling
 from moorage.scheduler.intake import cancel_of
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Accepted, Event

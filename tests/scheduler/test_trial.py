@@ -14,10 +14,10 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moorage.scheduler.core.ask.relax import FIXES_MAX
+from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.relax import FIXES_MAX
-from moorage.scheduler.core.reserve import PATIENCE_MS
-from moorage.scheduler.core.waiting import explain_job
+from moorage.scheduler.core.line.reserve import PATIENCE_MS
 from tests.scheduler.driving import H100, Driving
 
 L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"

@@ -16,7 +16,7 @@ from moorage.bus.simulated import SimulatedBus
 from moorage.cli.intervals import clash
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.invariants import Broken, validate
+from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.state import State, Worker
 from moorage.scheduler.ledger import Ledger
 from moorage.schemas.codec import Decoder, decode_request

@@ -33,7 +33,7 @@ from moorage.bus.simulated_processes import Process
 from moorage.scheduler import foresight, reign, service, standing
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken
-from moorage.scheduler.core.snapshot import BadSnapshot
+from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.ledger import Ledger, LedgerBroken
 from moorage.scheduler.service import Scheduler
 from moorage.scheduler.snapshots import Snapshots, recover

@@ -93,7 +93,7 @@ def error_codes() -> dict[str, Code]:
 
 def reasons() -> dict[str, Code]:
     """Every reason for which a job waits."""
-    from moorage.scheduler.core.explain import REASONS
+    from moorage.scheduler.core.ask.explain import REASONS
 
     return {code: Code(code, "", means) for code, means in REASONS.items()}
 

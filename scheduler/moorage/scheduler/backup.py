@@ -20,8 +20,8 @@ import msgspec
 from moorage.bus.connection import connect
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StreamInfo
-from moorage.scheduler.core.invariants import validate
-from moorage.scheduler.core.snapshot import BadSnapshot, dump, load, snapshot_digest
+from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger
 from moorage.scheduler.queue_reader import QueueReader

@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from moorage.scheduler.core.ask.explain import NEVER_REASONS
+from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.explain import NEVER_REASONS
-from moorage.scheduler.core.outputs import Message
 from moorage.scheduler.core.state import QUEUED, Job
-from moorage.scheduler.core.waiting import explain_job
+from moorage.scheduler.core.tell.outputs import Message
 from moorage.scheduler.whatif.child import Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan

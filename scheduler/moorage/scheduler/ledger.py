@@ -30,8 +30,8 @@ from moorage.bus.jetstream import (
     JsError,
     StoredMessage,
 )
-from moorage.scheduler.core.fold import fold
-from moorage.scheduler.core.folding import Folded, FoldError
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.schemas.subjects import Subjects

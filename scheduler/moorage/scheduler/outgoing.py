@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from moorage.bus.inbox import mux_frames, split_mux_reply
-from moorage.scheduler.core.outputs import Message, Outputs
+from moorage.scheduler.core.tell.outputs import Message, Outputs
 from moorage.schemas.subjects import Subjects
 
 EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.core import views
+from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Operate, Order
-from moorage.scheduler.core.outputs import Message
+from moorage.scheduler.core.tell.outputs import Message
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.history_reader import HistoryReader, check_page

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from moorage.scheduler.core import snapshot
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import (
@@ -32,9 +31,10 @@ from moorage.scheduler.core.events import (
     SnapshotTaken,
     Submit,
 )
-from moorage.scheduler.core.outputs import Outputs
+from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.records import Record, decode_record
 from moorage.scheduler.core.state import Job, State
+from moorage.scheduler.core.tell.outputs import Outputs
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.operate import ACTS, DrainAct
 from moorage.schemas.subjects import Subjects

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core import views
+from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
-from moorage.scheduler.core.outputs import Message
 from moorage.scheduler.core.state import State
+from moorage.scheduler.core.tell.outputs import Message
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.history import History
 from moorage.scheduler.intake import Intake

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
-from moorage.scheduler.core.rank import RANKERS
+from moorage.scheduler.core.rank.ranker import RANKERS
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT, is_prefix
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream
-from moorage.scheduler.core.snapshot import BadSnapshot, dump, load, snapshot_digest
+from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects

@@ -11,12 +11,10 @@ from collections import deque
 from itertools import islice
 from typing import Any, Final
 
-from moorage.scheduler.core.admission import Admission, NewJob
-from moorage.scheduler.core.backfill import Estimates
-from moorage.scheduler.core.clearing import Clearing
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.decide.plan import Planner
+from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import FULL_BYTES, STEP_BYTES, Draft
-from moorage.scheduler.core.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations
 from moorage.scheduler.core.events import (
     Ask,
     Cancel,
@@ -34,27 +32,29 @@ from moorage.scheduler.core.events import (
     tells_ends,
 )
 from moorage.scheduler.core.fleet import Fleet, Host
-from moorage.scheduler.core.fold import fold
-from moorage.scheduler.core.in_flight import InFlight
-from moorage.scheduler.core.leaving import Leaving
-from moorage.scheduler.core.lifecycle import Lifecycle
-from moorage.scheduler.core.operating import Operating
-from moorage.scheduler.core.orders import Orders
-from moorage.scheduler.core.outputs import Outputs, WantedFrames
-from moorage.scheduler.core.plan import Planner
-from moorage.scheduler.core.preempting import Preempting
-from moorage.scheduler.core.preemption import Preemption
-from moorage.scheduler.core.queue import Queue, entry
-from moorage.scheduler.core.rank import RANKERS
-from moorage.scheduler.core.reading import Reading
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.life.admission import Admission, NewJob
+from moorage.scheduler.core.life.clearing import Clearing
+from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.life.sessions import Sessions, lose_bytes
+from moorage.scheduler.core.life.timers import Timers
+from moorage.scheduler.core.life.trust import Trust
+from moorage.scheduler.core.life.windows import Windows
+from moorage.scheduler.core.line.backfill import Estimates
+from moorage.scheduler.core.line.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations
+from moorage.scheduler.core.line.preemption import Preemption
+from moorage.scheduler.core.line.queue import Queue, entry
+from moorage.scheduler.core.line.reading import Reading
+from moorage.scheduler.core.line.soonest import Soonest
+from moorage.scheduler.core.operate.operating import Operating
+from moorage.scheduler.core.operate.orders import Orders
+from moorage.scheduler.core.rank.ranker import RANKERS
 from moorage.scheduler.core.records import Act, Op, encode_record
-from moorage.scheduler.core.sessions import Sessions, lose_bytes
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.soonest import Soonest
 from moorage.scheduler.core.state import QUEUED, Job, State, Worker
-from moorage.scheduler.core.timers import Timers
-from moorage.scheduler.core.trust import Trust
-from moorage.scheduler.core.windows import Windows
+from moorage.scheduler.core.tell.in_flight import InFlight
+from moorage.scheduler.core.tell.leaving import Leaving
+from moorage.scheduler.core.tell.outputs import Outputs, WantedFrames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew, Renewed

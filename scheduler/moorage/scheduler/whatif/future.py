@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal
 
-from moorage.scheduler.core.durations import Estimate
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.line.durations import Estimate
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.state import AT_CLAIMED, AT_EXITED, AT_RUNNING, Job, Member, started_ms
 from moorage.scheduler.whatif.play import LOOK_MS, Held, Play

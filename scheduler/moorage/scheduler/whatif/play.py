@@ -16,7 +16,7 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker
-from moorage.scheduler.core.outputs import Outputs
+from moorage.scheduler.core.tell.outputs import Outputs
 from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
 

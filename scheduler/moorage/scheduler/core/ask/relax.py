@@ -1,0 +1,259 @@
+"""The smallest changes to a request with which it would start now, each tried on the state as it is (see `trial`).
+
+The order is that of what a user gives up least for: a time limit where that lets it in, another model, less memory, a
+share of a GPU, fewer cores, no gang, fewer replicas, fewer GPUs, a label less. Where no single change helps, two at a
+time are tried. Bounded by `TRIALS_MAX`; nothing is changed by it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.line.backfill import FREED_MS
+from moorage.schemas.gpu import format_token, model_matches
+from moorage.schemas.job import Request, Resources
+
+#: fixes that are told, the ones that change least first
+FIXES_MAX: Final = 3
+#: changed requests that are tried for one answer: some 5 to 50 µs each
+TRIALS_MAX: Final = 200
+#: models of the fleet that are tried
+MODELS_TRIED_MAX: Final = 16
+#: what a suggested time limit leaves for handing it in: so many seconds and this part of the time
+HURRY_S: Final = 5
+HURRY_PART: Final = 0.05
+_MIB_PER_GIB: Final = 1024
+_MODEL_WORD: Final = re.compile(r"(?=[^ ]*\d)[A-Za-z][A-Za-z0-9]*")
+
+
+class Fix(NamedTuple):
+    """One change. `fields` are the fields of the request that take the place of those sent."""
+
+    say: str
+    request: Request
+    fields: tuple[str, ...]
+
+    def as_data(self) -> dict[str, Any]:
+        """As `explain` tells it: what to change, the new fields, and the GPUs as a token where they change."""
+        request = msgspec.to_builtins(self.request)
+        data: dict[str, Any] = {"say": self.say, "request": {name: request.get(name) for name in self.fields}}
+        if {"gpu", "replicas"} & set(self.fields):
+            data["gpu"] = format_token(self.request.effective_gpu, self.request.replicas)
+        return data
+
+
+class Relaxer:
+    """Tries changes of one request. `would_start` says whether one that asks so instead is placed at once.
+
+    `ends_ms` are times from now by which something has to be over to be let in, the longest first.
+    """
+
+    def __init__(
+        self, fleet: Fleet, request: Request, would_start: Callable[[Request], bool], ends_ms: Sequence[int] = ()
+    ) -> None:
+        self._fleet = fleet
+        self._request = request
+        self._would_start = would_start
+        self._ends_ms = ends_ms
+        self._kinds: tuple[Callable[[Fleet, Request], Iterator[_Change]], ...] = (self._time_limit, *_KINDS)
+        self.trials = 0
+
+    def fixes(self) -> list[Fix]:
+        """At most `FIXES_MAX`, of each kind the one that changes least."""
+        return self._singles() or list(itertools.islice(self._pairs(), FIXES_MAX))
+
+    def starts(self, request: Request) -> bool:
+        if self.trials >= TRIALS_MAX:
+            return False
+        self.trials += 1
+        return self._would_start(request)
+
+    def _singles(self) -> list[Fix]:
+        """The first change of each kind that lets the request start."""
+        found: list[Fix] = []
+        for kind in self._kinds:
+            if len(found) == FIXES_MAX:
+                break
+            for say, changed, name in kind(self._fleet, self._request):
+                if self.starts(changed):
+                    found.append(Fix(say, changed, (name,)))
+                    break
+        return found
+
+    def _pairs(self) -> Iterator[Fix]:
+        """Two kinds of change at once; of each first kind its gentlest and its strongest one."""
+        seen: set[bytes] = set()
+        for at, kind in enumerate(self._kinds):
+            first = list(kind(self._fleet, self._request))
+            for say, changed, name in [*first[:1], *first[1:][-1:]]:
+                for other in self._kinds[at + 1 :]:
+                    for more, both, second in other(self._fleet, changed):
+                        key = msgspec.msgpack.encode(both)
+                        if key not in seen and self.starts(both):
+                            seen.add(key)
+                            yield Fix(f"{say}, {more}", both, tuple(dict.fromkeys((name, second))))
+                            break
+
+    def _time_limit(self, fleet: Fleet, request: Request) -> Iterator[_Change]:
+        """A time limit by which it is over before its hosts are needed, with some time to hand it in."""
+        run = request.workload
+        for end_ms in self._ends_ms:
+            most_s = (end_ms - FREED_MS) / 1000 - run.grace_s
+            limit_s = _round_down(most_s * (1 - HURRY_PART) - HURRY_S)
+            too_short = run.checkpoint_before_s is not None and limit_s <= run.checkpoint_before_s
+            if limit_s < 1 or too_short or (run.timeout_s is not None and limit_s >= run.timeout_s):
+                continue
+            changed = msgspec.structs.replace(run, timeout_s=float(limit_s))
+            now = f" instead of {_duration(run.timeout_s)}" if run.timeout_s is not None else ""
+            say = f"a time limit of {_duration(limit_s)}{now}: it ends before the hosts are needed"
+            yield say, msgspec.structs.replace(request, run=changed), "run"
+
+
+_Change = tuple[str, Request, str]
+
+
+def _round_down(seconds: float) -> int:
+    """Whole minutes from two of them on, else whole seconds."""
+    return int(seconds // 60 * 60) if seconds >= 120 else int(seconds)
+
+
+def _duration(seconds: float) -> str:
+    """As one would write it on the command line: 12m, 90s."""
+    return f"{seconds / 60:g}m" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:g}s"
+
+
+def _with_gpu(request: Request, **fields: Any) -> Request:
+    gpu = request.effective_gpu
+    assert gpu is not None
+    return msgspec.structs.replace(request, gpu=msgspec.structs.replace(gpu, **fields), resource_requirements=None)
+
+
+def _devices(fleet: Fleet) -> dict[str, int]:
+    """Device names of the fleet with their memory in MiB, in the order of joining."""
+    found: dict[str, int] = {}
+    for cls in fleet.classes.values():
+        for _, _, name, memory_mib in cls.devices:
+            found[name] = max(found.get(name, 0), memory_mib)
+    return found
+
+
+def short_name(device: str) -> str:
+    """What one would write of a device's name: `H100` of `NVIDIA H100 80GB HBM3`; the name itself where none stands."""
+    found = _MODEL_WORD.search(device)
+    return found[0] if found is not None else device[:64]
+
+
+def _models(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    gpu = request.effective_gpu
+    if gpu is None or not gpu.models:
+        return
+    tried = set()
+    for name in list(_devices(fleet))[:MODELS_TRIED_MAX]:
+        short = short_name(name)
+        if short in tried or any(model_matches(model, name) for model in gpu.models):
+            continue
+        tried.add(short)
+        yield f"accept {short} too", _with_gpu(request, model=[*gpu.models, short]), "gpu"
+
+
+def _vendor(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    gpu = request.effective_gpu
+    if gpu is not None and gpu.effective_vendor:
+        yield "accept any vendor", _with_gpu(request, vendor=""), "gpu"
+
+
+def _memory(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """The memory of each kind of device that has less than asked, the largest first."""
+    gpu = request.effective_gpu
+    if gpu is None or not gpu.min_memory_mib:
+        return
+    for memory_mib in sorted(set(_devices(fleet).values()), reverse=True):
+        if 0 < memory_mib < gpu.min_memory_mib:
+            say = f"{_gib(memory_mib)} GiB instead of {_gib(gpu.min_memory_mib)} GiB"
+            yield say, _with_gpu(request, min_memory_mib=memory_mib), "gpu"
+
+
+def _gib(mib: int) -> str:
+    return f"{mib / _MIB_PER_GIB:.1f}".removesuffix(".0")
+
+
+def _share(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """A share of a GPU instead of a whole one; of the part that is asked for, less; a whole one instead of a share."""
+    gpu = request.effective_gpu
+    if gpu is None:
+        return
+    if gpu.effective_sharing == "exclusive":
+        yield "mode mps", _with_gpu(request, sharing="mps"), "gpu"
+        yield "mode time-slice", _with_gpu(request, sharing="time-slice"), "gpu"
+        return
+    if gpu.share is not None:
+        for percent in (75, 50, 25, 10):
+            if percent < gpu.share.compute_percent < 100:
+                share = msgspec.structs.replace(gpu.share, compute_percent=percent)
+                say = f"{percent} % of a GPU instead of {gpu.share.compute_percent} %"
+                yield say, _with_gpu(request, share=share), "gpu"
+    if gpu.time_slice_index is None:
+        yield "a whole GPU", _with_gpu(request, sharing=None, share=None), "gpu"
+
+
+def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """What the host with most left has of processors and of memory."""
+    asked = request.resources
+    if asked is None:
+        return
+    usable = [host for host in fleet.hosts.values() if host.usable]
+    cpu = max((host.cpu_free for host in usable if host.open or request.effective_gpu is None), default=0)
+    memory = max((host.memory_free for host in usable if host.open or request.effective_gpu is None), default=0)
+    cores, gib = cpu // 1000 * 1000 or cpu, memory // _MIB_PER_GIB * _MIB_PER_GIB or memory
+    less_cpu, less_memory = 0 < cores < asked.cpu_milli, 0 < gib < asked.memory_mib
+    if less_cpu:
+        say = f"{cores / 1000:g} cores instead of {asked.cpu_milli / 1000:g}"
+        yield say, msgspec.structs.replace(request, resources=Resources(cores, asked.memory_mib)), "resources"
+    if less_memory:
+        say = f"{_gib(gib)} GiB of host memory instead of {_gib(asked.memory_mib)}"
+        yield say, msgspec.structs.replace(request, resources=Resources(asked.cpu_milli, gib)), "resources"
+
+
+def _gang(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    gpu = request.effective_gpu
+    if gpu is not None and gpu.effective_scheduling == "gang" and request.replicas > 1:
+        yield "best effort: what fits starts now, the rest later", _with_gpu(request, scheduling=None), "gpu"
+
+
+def _replicas(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """Of a gang, fewer replicas, the most first."""
+    gpu = request.effective_gpu
+    if gpu is None or gpu.effective_scheduling != "gang":
+        return
+    counts = [*range(request.replicas - 1, max(0, request.replicas - 9), -1)]
+    while counts and counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    for replicas in counts:
+        changed = msgspec.structs.replace(request, replicas=replicas)
+        yield f"{replicas} replica{'s' * (replicas > 1)} instead of {request.replicas}", changed, "replicas"
+
+
+def _count(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    gpu = request.effective_gpu
+    if gpu is None:
+        return
+    for count in range(gpu.count - 1, 0, -1):
+        say = f"{count} GPU{'s' * (count > 1)} instead of {gpu.count}"
+        yield say, _with_gpu(request, count=count), "gpu"
+
+
+def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    for label in request.requires:
+        rest = {name: values for name, values in request.requires.items() if name != label}
+        yield f"without the label {label}", msgspec.structs.replace(request, requires=rest), "requires"
+
+
+_KINDS: Final[tuple[Callable[[Fleet, Request], Iterator[_Change]], ...]] = (
+    _models, _vendor, _memory, _share, _host, _gang, _replicas, _count, _labels,
+)  # fmt: skip

@@ -1,0 +1,449 @@
+"""What the reading verbs show, built from folded state and the soft view; plain data for the wire."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.fairshare import usage_milli
+from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.fleet import Host
+from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
+from moorage.scheduler.core.records import MODE_NAMES
+from moorage.scheduler.core.state import AT_EXITED, Job, Order, Replica, Worker
+from moorage.scheduler.core.tell.outputs import (
+    CHANGES_SURE,
+    SHOWN_BYTES_MAX,
+    changes_since,
+    fitting,
+    gpu_names,
+    slots_of,
+)
+from moorage.scheduler.core.tell.story import Found
+from moorage.schemas.codec import decode_request
+from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.frames import Change
+from moorage.schemas.gpu import format_token
+from moorage.schemas.job import STATES, TERMINAL, Request
+from moorage.schemas.operate import TenantRow
+
+LS_MAX: Final = 1000
+LS_HELP: Final = "moorage ls --help"
+#: how a worker tells the end of what it was asked to end
+ENDED_AS_ASKED: Final = "end"
+CONTENDED_AT: Final = 5
+
+
+def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict[str, Any] | Problem:
+    """One job, whole: its request, replicas and last transitions.
+
+    From the next record on its own subject tells of it, too, unless not `follow`: who asks hears the tenant's frames.
+    """
+    job = engine.state.job(tenant, name)
+    if job is None:
+        return finished_row(engine, tenant, name)
+    request = decode_request(job.body)
+    if follow:
+        job.own_subject = True
+    return {
+        **summary(engine, job),
+        "own_subject": follow or engine.own_subject(job),
+        "accepted_ledger": job.ledger,
+        "request": msgspec.to_builtins(request),
+        "replica_states": [_replica(engine, replica) for replica in job.replicas],
+        "changes": _newest(engine, job),
+        **(
+            {"kept": _kept_until(engine, job.story[-1][1], _output_until(engine, job))}
+            if job.over and job.story
+            else {}
+        ),
+    }
+
+
+def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
+    """The last transitions in memory, as many as there is room for; `history` has all of them."""
+    changes = changes_since(engine.state, job, 0)
+    fit = len(changes) if len(changes) <= CHANGES_SURE else fitting(changes[::-1], SHOWN_BYTES_MAX)
+    data: list[dict[str, Any]] = msgspec.to_builtins(changes[-fit:])
+    return data
+
+
+def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set[str]) -> dict[str, Any]:
+    """What `show` adds to the row of a finished job from its story in the history.
+
+    `simulated` names workers. The request is missing where the history was written without it.
+    """
+    ran = [change for change in changes if change.worker]
+    fit = fitting(changes[::-1], SHOWN_BYTES_MAX)
+    data: dict[str, Any] = {
+        "state": found.state,
+        "rev": found.rev,
+        "accepted_ms": found.accepted_ms,
+        "accepted_ledger": found.ledger,
+        "ended_ms": changes[-1].time_ms,
+        "age_ms": engine.state.time_ms - found.accepted_ms,
+        "attempt": max(change.attempt for change in changes),
+        "worker": ran[-1].worker if ran else "",
+        "simulated": any(change.worker in simulated for change in ran),
+        "code": next((change.code for change in reversed(ran) if change.state in TERMINAL), None),
+        "why": next((change.why for change in reversed(changes) if change.why), ""),
+        "changes": msgspec.to_builtins(changes[-fit:]),
+    }
+    request = request_in(found)
+    if request is None:
+        return data
+    return data | {
+        "gpu": format_token(request.effective_gpu, request.replicas),
+        "priority": request.priority,
+        "request": msgspec.to_builtins(request),
+    }
+
+
+def request_in(found: Found) -> Request | None:
+    """The request as the history keeps it; None where it was kept without."""
+    try:
+        return decode_request(bytes(found.request))
+    except Refused:
+        return None
+
+
+def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> dict[str, Any]:
+    """Until when, in ledger milliseconds, what is left of a job that is over is kept; `output` by worker."""
+    config = engine.config
+    return {
+        "job_ms": ended_ms + config.finished_keep_ms,
+        "history_ms": ended_ms + int(config.history_keep * 1000),
+        "output_ms": output,
+    }
+
+
+def _output_until(engine: Engine, job: Job) -> dict[str, int]:
+    """By worker: when it clears the newest output (or result) of this job, unless its room is full before."""
+    until: dict[str, int] = {}
+    for row in job.story:
+        if row[5] < 0:
+            continue
+        worker = engine.state.worker_by_num[row[5]]
+        keeps = worker.hello.get("keeps", {})
+        keep_s = keeps.get("output_s", keeps.get("result_s"))
+        if keep_s is not None:
+            until[worker.id] = row[1] + int(keep_s * 1000)
+    return until
+
+
+def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
+    """What is left of a job that is no longer in memory."""
+    row = engine.state.finished.find(job_key(tenant, name))
+    if row is None:
+        return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
+    return {
+        "job": name,
+        "tenant": tenant,
+        "state": STATES[row[2]],
+        "ended_ms": row[1] * 1000,
+        "compacted": True,
+        "kept": _kept_until(engine, row[1] * 1000, {}),
+    }
+
+
+def summary(engine: Engine, job: Job) -> dict[str, Any]:
+    """One line of `ls`."""
+    request = engine.request_of(job)
+    last = job.story[-1] if job.story else None
+    held = {replica.member.worker.id: None for replica in job.replicas if replica.member is not None}
+    worker = next(iter(held), "")
+    if not worker and last is not None and last[5] >= 0:
+        worker = engine.state.worker_by_num[last[5]].id
+    return {
+        "job": job.name,
+        "tenant": job.tenant,
+        "state": job.state,
+        "rev": job.rev,
+        "gpu": format_token(request.effective_gpu, request.replicas),
+        "priority": engine.priority_of(job) if job.priority >= 0 else request.priority,
+        "attempt": max(replica.attempt for replica in job.replicas),
+        "age_ms": engine.state.time_ms - job.accepted_ms,
+        "worker": worker,
+        **({"workers": len(held)} if len(held) > 1 else {}),
+        "simulated": _is_simulated(engine, job),
+        "code": _code(job),
+        "why": held_by(job.hold) if job.hold else _why(job),
+        **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
+    }
+
+
+def _code(job: Job) -> int | None:
+    """That of the replica that ended last, once all have: until then it is open what the others end with."""
+    if job.live:
+        return None
+    return next((row[7] for row in reversed(job.story) if STATES[row[4]] in TERMINAL and row[5] >= 0), None)
+
+
+def _why(job: Job) -> str:
+    """The newest reason in its story; that its worker ended it when asked to says less than who asked."""
+    reasons = [row[8] for row in reversed(job.story) if row[8]]
+    return next((why for why in reasons if why != ENDED_AS_ASKED), reasons[0] if reasons else "")
+
+
+def _is_simulated(engine: Engine, job: Job) -> bool:
+    """Whether some replica was placed on a simulated worker."""
+    workers = engine.state.worker_by_num
+    return any(row[5] >= 0 and workers[row[5]].hello.get("simulated", False) for row in job.story)
+
+
+def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
+    member = replica.member
+    data: dict[str, Any] = {
+        "replica": replica.index,
+        "state": STATES[replica.state],
+        "attempt": replica.attempt,
+        "fence": replica.fence,
+        "retries": replica.retries,
+        "losses": replica.losses,
+        "refusals": replica.refusals,
+    }
+    if member is not None:
+        data["worker"] = member.worker.id
+        data["gpus"] = gpu_names(member.worker, member.mask)
+        data["mode"] = MODE_NAMES[member.mode]
+    return data
+
+
+def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any] | Problem:
+    """The tenant's jobs in memory, newest first; `states` filters, `limit` 1..1000 bounds.
+
+    With `jobs`, at most 1000 names: those of them that are in memory, and no counts.
+    """
+    if (names := arguments.get("jobs")) is not None:
+        return _named(engine, tenant, names)
+    limit = arguments.get("limit", 100)
+    if not isinstance(limit, int) or not 1 <= limit <= LS_MAX:
+        limits = "1..1000"
+        return problem(
+            "invalid-argument", "limit must be 1..1000", field="$.limit", found=limit, allowed=limits, next=LS_HELP
+        )
+    states = arguments.get("states", [])
+    if not isinstance(states, list):
+        no_list = "states is a list of job states"
+        return problem("invalid-argument", no_list, field="$.states", found=states, next=LS_HELP)
+    for state in states:
+        if state not in STATES:
+            no_state = f"{str(state)[:80]!r} is no state of a job"
+            allowed = ", ".join(STATES)
+            return problem("invalid-argument", no_state, field="$.states", found=state, allowed=allowed, next=LS_HELP)
+    row = engine.state.tenants.get(tenant)
+    jobs: list[dict[str, Any]] = []
+    counts: dict[str, int] = {}
+    for job in reversed(row.jobs.values()) if row is not None else ():
+        counts[job.state] = counts.get(job.state, 0) + 1
+        if len(jobs) < limit and (not states or job.state in states):
+            jobs.append(summary(engine, job))
+    return {"jobs": jobs, "counts": counts, "finished_kept": len(engine.state.finished)}
+
+
+def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
+    if not isinstance(names, list) or len(names) > LS_MAX or not all(isinstance(name, str) for name in names):
+        return problem("invalid-argument", f"jobs must list at most {LS_MAX} ids", field="$.jobs")
+    row = engine.state.tenants.get(tenant)
+    jobs = {} if row is None else row.jobs
+    return {"jobs": [summary(engine, jobs[name]) for name in names if name in jobs]}
+
+
+def held_by(hold: Order) -> str:
+    """As `held by operator ana: maintenance`."""
+    return f"held by {hold[0]}" + (f": {hold[1]}" if hold[1] else "")
+
+
+def tenants(engine: Engine) -> dict[str, Any]:
+    """Tenants with a live job, a lease or something that an operator has set; those with most GPUs first."""
+    state = engine.state
+    rows = [
+        TenantRow(
+            row.name, row.live, row.gpus, as_hold(row.hold), limit_of(row), share_of(row), usage_milli(state, row)
+        )
+        for row in state.tenants.values()
+        if row.live or row.gpus or row.ordered
+    ]
+    rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
+    return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows)}
+
+
+def by_name(engine: Engine) -> list[Worker]:
+    """The workers as people look for them; the ledger numbers them in the order in which they joined."""
+    return sorted(engine.state.worker_by_num, key=attrgetter("id"))
+
+
+def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
+    """Every worker by name: its session, what is free and who is sick; and what of the biggest kind would start now."""
+    workers = [_worker(engine, worker, mono_ms) for worker in by_name(engine)]
+    state = engine.state
+    oldest = state.finished.oldest_ms()
+    return {
+        "epoch": engine.state.epoch,
+        "leader": engine.state.leader,
+        "ledger": engine.state.seq,
+        "workers": workers,
+        "queued": engine.queue.size,
+        "live_jobs": engine.state.live,
+        "finished_kept": len(engine.state.finished) + len(engine.state.ended),
+        "finished_window_ms": min(engine.state.time_ms - oldest, engine.config.finished_keep_ms)
+        if oldest is not None
+        else 0,
+        "fits_now": fits_now(engine),
+        "keeps": {
+            "finished_keep": engine.config.finished_keep,
+            "finished_rows": engine.config.finished_rows,
+            "history_keep": engine.config.history_keep,
+            "history_bytes": engine.config.history_bytes,
+        },
+    }
+
+
+def fits_now(engine: Engine) -> list[dict[str, Any]]:
+    """The largest exclusive request that starts now on one host, by model."""
+    best: dict[str, list[int]] = {}
+    for cls in engine.fleet.classes.values():
+        by_name: dict[str, int] = {}
+        for slot, device in enumerate(cls.devices):
+            by_name[device[2]] = by_name.get(device[2], 0) | 1 << slot
+        for name, mask in by_name.items():
+            row = best.setdefault(name, [0, 0, 0])
+            for host in cls.hosts.values():
+                free = (host.open & mask).bit_count() if host.usable else 0
+                row[0] += mask.bit_count()
+                row[1] += free
+                row[2] = max(row[2], free)
+    return [
+        {"model": name, "gpus": total, "free": free, "largest": largest}
+        for name, (total, free, largest) in sorted(best.items())
+    ]
+
+
+def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
+    host = engine.fleet.hosts.get(worker.num)
+    pool = worker.hello.get("gpu_pool", [])
+    return {
+        "worker": worker.id,
+        "state": worker_state(worker, host),
+        "flag": worker.flag,
+        "by": worker.by,
+        "simulated": bool(worker.hello.get("simulated", False)),
+        "models": sorted({device["name"] for device in pool}),
+        "gpus": len(pool),
+        "free": host.open.bit_count() if host is not None else 0,
+        "cells": cells(host, len(pool)),
+        "members": len(worker.members),
+        "cpu_milli": worker.hello.get("cpu_milli", 0),
+        "cpu_free_milli": host.cpu_free if host is not None else 0,
+        "memory_mib": worker.hello.get("memory_mib", 0),
+        "memory_free_mib": host.memory_free if host is not None else 0,
+        "labels": worker.hello.get("labels", {}),
+        "drivers": worker.hello.get("drivers", []),
+        "release": worker.hello.get("release", ""),
+        "heard_ms_ago": mono_ms - host.last_ms if host is not None and host.heard else None,
+        "quarantined": slots_of(worker.quarantined),
+        "troubles": troubles(worker, host, engine.state.time_ms),
+        **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
+        "keeps": worker.hello.get("keeps", {}),
+    }
+
+
+def worker_state(worker: Worker, host: Host | None) -> str:
+    if not worker.session or host is None:
+        return "lost"
+    if not host.heard:
+        return "not-heard"
+    if worker.flag != "open":
+        return worker.flag
+    if host.stale:
+        return "stale"
+    return "claimed-locally" if host.waiting else "up"
+
+
+def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, Any]]:
+    """The devices that are not given out, by slot: what is wrong, since when where that is recorded, and who is there.
+
+    `recorded` tells what the ledger holds from what the last load frame said.
+    """
+    pool = worker.hello.get("gpu_pool", ())
+    rows: dict[int, dict[str, Any]] = {}
+    for slot, (kind, detail) in host.troubles.items() if host is not None else ():
+        rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
+    for slot in slots_of(worker.quarantined):
+        detail = "its memory did not come back, or what ran there could not be ended"
+        rows[slot] = {"kind": "quarantined", "detail": detail, "recorded": True}
+    for slot, (kind, detail, since_ms, _) in worker.unwell.items():
+        rows[slot] = {"kind": kind, "detail": detail, "since_ms": now_ms - since_ms, "recorded": True}
+    return [
+        {"slot": slot, "gpu": pool[slot]["uuid"] if slot < len(pool) else "", **rows[slot]} for slot in sorted(rows)
+    ]
+
+
+def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
+    """A drain that has an end or is to come: in how many ms it begins, jobs have left, and it is over."""
+    window = worker.window
+    assert window is not None
+    return {
+        "begins_in_ms": max(0, window.from_ms - now_ms),
+        "leave_in_ms": max(0, window.leave_ms - now_ms),
+        **({"ends_in_ms": max(0, window.until_ms - now_ms)} if window.until_ms else {}),
+        "by": window.by,
+        "why": window.why,
+    }
+
+
+def cells(host: Host | None, size: int) -> str:
+    """A character a GPU: `·` free, `#` leased, 2-9 sharers, `!` sick or quarantined, `x` used by others, `?` lost."""
+    if host is None:
+        return "?" * size
+    text = ""
+    for slot in range(size):
+        bit = 1 << slot
+        device = host.shared.get(slot)
+        if (host.sick | host.worker.quarantined | host.worker.unwell_mask) & bit:
+            text += "x" if host.troubles.get(slot, ("",))[0] == "foreign" else "!"
+        elif device is not None:
+            text += str(min(device.users, 9))
+        elif not host.free & bit:
+            text += "#" if host.lent & bit else "-"
+        elif host.busy & bit:
+            text += "x"
+        else:
+            text += "·"
+    return text
+
+
+def audit(engine: Engine, reports: dict[int, Any]) -> dict[str, Any]:
+    """The ledger against what each worker's last renewal said it holds; `drift` is empty when they agree.
+
+    A member placed or ended since that renewal is no drift: only what the two have disagreed on for longer than two
+    renewals is shown by the caller asking twice.
+    """
+    drift = []
+    for worker in engine.state.worker_by_num:
+        if not worker.session:
+            continue
+        report = reports.get(worker.num)
+        if report is None:
+            drift.append({"worker": worker.id, "kind": "silent", "member": ""})
+            continue
+        held = {(h.tenant, h.job, h.replica, h.fence): h.phase for h in report.held}
+        for key, member in worker.members.items():
+            if key not in held and member.phase not in (0, AT_EXITED) and report.no == worker.no:
+                drift.append({"worker": worker.id, "kind": "ledger-only", "member": _name(key)})
+        for key, phase in held.items():
+            if key not in worker.members and phase != "exited":
+                drift.append({"worker": worker.id, "kind": "worker-only", "member": _name(key)})
+    return {
+        "drift": drift,
+        "workers": sum(1 for worker in engine.state.worker_by_num if worker.session),
+        "members": sum(len(worker.members) for worker in engine.state.worker_by_num),
+        "leases": sum(m.mask.bit_count() for m in engine.state.members()),
+    }
+
+
+def _name(key: tuple[str, str, int, int]) -> str:
+    return f"{key[0]}/{key[1]}/{key[2]} fence {key[3]}"

@@ -1,0 +1,187 @@
+"""Why a job waits, whole: the reason with its evidence, who holds what it needs, its place, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.scheduler.core.ask.explain import HOLDERS_MAX, NEVER_REASONS, explain, holders
+from moorage.scheduler.core.ask.relax import FIXES_MAX, Relaxer
+from moorage.scheduler.core.ask.remedies import remedies
+from moorage.scheduler.core.ask.trial import Trials
+from moorage.scheduler.core.ask.views import CONTENDED_AT, finished_row, held_by
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.line.queue import entry
+from moorage.scheduler.core.operate.orders import as_hold, limit_of
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import QUEUED, Job
+from moorage.scheduler.core.tell.outputs import slots_of
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import NOT_PERMITTED
+from moorage.schemas.gpu import format_token
+
+#: reasons that no change of the request cures: somebody has to act, or a time to pass
+UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"})
+
+
+def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -> dict[str, Any] | Problem:
+    """Why a job is where it is: for a waiting one the dominant reason, the counts, its place in the queue, fixes.
+
+    A walk over the fleet and some trials: for questions, not for the tick.
+    """
+    job = engine.state.job(tenant, name)
+    if job is None:
+        return finished_row(engine, tenant, name)
+    data: dict[str, Any] = {"job": name, "tenant": tenant, "state": job.state}
+    waiting = [replica for replica in job.replicas if replica.state == QUEUED]
+    if not waiting:
+        data["why"] = next((row[8] for row in reversed(job.story) if row[8]), "")
+        if leaves := _leaves(engine, job):
+            data["leaves"] = leaves
+        return data
+    replica, shape, request = waiting[0], engine.shape_of(job), engine.request_of(job)
+    priority = engine.priority_of(job)
+    barred = engine.planner.barred(priority, shape, job.tenant)
+    leaving = engine.planner.barred_by_limits(job.num, engine.state.time_ms)
+    with engine.fleet.avoiding(shape.avoid):
+        found = explain(engine.fleet, shape, barred, leaving)
+    if shape.avoid:
+        workers = engine.state.worker_by_num
+        data["avoids"] = [f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}" for num, mask in shape.avoid]
+    trials = Trials(engine, job)
+    standing = _standing(engine, job, found.reason) or _ahead(trials, found.reason)
+    if standing:
+        found.reason = standing["reason"]
+    data.update(found.as_data())
+    data["holders"] = holders(found.held_on, shape, tenant)
+    data["held_by"] = found.troubles or (_told(data["holders"]) if found.held_on else [])
+    data.update(standing)
+    if found.reason == "rules":
+        data.update(_ruled_out(engine, shape, tenant))
+    if found.reason == "placing" and replica.not_before > engine.state.time_ms:
+        data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
+        data["starts_in_ms"] = replica.not_before - engine.state.time_ms
+    last = next((row[8] for row in reversed(job.story) if row[8]), "")
+    if "because" not in data and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
+        data["because"] = last
+    data["waiting_replicas"] = len(waiting)
+    data["priority"] = priority
+    if job.hold is None:
+        aged = engine.planner.standing_of if engine.planner.ageing is not None else None
+        data["position"] = 1 + engine.queue.position(priority, entry(job.num, replica.index), aged)
+        data |= _aged(engine, job, priority)
+    data["queued"] = engine.queue.size
+    data["asks"] = format_token(request.effective_gpu, len(job.replicas))
+    if found.missing:
+        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
+    if fixes and data["reason"] not in UNCURED:
+        data["fixes"] = _fixes(trials, data["reason"])
+    return data
+
+
+def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
+    """What helps, each tried: first what the reason itself calls for, then changes of the request."""
+    found = remedies(trials, reason)
+    if trials.job.hold is None and trials.engine.state.tenants[trials.job.tenant].hold is None:
+        ends_ms = trials.ends_ms() if reason in ("reserved", "leaving", "gang") else ()
+        relaxer = Relaxer(trials.engine.fleet, trials.request, trials.instead, ends_ms)
+        found += [fix.as_data() for fix in relaxer.fixes()]
+    return found[:FIXES_MAX]
+
+
+def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
+    """What it counts as by its age, where that is more than its priority."""
+    counts = engine.planner.standing_of(priority, entry(job.num, 0))
+    return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
+
+
+def _ahead(trials: Trials, reason: str) -> dict[str, Any]:
+    """In strict order: who waits before it, its own tenant's by name; empty where nobody does, or none would help."""
+    first = trials.first_ahead() if reason not in NEVER_REASONS else None
+    if first is None:
+        return {}
+    who = f"job {first.name}" if first.tenant == trials.job.tenant else "a job of another tenant"
+    return {"reason": "ahead", "because": f"{who} comes first, and has to start before it"}
+
+
+def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
+    """Which workers do not let the tenant have the driver, and what they let it have; a few of them."""
+    hosts = [
+        host for cls in engine.fleet.classes.values() if cls.fit(shape).reason == "rules" for host in cls.hosts.values()
+    ]
+    return {
+        "because": f"{NOT_PERMITTED}tenant {tenant} may not have the driver {shape.driver} on"
+        f" {many(len(hosts), 'worker')}",
+        "held_by": [
+            f"{host.worker.id}: lets it have {', '.join(sorted(host.cls.permitted(shape.tenant))) or 'no driver'}"
+            for host in hosts[:HOLDERS_MAX]
+        ],
+    }
+
+
+def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
+    """The workers that what runs of a job has to leave, and in how many ms."""
+    workers = {replica.member.worker.num: replica.member.worker for replica in job.replicas if replica.member}
+    return [
+        {"worker": worker.id, "in_ms": max(0, worker.window.leave_ms - engine.state.time_ms), "why": worker.window.why}
+        for worker in workers.values()
+        if worker.window is not None
+    ]
+
+
+def _told(found: dict[str, Any]) -> list[str]:
+    """The holders in words, the tenant's own first."""
+    lines = [f"job {row['job']}: {many(row['gpus'], 'GPU')}" for row in found["own"]]
+    if found["own_jobs"] > len(found["own"]):
+        lines.append(f"{many(found['own_jobs'] - len(found['own']), 'more job')} of yours")
+    if found["other_jobs"]:
+        lines.append(f"{many(found['other_jobs'], 'job')} of other tenants: {many(found['other_gpus'], 'GPU')}")
+    return [*lines, *found["workers"]]
+
+
+def many(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _preempted(engine: Engine, job: Job, nums: tuple[int, ...]) -> str:
+    """For whose end a job waits: those of its own tenant by name, of others how many."""
+    ending = [engine.state.jobs[num] for num in nums if num in engine.state.jobs and engine.state.jobs[num].held]
+    mine = [f"job {other.name}" for other in ending if other.tenant == job.tenant]
+    others = len(ending) - len(mine)
+    shown = mine[:HOLDERS_MAX] + ([f"{others} of other tenants"] if others else [])
+    more = f" and {len(mine) - HOLDERS_MAX} more" if len(mine) > HOLDERS_MAX else ""
+    return f"it waits for preempted jobs to end: {', '.join(shown)}{more}" if ending else "those preempted have ended"
+
+
+def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
+    """What an operator has set that keeps a job waiting, with who set it and how much; empty where nothing does."""
+    tenant, shape = engine.state.tenants[job.tenant], engine.shape_of(job)
+    hold = job.hold or tenant.hold
+    if hold is not None:
+        of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
+        said = as_hold(hold)
+        return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
+    if job.preempts is not None:
+        return {"reason": "preempting", "because": _preempted(engine, job, job.preempts[1])}
+    need = shape.count * shape.together
+    if not tenant.gpus_max or not need or reason in NEVER_REASONS:
+        return {}
+    # with room left, somebody of this tenant who comes first may need more than that room
+    first = engine.planner.waits_for_limit(job.tenant)
+    if tenant.gpus + need <= tenant.gpus_max and not (first and reason == "placing"):
+        return {}
+    own: dict[str, int] = {}
+    for other in tenant.jobs.values():
+        if other.held:
+            gpus = sum(replica.member.mask.bit_count() for replica in other.replicas if replica.member is not None)
+            own[other.name] = gpus
+    most = sorted(own.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
+    return {
+        "reason": "limit",
+        "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and this needs {need}",
+        "limit": msgspec.to_builtins(limit_of(tenant)),
+        "gpus_leased": tenant.gpus,
+        "gpus_needed": need,
+        "held_by": [f"job {name}: {gpus} GPUs" for name, gpus in most],
+    }

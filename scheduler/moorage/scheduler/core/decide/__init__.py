@@ -1,0 +1,1 @@
+"""One pass: who is placed, and who ends for whom."""

@@ -1,0 +1,146 @@
+"""Preemption in the pass: who may ask for it, what becomes of it, and whose hosts are held meanwhile.
+
+The ledger says who ends for whom and which hosts are held (`Job.preempts`), so a new leader goes on where the old one
+stopped. Looked for once a second, after all that could be placed was: what ends by itself in time ends nobody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.line.preemption import VOID_MS, Choice, Preemption, Right
+from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line
+from moorage.scheduler.core.records import Act, Count
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import ENDING, Job
+
+#: jobs for which others end at one time
+STANDING_MAX: Final = 16
+#: searches for victims a second: each looks at the members of up to `preemption.HOSTS_MAX` hosts
+SEARCHES_MAX: Final = 2
+#: the draft's bytes of one preemption, beside its steps
+_ACT_BYTES: Final = 256
+
+
+class UnderWay(NamedTuple):
+    """GPUs by tenant: `awaited` by its jobs that others end for, and its own that are `ending` for somebody."""
+
+    awaited: Counter[str]
+    ending: Counter[str]
+
+    def add(self, tenant: str, shape: Shape, found: Choice) -> None:
+        self.awaited[tenant] += shape.count * shape.together
+        for victim in found.victims:
+            self.ending[victim.job.tenant] += victim.gpus
+
+
+class Preempting:
+    """Over one engine's state; `priority` from which jobs may preempt, above 100 for none."""
+
+    def __init__(self, policy: Preemption, lifecycle: Lifecycle, *, priority: int, reclaim: bool) -> None:
+        self.policy = policy
+        self.lifecycle = lifecycle
+        self.priority = priority
+        self.reclaim = reclaim
+        self._sought_ms = 0
+        self._void: dict[int, int] = {}  # job number -> since when nobody ends for it any more
+
+    @property
+    def allowed(self) -> bool:
+        return self.reclaim or self.priority <= 100
+
+    def held(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
+        """The hosts that are held for others than a line of this shape, priority and tenant."""
+        hosts: set[int] = set()
+        for job in draft.state.preempting.values():
+            if job.preempts is None:
+                continue
+            if job.tenant == tenant or not tenant:
+                same = self.policy.shape_of(job) is shape and self.policy.priority_of(job) == priority
+                if same:
+                    continue
+            hosts.update(job.preempts[0])
+        return frozenset(hosts)
+
+    def settle(self, draft: Draft, waits: Callable[[Job], bool]) -> None:
+        """Give up what is void: whoever it was for waits no more, or has not started though all have ended."""
+        for num, job in draft.state.preempting.items():
+            if waits(job) and self._ending(draft, job):
+                self._void.pop(num, None)
+            elif not waits(job) or draft.time_ms - self._void.setdefault(num, draft.time_ms) >= VOID_MS:
+                self._void.pop(num, None)
+                draft.acts.append([Act.PREEMPT, num, [], []])
+                draft.bytes += 64
+
+    def _ending(self, draft: Draft, job: Job) -> bool:
+        """Whether somebody still has to end for it."""
+        assert job.preempts is not None
+        workers, jobs = draft.state.worker_by_num, set(job.preempts[1])
+        return any(m.replica.job.num in jobs for num in job.preempts[0] for m in workers[num].members.values())
+
+    def seek(self, draft: Draft, lines: list[tuple[Head, int, Line]], barred: Callable[[Line], frozenset[int]]) -> None:
+        """Find victims for the first of those who may and found no room; `lines` with the first entry of each."""
+        if draft.time_ms - self._sought_ms < 1000 or not draft.may(Act.PREEMPT):
+            return
+        state, searches = draft.state, 0
+        self._sought_ms = draft.time_ms
+        under_way = self._under_way(draft)
+        for _, item, line in sorted(lines):
+            job = state.jobs.get(item >> REPLICA_BITS)
+            if job is None or job.num in state.preempting or draft.full:
+                continue
+            if searches >= SEARCHES_MAX or len(state.preempting) + searches >= STANDING_MAX:
+                return
+            right = self._right(draft, job, line, under_way)
+            if right is None:
+                continue
+            searches += 1
+            with self.policy.fleet.avoiding(line.shape.avoid):
+                found = self.policy.choose(draft, line.shape, right, barred(line), under_way.ending)
+            if found is not None:
+                self._end(draft, right, found)
+                under_way.add(job.tenant, line.shape, found)
+
+    def seek_at_once(self) -> None:
+        """Victims are looked for with the next pass, however short a time ago they were."""
+        self._sought_ms = 0
+
+    def _under_way(self, draft: Draft) -> UnderWay:
+        """Of what others end for already: what that comes to for either side."""
+        found, jobs = UnderWay(Counter(), Counter()), draft.state.jobs
+        for job in draft.state.preempting.values():
+            shape = self.policy.shape_of(job)
+            found.awaited[job.tenant] += shape.count * shape.together
+        for num in {num for job in draft.state.preempting.values() if job.preempts for num in job.preempts[1]}:
+            for replica in jobs[num].replicas if num in jobs else ():
+                if replica.member is not None and draft.state_of(replica) == ENDING:
+                    found.ending[jobs[num].tenant] += replica.member.mask.bit_count()
+        return found
+
+    def _right(self, draft: Draft, job: Job, line: Line, under_way: UnderWay) -> Right | None:
+        need = line.shape.count * line.shape.together
+        own = draft.share_of(job.tenant)[1] - draft.leased_by(job.tenant) - under_way.awaited[job.tenant]
+        if self.reclaim and 0 < need <= own:
+            return Right(job, line.priority, reclaims=True)
+        return Right(job, line.priority, reclaims=False) if line.priority >= self.priority else None
+
+    def _end(self, draft: Draft, right: Right, found: Choice) -> None:
+        victims = sorted({victim.job.num for victim in found.victims})
+        draft.acts.append([Act.PREEMPT, right.job.num, sorted(found.hosts), victims])
+        draft.bytes += _ACT_BYTES
+        for victim in found.victims:
+            why = self._why(right, victim.job, victim.priority)
+            self.lifecycle.leave(draft, victim.members[0], why, Count.NONE)  # with its gang, told to save itself
+
+    @staticmethod
+    def _why(right: Right, victim: Job, priority: int) -> str:
+        """Told to the victim's tenant: another tenant's job is not named."""
+        mine = right.job.tenant == victim.tenant
+        whom = f"job {right.job.name}" if mine else f"tenant {right.job.tenant}"
+        if right.reclaims:
+            return f"preempted: borrowed GPUs go back to tenant {right.job.tenant}"
+        return f"preempted by {whom}: priority {right.priority} over {priority}"

@@ -1,0 +1,1 @@
+"""What becomes of jobs and workers, from a request or a join to the end."""

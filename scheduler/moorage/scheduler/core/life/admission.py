@@ -1,0 +1,364 @@
+"""Requests and cancels in: idempotence, tombstones, bounds, and what no worker could ever run.
+
+Refuse or wait (contract §4): malformed is refused at the edge; over a set limit is refused here; what no known worker
+could ever run waits with a warning, or is refused where `on_no_match` says so and every session has been heard.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import Cancel, Submit
+from moorage.scheduler.core.finished import job_key, request_digest
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.records import Act, by_tenant
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import CANCELLED, REJECTED, Job, State
+from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, identity, same_request
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Accepted, Answer
+from moorage.schemas.job import STATES
+
+RETRY_AFTER_S: Final = 1.0
+NAMES_SHOWN_MAX: Final = 3
+#: shapes for which the nearest names are remembered
+NEAR_MAX: Final = 1_000
+#: how long the soonest start of a shape is taken for what it was, and the margin that a refusal leaves
+SOONEST_KEPT_MS: Final = 1_000
+#: tombstones of one tenant that one second looks at
+FORGET_MAX: Final = 256
+
+_NONE: Final[set[str]] = set()
+
+NO_MATCH: Final = "no-match"
+NOT_HEARD: Final = "fleet-not-yet-heard"
+HELD: Final = "tenant-held"
+
+
+def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
+    """Whether a value that came as JSON or msgpack has a canonical form, and can be shown as JSON."""
+    if isinstance(value, dict):
+        return levels > 0 and all(type(key) is str and is_plain(item, levels - 1) for key, item in value.items())
+    if isinstance(value, list):
+        return levels > 0 and all(is_plain(item, levels - 1) for item in value)
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str)
+
+
+class NewJob(msgspec.Struct, eq=False, gc=False):
+    """A job that this draft accepts: what to do with it once the record is folded."""
+
+    submit: Submit
+    warnings: list[str]
+    stillborn: int | None = None  # a terminal state that this very record gives it
+    why: str = ""
+    by: str = ""  # the actor of the state it is born with
+
+
+class Admission:
+    """Decides what becomes of a submit or a cancel, against the state and this tick's draft."""
+
+    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, config: Config) -> None:
+        self.state = state
+        self.fleet = fleet
+        self.lifecycle = lifecycle
+        self.config = config
+        self._capable: dict[int, tuple[int, bool]] = {}
+        self._near: dict[int, tuple[int, str]] = {}
+        self.moved_seq = state.seq  # of the last record that said more than that time goes by
+        self._soonest: dict[tuple[int, int], tuple[int, int]] = {}
+        #: how soon a shape of a priority could start at all, in ms; 0 where nobody can say
+        self.soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0
+        self._asked_for: Draft | None = None
+        self._heard = False
+
+    def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
+        """A job to accept, or the answer that says why not. `fresh` are the jobs this draft accepts already."""
+        key = (event.tenant, event.name)
+        if event.request.driver_config and not is_plain(event.request.driver_config):
+            return problem(
+                "invalid-argument",
+                "driver_config must be plain: objects with text keys, lists, text, numbers of 64 bits, booleans, null",
+                field="$.driver_config",
+                allowed=f"{NESTING_MAX} levels",
+                job=event.name,
+            )
+        trouble = event.request.checkpoint_trouble
+        if trouble:
+            run = event.request.workload
+            before = trouble.startswith("checkpoint_before_s")
+            return problem(
+                "invalid-argument",
+                trouble,
+                field="$.run.checkpoint_before_s" if before else "$.run.checkpoint_signal",
+                found=run.checkpoint_before_s if before else run.checkpoint_signal,
+                job=event.name,
+            )
+        known = fresh.get(key)
+        if known is not None:
+            state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]
+            return self._again(event, known.submit.body, state, 0)
+        tenant = self.state.tenants.get(event.tenant)
+        if tenant is not None:
+            job = tenant.jobs.get(event.name)
+            if job is not None:
+                return self._again(event, job.body, job.state, job.ledger)
+        if len(self.state.finished):
+            event.key = job_key(event.tenant, event.name)
+            row = self.state.finished.find(event.key)
+            # an older row stands there for the history alone: the name is free again
+            if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
+                return self._finished(event, row[0], row[2])
+        # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
+        if event.sequence == 0 and self.state.live + len(fresh) >= self.config.jobs_max:
+            return problem(
+                "queue-full",
+                f"{self.state.live} jobs are held, the bound is {self.config.jobs_max}",
+                job=event.name,
+                next="send again later, or publish to the durable queue, which waits",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        moved = self._moved_on(draft, event) if event.request.if_seq is not None else None
+        if moved is not None:
+            return moved if event.sequence == 0 else NewJob(event, [moved.message], REJECTED, moved.message)
+        limit = self._over_limit(draft, event)
+        if limit is not None and event.sequence == 0:
+            return limit
+        just_now = draft.tombstones.get(event.tenant, _NONE)
+        if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
+            draft.acts.append([Act.UNTOMB, event.tenant, event.name])
+            draft.bytes += 128
+            just_now.discard(event.name)
+            return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant))
+        if limit is not None:
+            return NewJob(event, [limit.message], REJECTED, limit.message)  # nobody waits for an answer: told by event
+        warnings: list[str] = [HELD] if draft.is_tenant_held(event.tenant) else []
+        if not self.could_ever(event.shape):
+            if self._asked_for is not draft:  # it looks at every worker: once a record
+                self._asked_for, self._heard = draft, self.all_heard()
+            heard, nearest = self._heard, self._nearest(event.shape)
+            if not heard:
+                warnings.append(NOT_HEARD)
+            warnings.append(nearest)
+            if heard and event.request.on_no_match == "reject":
+                if event.sequence == 0:
+                    return self._no_match(event)
+                return NewJob(event, warnings, REJECTED, nearest)  # nobody waits for an answer: told by event
+        elif event.request.start_within_s is not None:
+            late = self._too_late(draft, event, int(event.request.start_within_s * 1000))
+            if late is not None and event.sequence == 0:
+                return late
+            if late is not None:
+                return NewJob(event, [f"{late.code}: {late.message}"], REJECTED, late.message)
+        return NewJob(event, warnings)  # not heard yet: rejected by event, once everybody was
+
+    def _too_late(self, draft: Draft, event: Submit, within_ms: int) -> Problem | None:
+        """Why it cannot start in time, even if whoever is before it gave way; None where it may, or nobody can say."""
+        priority = event.request.priority
+        key = (event.shape.index, priority)
+        known = self._soonest.get(key)
+        if known is None or draft.time_ms - known[0] > SOONEST_KEPT_MS:
+            if len(self._soonest) >= NEAR_MAX:
+                self._soonest.clear()
+            known = self._soonest[key] = (draft.time_ms, self.soonest_ms(event.shape, priority))
+        soonest_ms = known[0] + known[1] - draft.time_ms
+        if soonest_ms <= within_ms + SOONEST_KEPT_MS:
+            return None
+        return problem(
+            "cannot-start-in-time",
+            f"it could start in {soonest_ms / 1000:.0f} s at the soonest, when the shortest runs of their kind end",
+            field="$.start_within_s",
+            found=event.request.start_within_s,
+            allowed=f"at least {math.ceil(soonest_ms / 1000)}",
+            job=event.name,
+            next="give it longer, or ask for what moorage fleet shows as free",
+        )
+
+    def _moved_on(self, draft: Draft, event: Submit) -> Problem | None:
+        """Whether something was decided since the plan that the request goes by, this very record included."""
+        seen = event.request.if_seq
+        moved = self.state.seq + 1 if not draft.empty else self.moved_seq
+        if seen is None or moved <= seen:
+            return None
+        return problem(
+            "moved-on",
+            f"ledger record {moved} has changed something since record {seen}",
+            field="$.if_seq",
+            found=seen,
+            allowed=f"at least {moved}",
+            job=event.name,
+            next="plan again",
+        )
+
+    def _over_limit(self, draft: Draft, event: Submit) -> Problem | None:
+        """What an operator's limit on the tenant refuses: one job too many, and what could never start under it."""
+        gpus_max, jobs_max = draft.limits_of(event.tenant)
+        need = event.shape.count * event.shape.together
+        if gpus_max and need > gpus_max:
+            return problem(
+                "failed-precondition",
+                f"this needs {need} GPUs at once, tenant {event.tenant} may have {gpus_max}",
+                field="$.gpu.count",
+                found=need,
+                allowed=f"at most {gpus_max} GPUs leased to tenant {event.tenant} at once",
+                job=event.name,
+                next="ask for fewer GPUs, or ask an operator to raise the limit",
+            )
+        if jobs_max and event.sequence == 0:  # the durable queue's reader stops there instead
+            tenant = self.state.tenants.get(event.tenant)
+            live = (tenant.live if tenant is not None else 0) + draft.accepted.get(event.tenant, 0)
+            if live >= jobs_max:
+                return problem(
+                    "failed-precondition",
+                    f"tenant {event.tenant} has {live} jobs that are not over, and may have {jobs_max}",
+                    found=live,
+                    allowed=f"at most {jobs_max} jobs of tenant {event.tenant} that are not over",
+                    job=event.name,
+                    next="send again once some are over, or publish to the durable queue, which waits",
+                )
+        return None
+
+    def _again(self, event: Submit, body: bytes, state: str, ledger: int) -> Accepted | Problem:
+        if same_request(body, event.body):
+            return Accepted(event.name, ledger, state, duplicate=True)
+        return self._conflict(event)
+
+    def _finished(self, event: Submit, digest: bytes, state: int) -> Accepted | Problem:
+        request = decode_request(event.body)
+        # rows of older releases hold the digest of the whole request, `events` and all
+        if digest in (request_digest(identity(request)), request_digest(canonical(request))):
+            return Accepted(event.name, 0, STATES[state], duplicate=True)
+        return self._conflict(event)
+
+    @staticmethod
+    def _conflict(event: Submit) -> Problem:
+        return problem(
+            "conflict",
+            f"job {event.name} was submitted before with other content",
+            job=event.name,
+            next="choose another job id, or send the same content",
+        )
+
+    # ---------------------------------------------------------------------------------------- no match
+
+    def could_ever(self, shape: Shape) -> bool:
+        """Whether the known inventory could hold it with nothing else there; kept by shape until the fleet changes."""
+        known = self._capable.get(shape.index)
+        if known is not None and known[0] == self.fleet.inventory:
+            return known[1]
+        able = self._could_ever(shape)
+        if len(self._capable) > 50_000:
+            self._capable.clear()
+        self._capable[shape.index] = (self.fleet.inventory, able)
+        return able
+
+    def _could_ever(self, shape: Shape) -> bool:
+        missing = shape.together
+        for cls, _ in self.fleet.capable(shape):
+            for host in cls.hosts.values():
+                missing -= host.replicas_of(shape, "ever")
+                if missing <= 0:
+                    return True
+        return False
+
+    def all_heard(self) -> bool:
+        """Whether every session in the ledger was heard in this reign: before that nobody is told never."""
+        return all(
+            self.fleet.hosts[worker.num].heard
+            for worker in self.state.worker_by_num
+            if worker.session and worker.num in self.fleet.hosts
+        )
+
+    def _nearest(self, shape: Shape) -> str:
+        """`no-match`, with the nearest model names that the fleet has; kept by shape until the fleet changes."""
+        known = self._near.get(shape.index)
+        if known is not None and known[0] == self.fleet.inventory:
+            return known[1]
+        reasons = {cls.fit(shape).reason for cls in self.fleet.classes.values()}
+        if "rules" in reasons and reasons <= {"driver", "rules"}:
+            return f"{NO_MATCH}: no worker lets its tenant have the driver {shape.driver}"
+        names = sorted({name for cls in self.fleet.classes.values() for _, _, name, _ in cls.devices})
+        wanted = [model.lstrip("=") for model in shape.models]
+        lower = {name.lower(): name for name in names}
+        near: list[str] = []
+        for model in wanted:
+            for hit in difflib.get_close_matches(model.lower(), lower, n=NAMES_SHOWN_MAX, cutoff=0.3):
+                if lower[hit] not in near:
+                    near.append(lower[hit])
+        shown = near[:NAMES_SHOWN_MAX] or names[:NAMES_SHOWN_MAX]
+        empty = "no host of the fleet has a GPU" if self.fleet.classes else "the fleet is empty"
+        text = f"{NO_MATCH}: {'the fleet has ' + ', '.join(shown) if shown else empty}"
+        if len(self._near) >= NEAR_MAX:
+            self._near.clear()
+        self._near[shape.index] = (self.fleet.inventory, text)
+        return text
+
+    def _no_match(self, event: Submit) -> Problem:
+        return problem(
+            "no-match",
+            f"no known worker could ever run this ({self._nearest(event.shape)[len(NO_MATCH) + 2 :]})",
+            job=event.name,
+            next="ask for what the fleet has, or leave out on_no_match to wait for a worker",
+        )
+
+    def reject_unmatched(self, draft: Draft, job: Job, shape: Shape) -> None:
+        """A job accepted before the fleet was heard, with on_no_match reject, is rejected by event."""
+        if not self.could_ever(shape):
+            for replica in job.replicas:
+                if draft.state_of(replica) == 0:
+                    draft.move(replica, REJECTED, self._nearest(shape))
+
+    # ----------------------------------------------------------------------------------------- cancels
+
+    def forget_cancels(self, draft: Draft) -> None:
+        """Cancels from the endpoint of jobs that never came are remembered as long as finished jobs are.
+
+        They stand in the order of their coming, so only the oldest are looked at, a few a second.
+        """
+        before = draft.time_ms - self.config.finished_keep_ms
+        for tenant in self.state.tenants.values():
+            for job, at in islice(tenant.tombstones.items(), FORGET_MAX):
+                if at <= 0 and -at < before:
+                    draft.acts.append([Act.UNTOMB, tenant.name, job])
+                    draft.bytes += 128
+                elif at <= 0:
+                    break
+            if draft.full:
+                return
+
+    def cancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
+        """Cancel at any stage; an id not seen yet is remembered, so that its submit is cancelled at once (H43)."""
+        job = self.state.job(event.tenant, event.job)
+        if job is not None:
+            with draft.by(event.by):
+                did = self.lifecycle.cancel(draft, job, event.why)
+            return Answer("cancel", 0, {"job": event.job, "cancelled": did, "was": job.state})
+        row = self.state.finished.find(job_key(event.tenant, event.job)) if len(self.state.finished) else None
+        if row is not None:
+            return Answer("cancel", 0, {"job": event.job, "cancelled": False, "was": STATES[row[2]]})
+        tenant = self.state.tenants.get(event.tenant)
+        remembered = tenant.tombstones if tenant is not None else {}
+        just_now = draft.tombstones.get(event.tenant, _NONE)
+        count = len(remembered) + len(just_now)
+        if event.job not in remembered and event.job not in just_now and count >= self.config.tombstones_max:
+            return problem(
+                "tombstones-full",
+                f"{count} cancels of unknown jobs are remembered for {event.tenant}",
+                job=event.job,
+                next="cancel jobs that exist; tombstones of queued cancels go when the queue is read past them",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        draft.tombstone(event.tenant, event.job, event.sequence)
+        return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN"})

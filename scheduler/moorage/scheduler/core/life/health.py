@@ -1,0 +1,112 @@
+"""What workers say of their devices' health, and what follows: closed, left by what runs there, and kept from it.
+
+A worker judges its own devices (`moorage.worker.device_health`) and says with every renewal which are unwell; the
+ledger holds what differs from the time before, so that a takeover knows it at once. An operator's word that a device is
+well stands above the worker's until the worker has taken it; from then on the worker judges anew.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.fleet import Host
+from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Count
+from moorage.scheduler.core.state import State, Worker
+from moorage.schemas.frames import Renew, Unwell
+
+KIND_CHARS_MAX: Final = 16
+DETAIL_CHARS_MAX: Final = 120
+ACT_BYTES: Final = 200
+
+
+class Health:
+    """Takes in what renewals say of devices. Of one worker once a record: it is said again."""
+
+    def __init__(self, state: State, lifecycle: Lifecycle) -> None:
+        self.state = state
+        self.lifecycle = lifecycle
+
+    def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
+        """Write what is new of the worker's devices into the draft, and have what runs on failed ones leave."""
+        worker = host.worker
+        if not (frame.unwell or worker.unwell or worker.well) or worker.num in draft.examined:
+            return
+        if not draft.may(Act.HEALTH):
+            return  # its load frames say that they are sick, as ever
+        if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
+            return  # it is said again with the next renewal
+        draft.examined.add(worker.num)
+        pending = worker.well if frame.well_n < worker.well_n else 0  # said before it took the operator's word
+        if worker.well and not pending:
+            draft.acts.append([Act.WELL, worker.num, 0, ""])
+            draft.bytes += ACT_BYTES
+        devices = len(host.cls.devices)
+        shown = {u.slot: _bounded(u) for u in frame.unwell if 0 <= u.slot < devices and not pending >> u.slot & 1}
+        failed = 0
+        for slot, (kind, detail, ends) in sorted(shown.items()):
+            was = worker.unwell.get(slot)
+            if was is None or (was[0], was[1], was[3]) != (kind, detail, ends):
+                draft.acts.append([Act.HEALTH, worker.num, slot, kind, detail, ends])
+                draft.bytes += ACT_BYTES
+            failed |= ends << slot
+        for slot in worker.unwell:
+            if slot not in shown:
+                draft.acts.append([Act.HEALTH, worker.num, slot, "", "", 0])
+                draft.bytes += ACT_BYTES
+        if failed:
+            self._leave(draft, worker, failed, shown)
+
+    def _leave(self, draft: Draft, worker: Worker, failed: int, shown: dict[int, tuple[str, str, int]]) -> None:
+        """What runs on failed devices gets its notice, then ends; its job is not placed on them again."""
+        for member in list(worker.members.values()):
+            mask = member.mask & failed
+            if not mask or not self.lifecycle.is_on_worker(draft, member):
+                continue
+            slot = (mask & -mask).bit_length() - 1
+            job = member.replica.job
+            self.lifecycle.leave(
+                draft, member, f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}", Count.LOSS
+            )
+            draft.acts.append([Act.AVOID, job.num, worker.num, mask])
+            draft.bytes += ACT_BYTES
+            draft.avoided.add(job)
+
+    def release(self, draft: Draft, worker: Worker, slots: int, by: str) -> int:
+        """An operator's word that devices are well: they are open again, also to jobs that they failed under.
+
+        `slots` is a mask, 0 for all that are in quarantine, unwell, or avoided by a job: a device that is well again by
+        itself stays closed to the job that it failed under until this is said. Returns the mask of those that were.
+        """
+        named = slots or -1
+        mask = (worker.quarantined | worker.unwell_mask) & named
+        self.lifecycle.release(draft, worker, mask)
+        draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined & mask, by])
+        if mask and draft.may(Act.WELL):
+            draft.acts.append([Act.WELL, worker.num, mask | worker.well, by])
+        lifted = 0
+        for job in self.state.jobs.values():
+            kept = 0 if job.over else dict(job.avoid).get(worker.num, 0)
+            if kept & named:
+                lifted |= kept & named
+                draft.acts.append([Act.AVOID, job.num, worker.num, 0])
+                if kept & ~named:
+                    draft.acts.append([Act.AVOID, job.num, worker.num, kept & ~named])
+                draft.bytes += ACT_BYTES
+                draft.avoided.add(job)
+        draft.bytes += 2 * ACT_BYTES
+        return mask | lifted
+
+    @staticmethod
+    def _bytes(worker: Worker, frame: Renew) -> int:
+        return ACT_BYTES * (len(frame.unwell) + len(worker.unwell) + 2) + len(worker.members) * (
+            ACT_BYTES + 3 * STEP_BYTES
+        )
+
+
+def _bounded(said: Unwell) -> tuple[str, str, int]:
+    """A worker's words go into the ledger and to people: short, printable, and never without a kind."""
+    kind = "".join(char for char in said.kind if char.isprintable())[:KIND_CHARS_MAX] or "unwell"
+    detail = "".join(char for char in said.detail if char.isprintable())[:DETAIL_CHARS_MAX]
+    return kind, detail, int(said.ends)

@@ -1,0 +1,54 @@
+"""How far a leader may trust its ledger: workers may know more of it than an older backup does."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.life.sessions import Sessions
+from moorage.scheduler.core.state import State
+
+#: renewal intervals after which whoever was not heard in a reign is not waited for
+BEHIND_RENEWALS: Final = 1.5
+
+
+class Trust:
+    """`mono_ms` is the leader's monotonic time at which its reign began."""
+
+    def __init__(self, state: State, sessions: Sessions, config: Config, mono_ms: int) -> None:
+        self._state = state
+        self._sessions = sessions
+        self._config = config
+        self._began_mono_ms = mono_ms
+
+    def may_place(self, time_ms: int, mono_ms: int) -> bool:
+        """Not while workers may know better than this ledger, and not yet on a restored one.
+
+        What its backup does not know of runs until its worker is heard, or by then is lost: nothing is placed beside
+        it (ledger-rules H7).
+        """
+        state, lost_ms = self._state, self._config.lost_ms
+        if self._sessions.ahead and self._sessions.behind(waited=self._waited(mono_ms)) is not False:
+            return False
+        if state.restored_ms < 0:
+            return True
+        if state.epoch == state.restored_epoch + 1:  # its first reign counts by its own clock
+            return mono_ms - self._began_mono_ms >= lost_ms
+        return time_ms >= state.restored_ms + lost_ms
+
+    def behind(self, mono_ms: int) -> str:
+        """Why this ledger must not be led on: to ask behind each acknowledgement, which proves that nobody newer
+        leads by it. Empty where it may be."""
+        if not self._sessions.ahead or not self._sessions.behind(waited=self._waited(mono_ms)):
+            return ""
+        state = self._state
+        num, knows = min(self._sessions.ahead.items())
+        return (
+            f"ledger {state.ledger_id} ends at record {state.seq} in epoch {state.epoch}, and"
+            f" {len(self._sessions.ahead)} of its workers know more, {state.worker_by_num[num].id} of {knows}: it is an"
+            " older backup"
+        )
+
+    def _waited(self, mono_ms: int) -> bool:
+        """Whether every worker that lives had time to renew in this reign."""
+        return mono_ms - self._began_mono_ms > BEHIND_RENEWALS * self._config.renew_s * 1000

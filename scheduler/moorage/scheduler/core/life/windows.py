@@ -1,0 +1,137 @@
+"""Drains with a deadline and maintenance windows: when a worker closes, when what runs there leaves, when it opens.
+
+A window is in the ledger, in ledger time: it outlives takeovers of the scheduler and reboots of the worker. What it
+asks for is looked at once a second, so that a moment that passed during a takeover is made up for.
+
+Who runs on the worker when the deadline comes is asked to end within its grace and waits for a new attempt, for no
+retry; one that has a checkpoint signal is told `checkpoint_before_s` ahead. Before that a job is placed there only if
+its time limit (`timeout_s`, or its own deadline) is over by then; one without a limit is placed until `SETTLE_MS`
+before, and asked to leave like the others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Act, Count
+from moorage.scheduler.core.state import Member, State, Window, Worker
+from moorage.schemas.operate import Drain, DrainAct
+
+#: a job without a time limit is placed on no worker that it would have to leave sooner than this
+SETTLE_MS: Final = 10 * 60 * 1000
+ACT_BYTES: Final = 300
+
+
+class Windows:
+    """The windows of all workers, over one state and fleet."""
+
+    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle) -> None:
+        self.state = state
+        self.fleet = fleet
+        self.lifecycle = lifecycle
+
+    # ------------------------------------------------------------------------------------------- operators' acts
+
+    def drain(self, draft: Draft, worker: Worker, act: DrainAct, by: str) -> bool:
+        """Write a drain into the draft; False where it is so already. One that begins now closes the worker at once."""
+        window = window_of(act, draft.time_ms, by)
+        begins_now = window is None or window.from_ms <= draft.time_ms
+        changed = window is not None or worker.window is not None or worker.flag != "draining"
+        if begins_now:
+            self.flag(draft, worker, "draining", by)
+        elif worker.flag == "draining":  # an earlier drain: this one takes its place
+            self.flag(draft, worker, "open", by)
+        if window is not None or worker.window is not None:
+            self._write(draft, worker, window)
+        return changed
+
+    def clear(self, draft: Draft, worker: Worker) -> bool:
+        """Take a window back; False where there was none."""
+        if worker.window is None:
+            return False
+        self._write(draft, worker, None)
+        return True
+
+    # ----------------------------------------------------------------------------------------------- as time passes
+
+    def pass_time(self, draft: Draft) -> None:
+        """Close, ask to leave, and open whatever is due by now."""
+        now = draft.time_ms
+        for worker in list(self.state.windows.values()):
+            window = worker.window
+            if window is None or draft.full:
+                continue
+            if window.until_ms and now >= window.until_ms:
+                if worker.flag == "draining":
+                    self.flag(draft, worker, "open", window.by)
+                self._write(draft, worker, None)
+                continue
+            if now >= window.from_ms and worker.flag == "open":
+                self.flag(draft, worker, "draining", window.by)
+            self._ask_to_leave(draft, worker, window)
+
+    def _ask_to_leave(self, draft: Draft, worker: Worker, window: Window) -> None:
+        left_s = max(0.0, (window.leave_ms - draft.time_ms) / 1000)
+        if left_s > NOTICE_S_MAX:
+            return
+        why = f"{worker.id} is drained" + (f": {window.why}" if window.why else "")
+        for member in list(worker.members.values()):
+            if not self.lifecycle.is_on_worker(draft, member) or left_s > self._told_before_s(member):
+                continue
+            size = 4 * STEP_BYTES * len(member.replica.job.replicas)
+            if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:
+                return  # the rest a second later
+            self.lifecycle.leave(draft, member, why, Count.NONE, math.ceil(left_s))
+
+    def _told_before_s(self, member: Member) -> float:
+        run = self.lifecycle.request_of(member.replica.job).workload
+        return run.checkpoint_before_s if run.checkpoint_signal is not None else 0.0
+
+    # -------------------------------------------------------------------------------------------------- placement
+
+    def barred_to(self, timeout_s: float | None, deadline_ms: int | None, now: int) -> frozenset[int]:
+        """The workers on which a job would not have ended, by its limits, when they are to be left."""
+        if not self.state.windows:
+            return frozenset()
+        ends = [now + int(timeout_s * 1000)] if timeout_s is not None else []
+        if deadline_ms is not None:
+            ends.append(deadline_ms)
+        ends_ms = min(ends) if ends else now + SETTLE_MS
+        return frozenset(
+            num
+            for num, worker in self.state.windows.items()
+            if worker.window is not None and now <= worker.window.leave_ms < ends_ms
+        )
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def flag(self, draft: Draft, worker: Worker, flag: str, by: str) -> None:
+        """open, cordoned or draining, from the draft's record on."""
+        draft.acts.append([Act.FLAG, worker.num, flag, by])
+        draft.bytes += ACT_BYTES
+        host = self.fleet.hosts.get(worker.num)
+        if host is not None:
+            host.closed = flag != "open"  # from this record on
+            self.fleet.refresh(host)
+
+    @staticmethod
+    def _write(draft: Draft, worker: Worker, window: Window | None) -> None:
+        draft.acts.append([Act.WINDOW, worker.num, *(window if window is not None else (0, 0, 0, "", ""))])
+        draft.bytes += ACT_BYTES
+
+
+def window_of(act: DrainAct, now_ms: int, by: str) -> Window | None:
+    """The window that a drain asks for at this ledger time; None for one that begins now and has no deadline."""
+    if not act.has_window:
+        return None
+    from_ms = now_ms + int((act.from_s or 0) * 1000)
+    leave_ms = from_ms + int((act.within_s or 0) * 1000)
+    return Window(from_ms, leave_ms, from_ms + int(act.for_s * 1000) if act.for_s is not None else 0, by, act.why)
+
+
+def as_drain(window: Window | None) -> Drain | None:
+    return Drain(*window) if window is not None else None

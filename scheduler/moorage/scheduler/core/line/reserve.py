@@ -1,0 +1,149 @@
+"""Hosts held back, so that a stream of small jobs cannot starve a big one (promise 11), and what may still use them.
+
+Whoever is first (see `claims`) and has waited beyond the setting `reserve_after` gets a reservation: the hosts on which
+it would fit soonest are closed to everybody else until it starts. Behind its back goes only who surely ends before it
+could start (backfill; Lifka, "The ANL/IBM SP Scheduling System", 1995).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.line.queue import REPLICA_BITS, Line
+from moorage.scheduler.core.shape import Shape
+
+if TYPE_CHECKING:
+    from moorage.scheduler.core.line.backfill import Estimates
+
+#: the setting's default
+PATIENCE_MS: Final = 30_000
+#: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
+#: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
+MOVE_MS_A_HOST: Final = 3
+#: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
+LOOKED_MAX: Final = 64
+LOOKED_TIMES: Final = 4
+
+
+class Reservation:
+    """Hosts held back for one entry of the queue and its line: those ask alike, and the first goes first.
+
+    `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells.
+    """
+
+    __slots__ = ("hosts", "item", "line", "priority", "shape", "start_ms")
+
+    def __init__(self, item: int, line: Line, hosts: frozenset[int], start_ms: int | None = None) -> None:
+        self.item = item
+        self.line = line
+        self.priority = line.priority
+        self.shape = line.shape
+        self.hosts = hosts
+        self.start_ms = start_ms
+
+    @property
+    def num(self) -> int:
+        """The job that it is for."""
+        return self.item >> REPLICA_BITS
+
+
+def still_holds(fleet: Fleet, held: Reservation) -> bool:
+    """Whether the hosts held back could still hold it, once ours have left them."""
+    hosts = [fleet.hosts[num] for num in held.hosts if num in fleet.hosts]
+    room = sum(host.replicas_of(held.shape, "emptied") for host in hosts if host.usable)
+    return room >= held.shape.together
+
+
+def soonest(fleet: Fleet, shape: Shape, estimates: Estimates, now_ms: int) -> tuple[frozenset[int], int | None]:
+    """The hosts on which the whole gang would fit soonest, and when; no hosts where none could hold it.
+
+    It walks the fleet, at most once a second and only while somebody is out of patience.
+    """
+    capable = [
+        (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
+        for cls, _ in fleet.capable(shape)
+        for host in cls.hosts.values()
+        if host.usable
+    ]
+    # most of what it needs is free first; of hosts alike the one with the least in the way
+    capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
+    most = max((row[1] for row in capable), default=0)
+    if not most:
+        return frozenset(), None
+    looked = capable[: max(LOOKED_MAX, LOOKED_TIMES * -(-shape.together // most))]
+    rooms = sorted(
+        (at, not sure, row[2], room)
+        for row in looked
+        if row[1]
+        for at, sure, room in _rooms(row[3], shape, row[0], row[1], estimates, now_ms)
+    )
+    chosen: dict[int, tuple[int, bool, int]] = {}  # host -> replicas, and when
+    left = shape.together
+    for at, unsure, num, room in rooms:
+        before = chosen.get(num, (0, False, 0))[0]
+        if room <= before:
+            continue
+        chosen[num] = (room, unsure, at)
+        left -= room - before
+        if left <= 0:
+            known = not any(unknown for _, unknown, _ in chosen.values())
+            return frozenset(chosen), at if known else None
+    every: list[int] = []
+    left = shape.together
+    for _, room, num, _ in capable:  # more hosts than were looked at
+        if room > 0:
+            every.append(num)
+            left -= room
+        if left <= 0:
+            return frozenset(every), None
+    return frozenset(), None
+
+
+def expected(fleet: Fleet, held: Reservation, estimates: Estimates, now_ms: int) -> int | None:
+    """When the hosts that are held back will hold it, as far as anything tells."""
+    rooms = sorted(
+        (at, not sure, num, room)
+        for num in held.hosts
+        if (host := fleet.hosts.get(num)) is not None and host.usable
+        for at, sure, room in _rooms(
+            host, held.shape, host.replicas_of(held.shape, "now"), host.replicas_of(held.shape, "emptied"), estimates,
+            now_ms,
+        )
+    )  # fmt: skip
+    has: dict[int, int] = {}
+    unsure: dict[int, bool] = {}
+    left = held.shape.together
+    for at, unknown, num, room in rooms:
+        left -= max(0, room - has.get(num, 0))
+        has[num] = max(room, has.get(num, 0))
+        unsure[num] = unsure.get(num, False) or unknown
+        if left <= 0:
+            return None if any(unsure.values()) else at
+    return None
+
+
+def _rooms(
+    host: Host, shape: Shape, now: int, emptied: int, estimates: Estimates, now_ms: int
+) -> Iterator[tuple[int, bool, int]]:
+    """(ledger ms, whether something tells, replicas): how many fit when, as the members leave one after the other."""
+    if now:
+        yield now_ms, True, now
+    if emptied <= now:
+        return
+    ends = sorted(
+        (*estimates.end_ms(member, now_ms), member.mask) for member in host.worker.members.values() if not member.missed
+    )
+    if shape.mode != EXCLUSIVE or not shape.count:
+        if ends:  # sharers and processors: when all have left
+            yield ends[-1][0], all(sure for _, sure, _ in ends), emptied
+        return
+    mask, open_, last, known = host.cls.fit(shape).mask, host.open, now, True
+    for at, sure, freed in ends:
+        open_ |= freed & host.lent & ~host.shut
+        known = known and sure
+        room = min((open_ & mask).bit_count() // shape.count, emptied)
+        if room > last:
+            last = room
+            yield at, known, room

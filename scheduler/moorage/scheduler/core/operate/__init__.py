@@ -1,0 +1,1 @@
+"""What operators do, to jobs, tenants and workers."""

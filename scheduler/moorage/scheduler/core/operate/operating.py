@@ -1,0 +1,54 @@
+"""What operators do to workers: cordon, uncordon, drain, and the release of devices."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import Operate
+from moorage.scheduler.core.life.health import Health
+from moorage.scheduler.core.life.windows import Windows, as_drain, window_of
+from moorage.scheduler.core.operate.orders import level_problem
+from moorage.scheduler.core.records import Act
+from moorage.scheduler.core.state import State
+from moorage.scheduler.core.tell.outputs import slots_of
+from moorage.schemas.errors import problem
+from moorage.schemas.operate import Done, DrainAct
+
+
+class Operating:
+    def __init__(self, state: State, windows: Windows, health: Health) -> None:
+        self._state = state
+        self._windows = windows
+        self._health = health
+
+    def act(self, draft: Draft, event: Operate) -> Any:
+        """Write the act into the draft; returns the answer, a problem where it cannot be done."""
+        worker = self._state.workers.get(event.worker)
+        if worker is None:
+            near = difflib.get_close_matches(event.worker, self._state.workers, n=1)
+            return problem(
+                "not-found",
+                f"no worker {event.worker} has joined",
+                found=event.worker,
+                next=f"moorage {event.verb} {near[0]}" if near else "moorage fleet",
+            )
+        members = len(worker.members)
+        if event.verb == "release":
+            named = sum(1 << slot for slot in set(event.slots))
+            slots = self._health.release(draft, worker, named, event.by)
+            return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
+        if event.verb == "drain":
+            act = event.drain or DrainAct(worker=event.worker)
+            if act.has_window and not draft.may(Act.WINDOW):
+                return level_problem("drains with a time", Act.WINDOW, self._state.level)
+            changed = self._windows.drain(draft, worker, act, event.by)
+            drain = as_drain(window_of(act, draft.time_ms, event.by))
+            return Done(event.verb, changed, worker=event.worker, members=members, drain=drain)
+        flag = {"cordon": "cordoned", "uncordon": "open"}[event.verb]
+        changed = worker.flag != flag
+        self._windows.flag(draft, worker, flag, event.by)
+        if flag == "open":
+            changed |= self._windows.clear(draft, worker)
+        return Done(event.verb, changed, worker=event.worker, members=members)

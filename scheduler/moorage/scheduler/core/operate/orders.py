@@ -1,0 +1,304 @@
+"""Operators' acts on jobs and tenants: hold, release, requeue, priority, limit, share.
+
+What an act changes is in the record; the queue follows at once, so that the very record that answers a hold places
+nothing of what is held. Acts are taken once the pauses that are due have put their replicas back into the queue:
+then whoever waits stands there, or has a timer that is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import UnsetType
+
+from moorage.scheduler.core.decide.plan import Planner
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.line.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, LEVEL_OF, Act, actor
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import QUEUED, Job, State, Tenant
+from moorage.scheduler.core.state import Order as Standing
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.job import Request
+from moorage.schemas.operate import (
+    Done,
+    FeatureLevelAct,
+    Hold,
+    HoldAct,
+    Limit,
+    LimitAct,
+    PriorityAct,
+    ReleaseAct,
+    RequeueAct,
+    Share,
+    ShareAct,
+)
+
+
+def _given(value: int | UnsetType | None, before: int) -> int:
+    """What an act asks for: None is none, written 0; what it does not name stays as it was."""
+    return before if isinstance(value, UnsetType) else value or 0
+
+
+def level_problem(what: str, act: str, level: int) -> Problem:
+    """An order whose `act` schedulers that know this feature level alone could not follow."""
+    needed = LEVEL_OF[act]
+    return problem(
+        "failed-precondition",
+        f"{what} need feature level {needed}: schedulers of the release before cannot follow a ledger with them",
+        found=f"feature level {level}",
+        allowed=f"{needed} or above",
+        next=f"once every scheduler is upgraded: moorage admin feature-level --to {needed}",
+    )
+
+
+class Orders:
+    """Decides what becomes of an operator's act, against the state and this tick's draft."""
+
+    def __init__(
+        self,
+        state: State,
+        queue: Queue,
+        planner: Planner,
+        lifecycle: Lifecycle,
+        request_of: Callable[[Job], Request],
+        shape_of: Callable[[Job], Shape],
+        half_life_ms: int,
+    ) -> None:
+        self.state = state
+        self.half_life_ms = half_life_ms
+        self.queue = queue
+        self.planner = planner
+        self.lifecycle = lifecycle
+        self.request_of = request_of
+        self.shape_of = shape_of
+        self.announced: dict[str, int] = {}  # by scheduler heard lately: the newest feature level that it knows
+        for tenant in state.tenants.values():
+            if tenant.ordered:
+                self._set_apart(tenant.name)
+
+    def act(self, draft: Draft, event: Order) -> Done | Problem:
+        """Write the act into the draft, unless it is so already."""
+        asked = event.act
+        by = actor(BY_OPERATOR, asked.by)
+        if isinstance(asked, FeatureLevelAct):
+            return self._raise_level(draft, asked, by)
+        if isinstance(asked, LimitAct):
+            return self._limit(draft, asked, by)
+        if isinstance(asked, ShareAct):
+            return self._share(draft, asked, by)
+        if isinstance(asked, HoldAct | ReleaseAct) and asked.job is None:
+            return self._hold_tenant(draft, asked, by)
+        assert asked.tenant is not None
+        assert asked.job is not None
+        job = self.state.job(asked.tenant, asked.job)
+        if job is None or job.over or job.live == 0:
+            return self._no_job(event.verb, asked.tenant, asked.job, job)
+        if isinstance(asked, RequeueAct):
+            return self._requeue(draft, job, asked, by)
+        if isinstance(asked, PriorityAct):
+            return self._prioritize(draft, job, asked, by)
+        return self._hold_job(draft, job, asked, by)
+
+    def _no_job(self, verb: str, tenant: str, name: str, job: Job | None) -> Problem:
+        if job is None and self.state.finished.find(job_key(tenant, name)) is None:
+            return problem(
+                "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
+            )
+        again = "submit it again under another job id" if verb == "requeue" else "moorage show tells how it ended"
+        return problem(
+            "failed-precondition",
+            f"job {name} is over: there is nothing of it to {verb}",
+            found=job.state if job is not None else "over",
+            job=name,
+            next=again,
+        )
+
+    # ------------------------------------------------------------------------------------------------- hold, release
+
+    def _hold_tenant(self, draft: Draft, asked: HoldAct | ReleaseAct, by: str) -> Done:
+        on, name = isinstance(asked, HoldAct), asked.tenant or ""
+        changed = draft.is_tenant_held(name) != on
+        if changed:
+            self._write(draft, Act.HOLD if on else Act.UNHOLD, name, 0, by=by, why=asked.why)
+            draft.holds[name] = on
+            self._set_apart(name)
+        row = self.state.tenants.get(name)
+        gpus = row.gpus if row is not None else 0
+        standing = (by, asked.why, draft.time_ms) if changed and on else row.hold if row is not None and on else None
+        return Done("hold" if on else "release", changed, tenant=name, gpus=gpus, hold=as_hold(standing))
+
+    def _hold_job(self, draft: Draft, job: Job, asked: HoldAct | ReleaseAct, by: str) -> Done:
+        on = isinstance(asked, HoldAct)
+        changed = draft.is_held(job) != on
+        if changed:
+            self._write(draft, Act.HOLD if on else Act.UNHOLD, job.tenant, job.num, by=by, why=asked.why)
+            draft.holds[job.num] = on
+            for item in self._standing(draft, job):
+                act = self.queue.take_out if on else self.queue.add
+                act(self._priority(draft, job), self.shape_of(job), item, job.tenant)
+            self.planner.forget(job.num)
+        standing = (by, asked.why, draft.time_ms) if changed and on else job.hold if on else None
+        return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(standing))
+
+    # ------------------------------------------------------------------------------------- requeue, priority, limit
+
+    def _requeue(self, draft: Draft, job: Job, asked: RequeueAct, by: str) -> Done:
+        state = job.state
+        with draft.by(by):
+            did = self.lifecycle.start_over(draft, job, f"requeued: {asked.why}" if asked.why else "requeued")
+        return Done("requeue", did > 0, tenant=job.tenant, job=job.name, state=state, members=did)
+
+    def _prioritize(self, draft: Draft, job: Job, asked: PriorityAct, by: str) -> Done:
+        before = self._priority(draft, job)
+        changed = before != asked.priority
+        if changed:
+            self._write(draft, Act.PRIORITY, job.num, asked.priority, by=by, why=asked.why)
+            if not draft.is_held(job):
+                for item in self._standing(draft, job):
+                    self.queue.take_out(before, self.shape_of(job), item, job.tenant)
+                    self.queue.add(asked.priority, self.shape_of(job), item, job.tenant)
+            draft.priorities[job.num] = asked.priority
+            self.planner.forget(job.num)
+        return self._done("priority", draft, job, changed, priority=asked.priority)
+
+    def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
+        name, before = asked.tenant, draft.limits_of(asked.tenant)
+        gpus, jobs = _given(asked.gpus, before[0]), _given(asked.jobs, before[1])
+        changed = (gpus, jobs) != before
+        if changed:
+            self._write(draft, Act.LIMIT, name, gpus, jobs, by=by, why=asked.why)
+            draft.limits[name] = (gpus, jobs)
+            self._set_apart(name)
+        row = self.state.tenants.get(name)
+        standing = (by, asked.why, draft.time_ms) if changed else row.limit if row is not None else None
+        leased = row.gpus if row is not None else 0
+        return Done("limit", changed, tenant=name, gpus=leased, limit=as_limit(gpus, jobs, standing))
+
+    def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str) -> Done | Problem:
+        """The leader's own release is among those announced."""
+        now, wanted = self.state.level, asked.level
+        if wanted == now:
+            return Done("feature-level", False, level=now)
+        if wanted < now or wanted > FORMAT:
+            return problem(
+                "failed-precondition",
+                f"the feature level is {now}, and this scheduler's release knows levels up to {FORMAT}",
+                field="$.level",
+                found=wanted,
+                allowed=f"{now}..{FORMAT}",
+                next="a level is never lowered" if wanted < now else "upgrade the schedulers first",
+            )
+        behind = sorted(name for name, level in self.announced.items() if level < wanted)
+        if behind or len(self.announced) < asked.schedulers:
+            why = f"{', '.join(behind)} cannot" if behind else f"only {', '.join(sorted(self.announced)) or 'none'} can"
+            return problem(
+                "failed-precondition",
+                f"not every scheduler can follow a ledger of feature level {wanted}: of those heard {why}",
+                field="$.level",
+                found=f"{len(self.announced) - len(behind)} schedulers",
+                allowed=f"at least {asked.schedulers}, and none that cannot",
+                next="upgrade or stop the others; moorage admin feature-level lists who was heard",
+            )
+        self._write(draft, Act.LEVEL, wanted, by=by, why=asked.why)
+        return Done("feature-level", True, level=wanted)
+
+    # --------------------------------------------------------------------------------------------------- fair share
+
+    def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
+        if not draft.may(Act.SHARE):
+            return level_problem("shares of tenants", Act.SHARE, self.state.level)
+        name, before = asked.tenant, draft.share_of(asked.tenant)
+        weight, gpus = _given(asked.weight, before[0]), _given(asked.gpus, before[1])
+        changed = (weight, gpus) != before
+        if changed:
+            self._write(draft, Act.SHARE, name, weight, gpus, by=by, why=asked.why)
+            draft.shares[name] = (weight, gpus)
+            self._take_turns(draft)
+        row = self.state.tenants.get(name)
+        standing = (by, asked.why, draft.time_ms) if changed else row.share if row is not None else None
+        leased = row.gpus if row is not None else 0
+        return Done("share", changed, tenant=name, gpus=leased, share=as_share(weight, gpus, standing))
+
+    def resume_turns(self, draft: Draft) -> None:
+        """In a new reign: go on with the turns that there were, by the half-life of this leader's settings."""
+        if self.state.half_life_ms:
+            self._take_turns(draft)
+
+    def _take_turns(self, draft: Draft) -> None:
+        """Usage counts from this record on, each tenant has lines of its own."""
+        if self.state.half_life_ms != self.half_life_ms and not draft.counts:
+            draft.counts = True
+            draft.acts.append([Act.HALF_LIFE, self.half_life_ms])
+            draft.bytes += 64
+        if not self.queue.by_tenant:
+            self.queue.part(self._tenant_of)
+
+    def _tenant_of(self, item: int) -> str:
+        job = self.state.jobs.get(item >> REPLICA_BITS)
+        return job.tenant if job is not None else ""
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    @staticmethod
+    def _write(draft: Draft, *act: object, by: str, why: str) -> None:
+        draft.acts.append([*act, by, why])
+        draft.bytes += 128 + len(by.encode()) + len(why.encode())
+
+    def _done(self, verb: str, draft: Draft, job: Job, changed: bool, **now: object) -> Done:
+        members = sum(draft.held_by(replica) is not None for replica in job.replicas)
+        return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=members, **now)  # type: ignore[arg-type]
+
+    def _priority(self, draft: Draft, job: Job) -> int:
+        given = draft.priority_of(job)
+        return given if given >= 0 else self.request_of(job).priority
+
+    def _standing(self, draft: Draft, job: Job) -> list[int]:
+        """The entries of the queue that are this job's, held or not: a pause that is not over has its timer."""
+        waiting = [replica for replica in job.replicas if draft.state_of(replica) == QUEUED]
+        return [
+            entry(job.num, replica.index)
+            for replica in (waiting[:1] if self.shape_of(job).together > 1 else waiting)
+            if draft.not_before_of(replica) <= draft.time_ms
+        ]
+
+    def _set_apart(self, name: str) -> None:
+        jobs = self.state.jobs
+
+        def is_of(item: int) -> bool:
+            job = jobs.get(item >> REPLICA_BITS)
+            return job is not None and job.tenant == name
+
+        self.queue.set_apart(name, is_of)
+
+
+def as_hold(standing: Standing | None) -> Hold | None:
+    """A hold as it is told; `by` is the name that the operator gave itself."""
+    return Hold(standing[2], _said(standing), standing[1]) if standing is not None else None
+
+
+def as_limit(gpus: int, jobs: int, standing: Standing | None) -> Limit | None:
+    if standing is None or not (gpus or jobs):
+        return None
+    return Limit(gpus, jobs, standing[2], _said(standing), standing[1])
+
+
+def as_share(weight: int, gpus: int, standing: Standing | None) -> Share | None:
+    if standing is None or not (weight or gpus):
+        return None
+    return Share(weight, gpus, standing[2], _said(standing), standing[1])
+
+
+def share_of(tenant: Tenant) -> Share | None:
+    return as_share(tenant.weight, tenant.guaranteed, tenant.share)
+
+
+def limit_of(tenant: Tenant) -> Limit | None:
+    return as_limit(tenant.gpus_max, tenant.jobs_max, tenant.limit)
+
+
+def _said(standing: Standing) -> str:
+    return standing[0].partition(" ")[2]

@@ -1,0 +1,1 @@
+"""Rankers: which host, of those that fit now."""

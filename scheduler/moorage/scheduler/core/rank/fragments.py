@@ -1,0 +1,372 @@
+"""The ranker `fragments`: the host where a request leaves most of the rest usable for those that are likely to come.
+
+The score of a host is what the request takes away from fragmentation there (`rank_waste.py`), less what the place is
+worth to others (`rank_prices.py`), in coarse steps; the first host in the order of worker numbers wins ties. The
+coarse step and the fixed order are not for speed: they act as first fit and keep hosts whole. Both use the mix that
+really arrives (`rank_mix.py`), counted from the ledger's accepted jobs.
+
+Scores are kept by shape and written anew only for hosts that changed since the shape was last asked for, so that a
+popular shape costs a few rows and the search for the least. `Scan` does the same with all hosts each time: a test
+compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet
+from moorage.scheduler.core.rank.mix import Mix
+from moorage.scheduler.core.rank.pressure import Pressure
+from moorage.scheduler.core.rank.prices import Prices, gpu_percent
+from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
+from moorage.scheduler.core.rank.table import (
+    CLASS,
+    CPU,
+    FREE,
+    KIND,
+    NO_ROOM,
+    NOTE,
+    ROOM,
+    ROOMS,
+    TYPE,
+    Ask,
+    Bools,
+    HostTable,
+    Ints,
+)
+from moorage.scheduler.core.rank.waste import HUGE, SLOT_BITS, Waste
+from moorage.scheduler.core.shape import Shape
+
+#: the score of a host where the request does not fit
+NOWHERE: Final = 1 << 62
+#: one step of the score, in thousandths of a GPU
+STEP_MILLI: Final = 40
+#: arrivals that a device is looked ahead for; with none (FGD) 0.6 points more are left idle where all ask for shares
+AHEAD: Final = 4
+#: replicas of the same job on a host weigh more than any score, a model named in whole words more than one inside one
+AVOID_BITS: Final = 44
+WORDS_BITS: Final = 40
+#: prices are found anew when the fleet has become larger or smaller by this part of it
+GREW_PART: Final = 16
+SLOT_MASK: Final = (1 << SLOT_BITS) - 1
+#: shapes whose scores are kept: 16 bytes a host and shape
+KEPT_BYTES_MAX: Final = 48 << 20
+
+
+class Scores:
+    """The scores of every host for one shape, as of the table's change number `seen`; the slot a sharer would get."""
+
+    __slots__ = ("ask", "charges", "keys", "made", "seen", "slots")
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.keys: Ints = np.zeros(0, np.int64)
+        self.slots: Ints = np.zeros(0, np.int64)
+        self.charges: Ints = np.zeros(0, np.int64)
+        self.seen = -1
+        self.made = -1  # which tables of waste and prices it was scored by
+
+
+class Fragments(Pack):
+    """Least fragmentation over the request mix; `spread` counts this job's replicas first."""
+
+    name = "fragments"
+
+    def __init__(self) -> None:
+        self.mix = Mix()
+        self._table: HostTable | None = None
+        self._stamp: tuple[int, ...] = ()
+        self._scores: dict[Shape, Scores] = {}
+        self._prices: Prices | None = None
+        self._pressure: Pressure | None = None
+        self._made = 0  # grows with every new waste, prices or pressure: a stamp may come again, they are others then
+        self._hosts = 0
+        self._plain = True
+        self._plain_of = (-1, -1)
+
+    def arrived(self, shape: Shape, replicas: int) -> None:
+        self.mix.add(shape, replicas)
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        if self._is_plain(fleet, shape):
+            return super().choose(fleet, shape, avoid, barred)
+        table = self._look(fleet)
+        assert self._pressure is not None
+        self._pressure.decided(1)
+        found = self._scores_of(table, shape)
+        keys = found.keys
+        if avoid or barred:
+            keys = keys.copy()
+            for num in barred:
+                row = table.row_of.get(num)
+                if row is not None:
+                    keys[row] = NOWHERE
+            for num, count in avoid.items():
+                row = table.row_of.get(num)
+                if row is not None and keys[row] != NOWHERE:
+                    keys[row] += count << AVOID_BITS
+        row = int(keys.argmin()) if len(keys) else -1
+        if row < 0 or keys[row] == NOWHERE:
+            if found.ask.is_exact(table):
+                return None
+            return super().choose(fleet, shape, avoid, barred)  # what one number a device could not say
+        host = table.hosts[row]
+        assert host is not None
+        if shape.mode == NO_GPU:
+            return Choice(host, 0, host.bucket)
+        if shape.mode == EXCLUSIVE:
+            fit = host.cls.fit(shape)
+            mask = whole_slots(host, host.open & fit.mask, fit, shape.count)
+            return Choice(host, mask, host.open.bit_count() - shape.count)
+        return self._shared(table, found, row, avoid, barred)
+
+    # --------------------------------------------------------------------------------- keeping up
+
+    def _is_plain(self, fleet: Fleet, shape: Shape) -> bool:
+        """Whether best fit decides: nothing is known of the mix yet, or nothing of it can fragment.
+
+        That is so while all ask for one whole device of any kind, and processors outlast devices.
+        """
+        if self.mix.version == 0:
+            return True
+        if shape.mode != EXCLUSIVE or shape.count != 1:
+            return False
+        stands = (self.mix.version, fleet.inventory)
+        if stands != self._plain_of:
+            self._plain_of = stands
+            shapes = [shape for shape, _ in self.mix.all()]
+            most = max((shape.cpu_milli for shape in shapes), default=0)
+            kinds = {device[1:] for cls in fleet.classes.values() for device in cls.devices}
+            self._plain = all(
+                shape.mode == EXCLUSIVE
+                and shape.count == 1
+                and all(shape.device_rank(*kind, shape.slot_index or 0) for kind in kinds)
+                for shape in shapes
+            ) and not any(0 < host.cpu_milli < most * len(host.cls.devices) for host in fleet.hosts.values())
+        return self._plain
+
+    def _look(self, fleet: Fleet) -> HostTable:
+        """The table, up to date, with tables of waste and prices for it and the mix in use."""
+        table = self._table
+        if table is None or table.fleet is not fleet:
+            table = self._table = HostTable(fleet)
+            self._scores.clear()
+            self._prices = self._pressure = None
+        else:
+            table.look()
+        hosts = len(table) - table.dead
+        if abs(hosts - self._hosts) * GREW_PART > self._hosts:
+            self._hosts = hosts  # prices are of a fleet as large as this
+        stamp = (id(table), table.generation, len(table.kinds), len(table.types), self.mix.version, self._hosts)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._made += 1
+            self._waste = Waste(table, self.mix.top(), AHEAD)
+            self._step = STEP_MILLI * self._waste.weight
+            self._prices = Prices(table, self.mix.all(), self._prices)
+            self._pressure = Pressure(table, self.mix.all(), self._pressure)
+            cells = table.cells[:, : len(table)]
+            cells[NOTE] = self._waste.of(table, cells)
+            table.note = None if table.mixed else self._waste.of_one
+        elif self._pressure is not None and not self._pressure.until_look() and self._pressure.look(table):
+            self._made += 1
+        return table
+
+    def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
+        found = self._scores.get(shape)
+        if found is None:
+            if len(self._scores) * len(table) * 16 >= KEPT_BYTES_MAX:
+                del self._scores[next(iter(self._scores))]  # the one that was asked for the longest time ago
+            found = Scores(Ask(shape, table))
+        else:
+            del self._scores[shape]
+        self._scores[shape] = found
+        self._catch_up(table, found)
+        return found
+
+    def _catch_up(self, table: HostTable, found: Scores) -> None:
+        """Score the hosts that changed since this shape was last asked for."""
+        ask, every = found.ask, False
+        if len(ask.fits) != len(table.classes) or ask.generation != table.generation or ask.kinds != len(table.kinds):
+            ask.renew(table)
+            every = True
+        if found.made != self._made:
+            found.charges = self._charges(table, ask.shape) * self._waste.weight + self._step - 1
+            found.made = self._made
+            every = True
+        if every or len(found.keys) != len(table):
+            found.keys = np.full(len(table), NOWHERE, np.int64)
+            found.slots = np.zeros(len(table), np.int64)
+            rows = np.arange(len(table))
+        elif found.seen == table.changes:
+            return
+        else:
+            rows = table.changed_since(found.seen)
+            found.keys[rows] = NOWHERE
+        found.seen = table.changes
+        rows, cells = ask.able(table, rows)
+        if len(rows):
+            self._score(table, found, rows, cells)
+
+    # ------------------------------------------------------------------------------------ scoring
+
+    def _charges(self, table: HostTable, shape: Shape) -> Ints:
+        assert self._prices is not None
+        assert self._pressure is not None
+        return self._prices.charges(table, shape, self._pressure.charges(gpu_percent(table, shape)))
+
+    def _score(self, table: HostTable, found: Scores, rows: Ints, cells: Ints) -> None:
+        """Write the scores of some rows that have the processors, memory and devices."""
+        fits, gain, slots = gains(table, self._waste, found.ask, rows, cells)
+        keys = self._keys(found, cells, gain)
+        if fits is not None:
+            keys[~fits] = NOWHERE
+        found.keys[rows] = keys
+        if slots is not None:
+            found.slots[rows] = slots
+
+    def _keys(self, found: Scores, cells: Ints, gain: Ints) -> Ints:
+        # less its charge, in thousandths of a GPU, and that in steps, by one division: rounded down as by two
+        loss = found.charges.take(cells[TYPE])
+        loss -= gain * 10
+        keys: Ints = loss // self._step
+        if found.ask.ranked:
+            keys += found.ask.ranks.take(cells[CLASS]) << WORDS_BITS
+        return keys
+
+    def _shared(
+        self, table: HostTable, found: Scores, row: int, avoid: dict[int, int], barred: frozenset[int]
+    ) -> Choice | None:
+        """The device of the best host that the score was for; where one number said too much, Pack's exact look."""
+        host, shape = table.hosts[row], found.ask.shape
+        assert host is not None
+        if shape.count == 1:
+            slot = int(found.slots[row])
+            device = host.shared.get(slot)
+            if host.open >> slot & 1 if device is None else host.room_beside(slot, device, shape):
+                return Choice(host, 1 << slot, host.open.bit_count())
+        return super().choose(table.fleet, shape, avoid, barred)
+
+    def held_bytes(self) -> int:
+        """What tables and scores take, in bytes, for measurements."""
+        table = self._table
+        if table is None:
+            return 0
+        arrays = [table.cells, table.mode, table.changed]
+        arrays += [array for found in self._scores.values() for array in (found.keys, found.slots, found.charges)]
+        return sum(int(array.nbytes) for array in arrays) + self._waste.held_bytes() + 200 * len(table)
+
+    # ---------------------------------------------------------------------------------- many at once
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        if self.mix.version == 0 or (self._plain and shape.mode == EXCLUSIVE and shape.count == 1):
+            return super().again(choice, shape, most)
+        table, host, count = self._table, choice.host, shape.count
+        pressure = self._pressure
+        if table is None or pressure is None or shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
+            return []
+        most = min(most, pressure.until_look())
+        if not most:
+            return []
+        found = self._scores_of(self._look(table.fleet), shape)
+        row, keys = table.row_of[host.worker.num], found.keys
+        if keys[row] == NOWHERE or int(keys.argmin()) != row:
+            return []
+        own, keys[row] = int(keys[row]), NOWHERE
+        other = int(keys.argmin())
+        rival = (int(keys[other]), other)
+        keys[row] = own
+        fit = host.cls.fit(shape)
+        free = host.open & fit.mask
+        masks: list[int] = []
+        for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
+            masks.append(whole_slots(host, free, fit, count))
+            free ^= masks[-1]
+        cells = np.repeat(table.cells[:, row : row + 1], len(masks), axis=1)
+        for number, mask in enumerate(masks[:-1]):
+            taken = [ROOM + slot for slot in range(table.width) if mask >> slot & 1]
+            cells[taken, number + 1 :] = NO_ROOM
+        before = np.arange(len(masks))
+        cells[CPU] -= before * (shape.cpu_milli if host.cpu_milli else 0)
+        cells[FREE] -= before * count
+        cells[NOTE] = self._waste.of(table, cells)
+        _, gain, _ = gains(table, self._waste, found.ask, np.full(len(masks), row, np.int64), cells)
+        for number, key in enumerate(self._keys(found, cells, gain).tolist()):
+            if (key, row) > rival:
+                masks = masks[:number]
+                break
+        pressure.decided(len(masks))
+        return masks
+
+
+class Scan(Fragments):
+    """The same, and scores every host for every request: what `Fragments` must come to."""
+
+    name = "fragments-scan"
+
+    def _catch_up(self, table: HostTable, found: Scores) -> None:
+        found.made = -1
+        super()._catch_up(table, found)
+
+
+def gains(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Bools | None, Ints, Ints | None]:
+    """What one replica takes off the waste of some hosts, in percent of a device times the mix's weight.
+
+    `cells` is what the rows have left, or would have; in `NOTE` stands the waste of that, where the table has it noted.
+    Returns which of them it fits (None: all), the gain (says nothing where it does not fit), and for sharers the slot
+    that gains most (the lowest of those alike).
+    """
+    gain, change = _before_devices(table, waste, ask, rows, cells)
+    if change is None:
+        return None, gain, None
+    if ask.count == 1:
+        change += table.slots
+        best = change.min(0)
+        slots = best & SLOT_MASK
+        best >>= SLOT_BITS
+    elif ask.count <= len(change):  # the sum of the best: what they do to each other is left out
+        change.partition(ask.count - 1, axis=0)
+        best, slots = (change[: ask.count] >> SLOT_BITS).sum(0), None
+    else:
+        best, slots = np.full(len(rows), HUGE), None
+    fits: Bools = best < HUGE >> 1
+    return fits, gain - best, slots
+
+
+def gains_by_device(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> Ints:
+    """As `gains`, what one sharer takes off the waste on each device: far below 0 where it does not fit."""
+    gain, change = _before_devices(table, waste, ask, rows, cells)
+    assert change is not None, "only a sharer chooses a device"
+    found: Ints = gain - (change >> SLOT_BITS)
+    return found
+
+
+def _before_devices(table: HostTable, waste: Waste, ask: Ask, rows: Ints, cells: Ints) -> tuple[Ints, Ints | None]:
+    """What a replica takes off the waste apart from the device that a sharer gets; and what each such device adds.
+
+    The second is shifted left by `SLOT_BITS`, huge where a device does not suffice, and None for who shares nothing.
+    """
+    room = cells[ROOM:]
+    at = cells[KIND] * waste.stride
+    at += waste.level(cells[CPU] - ask.cpu) * ROOMS
+    each = waste.by_device(table, cells, at) + room
+    now = cells[NOTE] if table.note is not None else waste.of(table, cells)
+    gain: Ints = now - waste.flat.take(each).sum(0)
+    free = at + cells[FREE]
+    if ask.mode == EXCLUSIVE:
+        gain += waste.without_whole(ask.count).take(free)
+        if table.mixed:
+            asked = at + (ask.kinds_asked.take(cells[CLASS]) - cells[KIND]) * waste.stride
+            gain += ask.count * (waste.of_whole.take(asked) - waste.of_whole.take(at))
+        return gain, None
+    if waste.shortens:
+        gain -= waste.short_flat.take(free)
+    if ask.mode == NO_GPU:
+        return gain, None
+    rooms = ask.rooms(table, rows, cells, room)
+    change = waste.after_share(ask.needs).take(each if rooms is room else each - room + rooms)
+    if waste.shortens:
+        change += (rooms == 100) * waste.taken.take(free)
+    return gain, change

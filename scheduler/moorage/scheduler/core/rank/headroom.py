@@ -1,0 +1,63 @@
+"""The ranker `headroom`: the host with the most room left, by the source's score (fact 33).
+
+    score = 0.7 * (100 - utilisation) + 0.3 * free
+
+both in percent, the highest wins. `free` is the part of the devices lent to us that nobody uses. `utilisation` is what
+the fleet's view knows: the larger of the share of the host's processors that placed members have reserved and the mean
+utilisation of its devices in its last load frame. Reserved devices are what `free` counts, so they are not counted a
+second time there. A host that did not say how many processors it has counts none as reserved.
+
+The score is kept as an integer, in thousandths, and equal scores go to the worker that joined first: the same input
+gives the same placement on every machine (fact 35).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.rank.ranker import Choice, Pack
+from moorage.scheduler.core.shape import Shape
+
+#: thousandths of a point for one percent of idleness, and for all of the devices free
+IDLE_WEIGHT: Final = 700
+FREE_WEIGHT: Final = 30_000
+
+
+class Headroom(Pack):
+    """Walks every host that could run the shape. `spread` is Pack's own; sharers may join or take a free device.
+
+    As everywhere, a model named in whole words goes before one found inside a word.
+    """
+
+    name = "headroom"
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        if shape.spread:
+            return self._spread(fleet, shape, avoid, barred)
+        best: Choice | None = None
+        best_key = (0, 0, 0)
+        for cls, fit in fleet.capable(shape):
+            for num, host in cls.hosts.items():
+                if host.bucket < 0 or num in barred or not host.fits_host(shape):
+                    continue
+                key = (-fit.rank, -score(host), num)
+                if best is not None and key >= best_key:
+                    continue
+                mask = self._slots_for(host, shape, fit)
+                if mask is not None:
+                    best, best_key = Choice(host, mask, host.open.bit_count() - shape.count), key
+        return best
+
+
+def score(host: Host) -> int:
+    """A host's score in thousandths of a point, 0..100,000; a host without devices has no free part."""
+    devices = host.lent.bit_count()
+    free = FREE_WEIGHT * host.open.bit_count() // devices if devices else 0
+    return IDLE_WEIGHT * (100 - utilisation_percent(host)) + free
+
+
+def utilisation_percent(host: Host) -> int:
+    """How busy a host is, 0..100: by reserved processors or by what its devices reported, whichever is more."""
+    reserved = 100 * (host.cpu_milli - host.cpu_free) // host.cpu_milli if host.cpu_milli else 0
+    return min(100, max(0, reserved, host.util_percent))

@@ -1,0 +1,213 @@
+"""What the devices, processors and memory of each kind of host are worth to the request mix.
+
+A market is all hosts with like devices and a like share of processors for each. The mix, scaled to fill the fleet, is
+spread over the markets that may run it: cheap ones get more. A resource that would be asked for more than there is
+becomes dearer, one that is left over cheaper, until both agree (a tatonnement; the fixed point is the dual of the
+transport problem "which requests go to which hosts so that most GPUs are used"). So processors beside idle devices
+get a price where they are scarce and none where they are plenty, and requests without a GPU go where they hurt least.
+
+Prices are of a fleet and a mix, whatever runs there now; what is left of it is told by its pressure
+(`rank_pressure.py`).
+
+All in whole numbers, `ONE` is the value of one idle GPU. No clock, no chance, no float: the same mix and fleet give
+the same prices on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU
+from moorage.scheduler.core.rank.table import TYPE, HostTable, HostType, Ints
+from moorage.scheduler.core.shape import Shape
+
+#: the value of one idle GPU
+ONE: Final = 1 << 16
+#: no price falls below it, so that it can rise again; it is taken off where prices are used
+FLOOR: Final = ONE // 200
+CEILING: Final = 2 * ONE
+ROUNDS_FIRST: Final = 150
+ROUNDS_AGAIN: Final = 100
+#: how sharply demand goes to the cheapest market: by 2^-(16 * CHOOSY / ONE) for each sixteenth of an octave
+CHOOSY: Final = 692  # e^-30 for a whole GPU's difference
+#: of a gap between demand and supply, this part goes into the price in each round
+STEP: Final = 20
+#: packing needs some slack: processors and memory count as asked for so many percent
+HOST_DEMAND_PERCENT: Final = 110
+#: classes of requests that take part, those with the most demand first; and markets, beyond which nothing is priced
+CLASSES_MAX: Final = 192
+MARKETS_MAX: Final = 256
+#: classes times markets: some 10 ms for a new mix
+CELLS_MAX: Final = 8_192
+#: how much a price counts against fragmentation, in halves
+PRICE_HALVES: Final = 4
+
+_POWERS: Final = np.array([round(32768 * 2 ** (-n / 16)) for n in range(16)], np.int64)
+
+
+def _market_of(kind: HostType) -> tuple[int, int, int]:
+    """Devices, how many, and processors for each in steps of a quarter of an octave."""
+    each = kind.cpu_milli // max(1, kind.gpus)
+    octave = each.bit_length()
+    quarter = (each << 2 >> octave - 1) & 3 if octave > 1 else 0
+    return (kind.kinds[0] if kind.kinds else -1, kind.gpus, octave << 2 | quarter)
+
+
+class Prices:
+    """Prices for one mix on one numbering of a table; `before` is where they start from, so that few rounds do."""
+
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], before: Prices | None) -> None:
+        self._of_type: list[int] = []
+        keys: dict[tuple[int, int, int], int] = {}
+        for kind in table.types:
+            self._of_type.append(keys.setdefault(_market_of(kind), len(keys)))
+        self.keys = keys
+        count = len(keys)
+        self.types = np.array(self._of_type, np.int64)
+        hosts = np.bincount(table.cells[TYPE, : len(table)][table.alive()], minlength=len(table.types))
+        self.gpus = np.zeros(count, np.int64)
+        self.stock = np.zeros((2, count), np.int64)  # processors and memory; 0 where not counted
+        for kind, number in zip(table.types, hosts.tolist(), strict=True):
+            market = self._of_type[kind.index]
+            self.gpus[market] += number * kind.gpus
+            self.stock[0, market] += number * kind.cpu_milli
+            self.stock[1, market] += number * kind.memory_mib
+        self.gpu = np.full(count, ONE // 2, np.int64)
+        self.host = np.full((2, count), ONE // 8, np.int64)
+        if before is not None:
+            for key, market in keys.items():
+                old = before.keys.get(key)
+                if old is not None:
+                    self.gpu[market] = before.gpu[old]
+                    self.host[:, market] = before.host[:, old]
+        total = int(self.gpus.sum())
+        # GPUs for each unit of a host's resource, in 2^-32
+        self.worth = np.where(self.stock > 0, (self.gpus << 32) // np.maximum(self.stock, 1), 0)
+        self.priced = 0 < count <= MARKETS_MAX and total > 0
+        if self.priced:
+            self._settle(table, mix, total, ROUNDS_FIRST if before is None else ROUNDS_AGAIN)
+
+    def _classes(self, table: HostTable, mix: list[tuple[Shape, int]]) -> list[tuple[int, int, int, Ints, int]]:
+        """Requests alike in GPUs (percent), processors, memory and markets, with their number."""
+        found: dict[tuple[int, int, int, bytes], int] = {}
+        fits: dict[object, Ints] = {}
+        for shape, number in mix:
+            gpu = gpu_percent(table, shape)
+            key = (shape.mode == NO_GPU, shape.count, shape.vendor, shape.models, shape.min_memory_mib)
+            ok = fits.get(key)
+            if ok is None:
+                ok = fits[key] = self.allowed(table, shape)
+            entry = (gpu, shape.cpu_milli, shape.memory_mib, ok.tobytes())
+            found[entry] = found.get(entry, 0) + number
+        rows = [
+            (gpu, cpu, memory, np.frombuffer(ok, np.int64), number)
+            for (gpu, cpu, memory, ok), number in found.items()
+            if any(ok)
+        ]
+        mean = int(self.stock[0].sum()) * 100 // int(self.gpus.sum())  # processors a hundredth of a GPU, times 10,000
+        rows.sort(key=lambda row: -row[4] * max(row[0], row[1] * 10_000 // max(1, mean)))
+        return rows[: min(CLASSES_MAX, max(16, CELLS_MAX // len(self.keys)))]
+
+    def allowed(self, table: HostTable, shape: Shape) -> Ints:
+        """1 for the markets that have what a shape asks for when empty, else 0."""
+        ok = np.zeros(len(self.keys), np.int64)
+        for kind in table.types:
+            fits = shape.mode == NO_GPU or (
+                kind.gpus >= shape.count and table.kinds[kind.kinds[0]].rank(shape) > 0 if kind.kinds else False
+            )
+            if fits:
+                ok[self._of_type[kind.index]] = 1
+        return ok
+
+    def _settle(self, table: HostTable, mix: list[tuple[Shape, int]], total: int, rounds: int) -> None:
+        rows = self._classes(table, mix)
+        asked = sum(gpu * number for gpu, _, _, _, number in rows)
+        if not asked:
+            self.priced = False
+            return
+        scale = 100 * total  # the mix as if it asked for just this many hundredths of GPUs
+        ok = np.array([row[3] for row in rows], np.int64)
+        with_gpu = np.array([row[0] > 0 for row in rows])
+        supply = np.maximum(1, (self.gpus << 20) // total)
+        everything = [max(1, int(stock.sum())) for stock in self.stock]
+        stocks = np.array(
+            [np.maximum(1, stock // (everything[i] >> 20 or 1)) for i, stock in enumerate(self.stock)], np.int64
+        )
+        demand = np.array([(row[0] * row[4] << 20) // asked for row in rows], np.int64)
+        wants = np.array(
+            [
+                [
+                    min(
+                        1 << 24,
+                        (row[1 + i] * row[4] * scale * HOST_DEMAND_PERCENT << 20) // (asked * 100 * everything[i]),
+                    )
+                    for row in rows
+                ]
+                for i in range(2)
+            ],
+            np.int64,
+        )
+        # what one GPU's worth of a class takes of a market's processors and memory, in 2^-10 of the market's own share
+        mean = max(1, (total << 32) // everything[0])
+        per = np.zeros((2, len(rows), len(self.keys)), np.int64)
+        for row, (gpu, cpu, memory, _, _) in enumerate(rows):
+            for i, want in enumerate((cpu, memory)):
+                worth = self.worth[i] * want >> 22
+                unit = gpu if gpu else max(1, cpu * 100 * mean >> 32)
+                per[i, row] = np.minimum(worth * 100 // max(1, unit), 1 << 24)
+        weight = np.where(with_gpu[:, None], supply[None, :], stocks[0][None, :]) * ok
+        refuse = np.where(with_gpu, 1 << 20, 0)[:, None]
+        # a round is some twenty calls on small arrays: what devices, processors and memory have alike is done at once
+        shut, takes_gpu = np.where(ok > 0, 0, 1 << 40), with_gpu[:, None].astype(np.int64)
+        asks, there = np.vstack((demand, wants)), np.vstack((supply, stocks))
+        prices = np.vstack((self.gpu, self.host))
+        for _ in range(rounds):
+            charge = (per[0] * prices[1] + per[1] * prices[2] >> 10) + takes_gpu * prices[0]
+            least = np.minimum.reduce(charge + shut, 1)[:, None]
+            share = _spread(charge - least, weight)
+            refused = _spread(np.maximum(0, ONE - least), refuse)
+            flow = (share << 15) // np.maximum(1, np.add.reduce(share, 1)[:, None] + refused)
+            prices = _moved(prices, asks @ flow // there)
+        self.gpu, self.host = prices[0], prices[1:]
+        self.host[self.stock == 0] = FLOOR
+
+    def charges(self, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
+        """What a shape costs on each type of host above the cheapest that may run it, in thousandths of a GPU.
+
+        `pressed` is what it is charged there besides, by type of host.
+        """
+        ok = self.allowed(table, shape)[self.types] > 0
+        if not self.priced or not ok.any():
+            return np.zeros(len(table.types), np.int64)
+        cost = PRICE_HALVES * gpu_percent(table, shape) * 10 * (self.gpu - FLOOR)
+        for i, want in enumerate((shape.cpu_milli, shape.memory_mib)):
+            worth = np.minimum(1000 * want * (self.worth[i] >> 8) >> 24, 1 << 24)  # thousandths of a GPU
+            cost += PRICE_HALVES * worth * (self.host[i] - FLOOR)
+        total = (cost >> 17)[self.types] + pressed
+        above: Ints = np.maximum(0, total - total[ok].min())
+        return above
+
+
+def gpu_percent(table: HostTable, shape: Shape) -> int:
+    """Hundredths of a GPU that one replica takes, on the device where it takes most."""
+    if shape.mode <= EXCLUSIVE:
+        return 100 * shape.count
+    if shape.compute_percent:
+        return shape.compute_percent * shape.count
+    return max((kind.need(shape) for kind in table.kinds if kind.rank(shape)), default=100) * shape.count
+
+
+def _spread(above: Ints, weight: Ints) -> Ints:
+    """Each weight times 2^-(above * CHOOSY / ONE / 16 ...): what of demand goes to each market, unscaled."""
+    sixteenths = np.minimum(above * CHOOSY >> 16, 16 * 60)
+    found: Ints = weight * _POWERS[sixteenths & 15] >> 15 + (sixteenths >> 4)
+    return found
+
+
+def _moved(price: Ints, use: Ints) -> Ints:
+    """Prices after a round in which so much (2^15 is all there is) was asked for."""
+    gap = np.minimum(np.maximum(use, 1 << 14), 1 << 16) - (1 << 15)
+    moved: Ints = np.minimum(np.maximum(price + (price * gap >> 15) // STEP, FLOOR), CEILING)
+    return moved

@@ -1,0 +1,280 @@
+"""How good is this host for this request: rankers choose a host and slots among those that fit now.
+
+A newcomer adds a ranking by writing one class with `choose` and naming it in `RANKERS`. Ties break by a stable key
+(bucket order is insertion order, classes are in order of joining), so the same input gives the same placement
+(fact 35).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fit, Fleet, Host, HostClass
+from moorage.scheduler.core.shape import Shape
+
+#: choices among linked slots that are remembered: a few kinds of hosts in as many states
+SLOTS_KNOWN: Final = 65_536
+
+#: sets of slots by NVLink, and by NUMA node (`fleet.HostClass.islands`)
+Islands = tuple[tuple[int, ...], ...]
+
+
+class Choice:
+    """Where one replica goes: a host, the slot mask, and how many free devices stay behind on it."""
+
+    __slots__ = ("host", "left", "mask")
+
+    def __init__(self, host: Host, mask: int, left: int) -> None:
+        self.host = host
+        self.mask = mask
+        self.left = left
+
+
+class Ranker:
+    """Chooses among the hosts that fit now; None when none does. Must not change the fleet."""
+
+    name: str = ""
+
+    def __init_subclass__(cls) -> None:
+        """Who chooses in a way of its own is asked for each replica, unless it has an `again` of its own as well."""
+        if "choose" in vars(cls) and "again" not in vars(cls):
+            cls.again = Ranker.again  # type: ignore[method-assign]
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        """`avoid` counts this job's replicas by worker (for spread); `barred` are hosts held back for somebody."""
+        raise NotImplementedError
+
+    def arrived(self, shape: Shape, replicas: int) -> None:
+        """So many replicas of a shape were asked for: told once a job, in the ledger's order."""
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        """The slot masks of at most `most` further replicas of this shape that `choose` would put on the same host.
+
+        `choice` is taken already. One after the other they must come to what `choose` would say; when in doubt, none.
+        """
+        return []
+
+
+def lowest_slots(mask: int, count: int) -> int:
+    """The `count` lowest set bits of a mask that has at least so many."""
+    taken = 0
+    for _ in range(count):
+        low = mask & -mask
+        taken |= low
+        mask ^= low
+    return taken
+
+
+def best_slots(mask: int, fit: Fit, count: int) -> int:
+    """`count` slots of a mask: those that answer best before the others (A10 before A100 for `A10`), lowest first."""
+    return _best_of(mask, mask & fit.best_mask, count)
+
+
+def _best_of(mask: int, best: int, count: int) -> int:
+    if best == mask or best.bit_count() >= count:
+        return lowest_slots(best, count)
+    return best | lowest_slots(mask & ~best, count - best.bit_count())
+
+
+def whole_slots(host: Host, mask: int, fit: Fit, count: int) -> int:
+    """The `count` slots of a host that a request for whole devices gets, linked ones where there are islands.
+
+    An island is a set of devices that reach each other over NVLink, or else share a NUMA node. The smallest set of
+    free devices within one island that suffices is broken into, so that large ones stay whole; where none suffices,
+    the request spans as few as it can.
+    """
+    islands = host.cls.islands
+    if not islands:
+        return best_slots(mask, fit, count)
+    return _linked_slots(islands, mask, mask & fit.best_mask, count)
+
+
+@functools.lru_cache(SLOTS_KNOWN)
+def _linked_slots(islands: Islands, mask: int, best: int, count: int) -> int:
+    within = best if best.bit_count() >= count else mask
+    found = _smallest(within, islands[0], count) or _smallest(within, islands[1], count)
+    if found:
+        return lowest_slots(found, count)
+    taken = 0
+    for island in sorted(islands[0], key=lambda island: -(within & island).bit_count()):
+        part = within & island
+        missing = count - taken.bit_count()
+        taken |= part if part.bit_count() <= missing else lowest_slots(part, missing)
+        if taken.bit_count() == count:
+            return taken
+    return _best_of(mask, best, count)
+
+
+def _smallest(mask: int, islands: tuple[int, ...], count: int) -> int:
+    """The part of a mask within that island where the fewest suffice; 0 where none does."""
+    return min(
+        (mask & island for island in islands if (mask & island).bit_count() >= count), key=int.bit_count, default=0
+    )
+
+
+class Pack(Ranker):
+    """Best fit: the host with the fewest free devices that still suffice; sharers join the fullest device.
+
+    A model named in whole words goes before one found inside a word. CPU-only jobs go to the host with the fewest
+    devices, so that they do not eat the processors of GPUs.
+    """
+
+    name = "pack"
+
+    def choose(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        if shape.spread:
+            return self._spread(fleet, shape, avoid, barred)
+        if shape.mode == NO_GPU:
+            return self._without_gpu(fleet, shape, barred)
+        if shape.mode > EXCLUSIVE:
+            choice = self._join_sharers(fleet, shape, barred)
+            if choice is not None:
+                return choice
+        return self._best_fit(fleet, shape, barred)
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        # Taken from, the host has still fewer free devices than any other that suffices: it remains the best fit.
+        if shape.spread or shape.mode != EXCLUSIVE or shape.together > 1:
+            return []
+        host, count = choice.host, shape.count
+        fit = host.cls.fit(shape)
+        free = host.open & fit.mask
+        masks: list[int] = []
+        for _ in range(min(most, free.bit_count() // count, host.rooms_beside(shape))):
+            mask = whole_slots(host, free, fit, count)
+            free ^= mask
+            masks.append(mask)
+        return masks
+
+    def _best_fit(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+        best: Choice | None = None
+        best_key = (0, 0)
+        count = shape.count
+        for cls, fit in fleet.capable(shape):
+            whole = fit.mask == (1 << len(cls.devices)) - 1
+            for free in range(count, len(cls.buckets)):
+                if best is not None and (-fit.rank, free - count) >= best_key:
+                    break
+                choice = self._first_in(cls.buckets[free], shape, fit, whole, barred)
+                if choice is not None:
+                    best, best_key = choice, (-fit.rank, choice.left)
+                    break
+        return best
+
+    def _first_in(
+        self, bucket: dict[int, Host], shape: Shape, fit: Fit, whole: bool, barred: frozenset[int]
+    ) -> Choice | None:
+        count = shape.count
+        for host in bucket.values():
+            mask = host.open if whole else host.open & fit.mask
+            if (whole or mask.bit_count() >= count) and host.fits_host(shape):
+                if barred and host.worker.num in barred:
+                    continue
+                return Choice(host, whole_slots(host, mask, fit, count), host.open.bit_count() - count)
+        return None
+
+    def _join_sharers(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+        if shape.count > 1:
+            return self._share_many(fleet, shape, barred)
+        best: Choice | None = None
+        best_users = -1
+        for cls, fit in fleet.capable(shape):
+            for (num, slot), device in cls.shared_open[shape.mode].items():
+                if device.users > best_users and fit.mask >> slot & 1 and num not in barred:
+                    host = cls.hosts[num]
+                    if host.room_beside(slot, device, shape) and host.fits_host(shape):
+                        best, best_users = Choice(host, 1 << slot, host.open.bit_count()), device.users
+        return best
+
+    def _share_many(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+        """Several shared devices of one host: open ones first, then free ones."""
+        for cls, fit in fleet.capable(shape):
+            for num, host in cls.hosts.items():
+                if host.bucket < 0 or num in barred or not host.fits_host(shape):
+                    continue
+                joined = 0
+                for slot, device in host.shared.items():
+                    if joined.bit_count() == shape.count:
+                        break
+                    if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):
+                        joined |= 1 << slot
+                missing = shape.count - joined.bit_count()
+                free = host.open & fit.mask
+                if joined and free.bit_count() >= missing:
+                    return Choice(host, joined | lowest_slots(free, missing), free.bit_count() - missing)
+        return None
+
+    def _without_gpu(self, fleet: Fleet, shape: Shape, barred: frozenset[int]) -> Choice | None:
+        for cls, _ in sorted(fleet.capable(shape), key=_device_count):
+            for bucket in cls.buckets:
+                for host in bucket.values():
+                    if host.worker.num not in barred and host.fits_host(shape):
+                        return Choice(host, 0, host.bucket)
+        return None
+
+    def _spread(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
+        """The host with the fewest of this job's replicas, then best fit (fact 32)."""
+        best: Choice | None = None
+        best_key: tuple[int, int, int, int] | None = None
+        for cls, fit in fleet.capable(shape):
+            for num, host in cls.hosts.items():
+                if host.bucket < 0 or num in barred or not host.fits_host(shape):
+                    continue
+                mask = self._slots_for(host, shape, fit)
+                if mask is None:
+                    continue
+                left = host.open.bit_count() - shape.count
+                key = (avoid.get(num, 0), -fit.rank, left, num)
+                if best_key is None or key < best_key:
+                    best, best_key = Choice(host, mask, left), key
+        return best
+
+    def _slots_for(self, host: Host, shape: Shape, fit: Fit) -> int | None:
+        if shape.mode == NO_GPU:
+            return 0
+        mask = host.open & fit.mask
+        if shape.mode > EXCLUSIVE:
+            for slot, device in host.shared.items():
+                if fit.mask >> slot & 1 and host.room_beside(slot, device, shape):
+                    mask |= 1 << slot
+        return whole_slots(host, mask, fit, shape.count) if mask.bit_count() >= shape.count else None
+
+
+def _device_count(pair: tuple[HostClass, Fit]) -> int:
+    return len(pair[0].devices)
+
+
+def _headroom() -> Ranker:
+    from moorage.scheduler.core.rank.headroom import Headroom  # builds on Pack, so it can only load after this module
+
+    return Headroom()
+
+
+def _fragments() -> Ranker:
+    from moorage.scheduler.core.rank.fragments import Fragments  # loads numpy
+
+    return Fragments()
+
+
+def _classic(name: str) -> Callable[[], Ranker]:
+    def make() -> Ranker:
+        from moorage.scheduler.core.rank.classic import CLASSIC  # loads numpy
+
+        return CLASSIC[name]()
+
+    return make
+
+
+RANKERS: Final[dict[str, Callable[[], Ranker]]] = {
+    "pack": Pack,
+    "fragments": _fragments,
+    "headroom": _headroom,
+    "random": _classic("random"),
+    "best-fit": _classic("best-fit"),
+    "dot-product": _classic("dot-product"),
+    "gpu-packing": _classic("gpu-packing"),
+    "gpu-clustering": _classic("gpu-clustering"),
+    "fgd": _classic("fgd"),
+}

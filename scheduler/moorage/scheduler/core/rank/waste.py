@@ -1,0 +1,172 @@
+"""Fragmentation of a host: the part of its devices that a request drawn from the mix could not use.
+
+F of Weng et al., "Beware of Fragmentation" (USENIX ATC 2023), in whole numbers: percent of a device times the weight
+of the mix. A device counts as useless for a request when the host lacks its processors, the device is of another
+model, or less is left on it than the request needs; and all free devices do when there are fewer than it asks for.
+
+A share leaves room that later ones fill, or nobody: so the room of a device is followed through some arrivals of the
+mix (`ahead`), each taking its place there if it fits, before it is judged by the next. Processors are judged by the
+next arrival alone: the devices of a host share them, and each would take them anew.
+
+That sum splits into one term for each device and one for their number, which depend on the host's processors only by
+*level*: how many of the mix's distinct demands for processors are covered. So F is a few look-ups in two tables:
+
+    F(host) = sum over devices of waste[kind, level, room] + short[kind, level, free devices]
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+import numpy as np
+
+from moorage.scheduler.core.fleet import NO_GPU
+from moorage.scheduler.core.rank.table import CPU, FREE, KIND, NO_ROOM, ROOM, ROOMS, TYPE, HostTable, Ints
+from moorage.scheduler.core.shape import Shape
+
+#: the weights of a mix add up to about so much
+WEIGHTS: Final = 1 << 14
+FREE_MAX: Final = 64
+#: more than any sum of waste
+HUGE: Final = 1 << 40
+#: bits below a share's change of waste, for the slot: the least of both is the best slot, the lowest of those alike
+SLOT_BITS: Final = 6
+#: tables for so many different shares are kept
+SHARES_MAX: Final = 128
+#: and for so many numbers of whole devices
+COUNTS_MAX: Final = 8
+#: and so many parts of the tables as lists, 6 KiB each
+LINES_MAX: Final = 1_024
+
+
+class Waste:
+    """The tables of one mix over one table's kinds of devices; `ahead` arrivals are looked ahead, 0 is FGD itself."""
+
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], ahead: int = 0) -> None:
+        total = sum(count for _, count in mix) or 1
+        weighed = [(shape, max(1, count * WEIGHTS // total)) for shape, count in mix]
+        self.weight = sum(weight for _, weight in weighed) or 1
+        self.generation = (table.generation, len(table.kinds))
+        with_gpu = [(shape, weight) for shape, weight in weighed if shape.mode != NO_GPU]
+        self.thresholds: Ints = np.array(sorted({shape.cpu_milli for shape, _ in with_gpu}), np.int64)
+        kinds, levels = len(table.kinds) or 1, len(self.thresholds) + 1
+        self.levels = levels
+        fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that will do
+        several = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the number of devices
+        level_of = {int(cpu): level + 1 for level, cpu in enumerate(self.thresholds)}
+        for shape, weight in with_gpu:
+            level = level_of[shape.cpu_milli]
+            for kind in table.kinds:
+                if kind.rank(shape):
+                    fits[kind.index, level, kind.need(shape)] += weight
+                    if shape.count > 1:
+                        several[kind.index, level, shape.count] += weight
+        served = fits.cumsum(1).cumsum(2)  # weight that a device with so much room serves
+        room = np.arange(ROOMS)
+        idle = idle_after(fits.sum(1)[:, :NO_ROOM], self.weight, ahead)
+        self.waste: Ints = room * (served[:, -1:] - served)
+        self.waste[:, :, :NO_ROOM] += idle[:, None]
+        self.waste[:, :, NO_ROOM] = 0
+        # of those it serves, requests for more devices than are free find none of them of use
+        longer = several.cumsum(1)
+        longer = longer.sum(2, keepdims=True) - longer.cumsum(2)
+        self.short: Ints = 100 * np.arange(ROOMS) * longer
+        self.shortens = bool(longer.any())  # whether anybody asks for several devices
+        self.flat = self.waste.ravel()
+        self.of_whole = self.flat[100:]  # of a device that is wholly free
+        self.short_flat = self.short.ravel()
+        # by what the lack of free devices changes when a sharer takes one of them, shifted as in `after_share`
+        self.taken: Ints = np.diff(self.short, axis=2, prepend=self.short[:, :, :1]).ravel() * -1 << SLOT_BITS
+        self.stride = levels * ROOMS
+        self._shares: dict[tuple[int, ...], Ints] = {}
+        self._wholes: dict[int, Ints] = {}
+        self._lines: dict[int, tuple[list[int], list[int]]] = {}
+        self._demands: list[int] = self.thresholds.tolist()
+
+    def level(self, cpu: Ints) -> Ints:
+        """How many of the mix's demands are covered by these processors."""
+        return self.thresholds.searchsorted(cpu, side="right")
+
+    def of(self, table: HostTable, cells: Ints) -> Ints:
+        """The fragmentation of some hosts."""
+        at = cells[KIND] * self.stride + self.level(cells[CPU]) * ROOMS
+        found: Ints = self.flat.take(self.by_device(table, cells, at) + cells[ROOM:]).sum(0)
+        if self.shortens:
+            found += self.short_flat.take(at + cells[FREE])
+        return found
+
+    def of_one(self, cells: list[int]) -> int:
+        """`of` for one host with devices of one kind; for a few hosts less than what the array operations take."""
+        if cells[KIND] >= len(self.waste):
+            return 0  # a kind that came since: tables are made anew for it
+        line = cells[KIND] * self.levels + bisect_right(self._demands, cells[CPU])
+        found = self._lines.get(line)
+        if found is None:
+            if len(self._lines) >= LINES_MAX:
+                self._lines.clear()
+            at = line * ROOMS
+            found = self._lines[line] = (
+                self.flat[at : at + ROOMS].tolist(),
+                self.short_flat[at : at + FREE_MAX + 1].tolist(),
+            )
+        waste, short = found
+        total = short[cells[FREE]]
+        for room in cells[ROOM:]:
+            total += waste[room]
+        return total
+
+    def by_device(self, table: HostTable, cells: Ints, at: Ints) -> Ints:
+        """The places in the tables by device and host; `at` holds those of each host's first device."""
+        if not table.mixed:
+            return at
+        found: Ints = at + (table.kinds_of_type.take(cells[TYPE], 1) - cells[KIND]) * self.stride
+        return found
+
+    def after_share(self, needs: tuple[int, ...]) -> Ints:
+        """What waste changes by when a device with some room gives `needs[kind]` of it; huge where it cannot.
+
+        Shifted left by `SLOT_BITS`.
+        """
+        found = self._shares.get(needs)
+        if found is None:
+            if len(self._shares) >= SHARES_MAX:
+                self._shares.clear()
+            found = np.full_like(self.waste, HUGE)
+            for kind in range(len(needs)):
+                need = needs[kind]
+                found[kind, :, need:NO_ROOM] = self.waste[kind, :, : NO_ROOM - need] - self.waste[kind, :, need:NO_ROOM]
+            found = self._shares[needs] = found.ravel() << SLOT_BITS
+        return found
+
+    def without_whole(self, count: int) -> Ints:
+        """What waste is less by when so many free devices are taken, by how many are free: at least so many."""
+        found = self._wholes.get(count)
+        if found is None:
+            if len(self._wholes) >= COUNTS_MAX:
+                self._wholes.clear()
+            less = np.zeros_like(self.short)
+            less[:, :, count:] = count * self.waste[:, :, 100:101] - self.short[:, :, :-count]
+            found = self._wholes[count] = less.ravel()
+        return found
+
+    def held_bytes(self) -> int:
+        """What the tables take, in bytes; a number in a list some 36."""
+        arrays = [self.waste, self.short, self.taken, *self._shares.values(), *self._wholes.values()]
+        return sum(int(array.nbytes) for array in arrays) + len(self._lines) * (ROOMS + FREE_MAX) * 36
+
+
+def idle_after(takes: Ints, weight: int, ahead: int) -> Ints:
+    """What is of no use to the arrival after the next `ahead`, of a device by kind and room: percent times `weight`.
+
+    `takes` is the weight of the requests that take so many percent, by kind; who does not fit goes elsewhere.
+    """
+    room = np.arange(takes.shape[1])
+    taken = room[:, None] - room
+    passing = takes[:, np.maximum(taken, 0)] * (taken > 0)  # from this room to that one
+    stays = weight - takes.cumsum(1)
+    passing[:, room, room] = stays
+    idle: Ints = room * stays
+    for _ in range(ahead):
+        idle = (passing @ idle[:, :, None])[:, :, 0] // weight
+    return idle

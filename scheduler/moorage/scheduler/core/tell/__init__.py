@@ -1,0 +1,1 @@
+"""What leaves once a record is acknowledged."""

@@ -1,0 +1,27 @@
+"""What waits for the acknowledgement of the record that was built: who is to be answered, and with what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import Ask, FromWorker
+from moorage.scheduler.core.fleet import Host
+from moorage.scheduler.core.life.admission import NewJob
+from moorage.scheduler.core.records import Record
+from moorage.schemas.frames import Renew
+
+
+class InFlight:
+    """One record, of which there is never a second (ledger-rules H1)."""
+
+    __slots__ = ("asks", "draft", "joined", "new", "record", "renewed", "replies")
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.record: Record | None = None
+        self.new: dict[tuple[str, str], NewJob] = {}
+        self.replies: list[tuple[Any, str, bool]] = []  # frame, reply, json
+        self.joined: list[tuple[FromWorker, str]] = []
+        self.renewed: list[tuple[FromWorker, Renew, Host]] = []
+        self.asks: list[Ask] = []

@@ -1,0 +1,234 @@
+"""What leaves after the acknowledgement: answers, wanted frames, events. Built from folded state alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from moorage.scheduler.core.life.sessions import MISSED_MAX
+from moorage.scheduler.core.records import MODE_NAMES, GangPhase, by_tenant
+from moorage.scheduler.core.state import (
+    AT_CLAIMED,
+    AT_EXITED,
+    CANCELLING,
+    CLAIMED,
+    ENDING,
+    PLACED,
+    RUNNING,
+    STORY_WORDS,
+    Job,
+    Member,
+    State,
+    Worker,
+)
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Change, End, Event, Held, Place, Start, Wanted
+from moorage.schemas.job import STATES
+from moorage.schemas.subjects import Subjects
+
+#: bodies in one wanted frame; more go in the next, so that no frame nears the server's bound
+WANTED_BYTES_MAX: Final = 400 * 1024
+
+#: so many changes always fit one event: they are not measured
+CHANGES_SURE: Final = 64
+#: of the changes in one event or answer, under what NATS takes; `show` has the request and the replicas beside them
+CHANGES_BYTES_MAX: Final = 700 * 1024
+SHOWN_BYTES_MAX: Final = 200 * 1024
+#: of one change as JSON without its GPUs and its why, at most; and of a character of text that had to be escaped
+CHANGE_BYTES: Final = 330
+CHAR_BYTES_MAX: Final = 6
+ACCEPTED: Final = "ACCEPTED"
+
+Message = tuple[str, bytes, str]  # subject, payload, reply
+
+
+class Outputs:
+    """All that one record lets out. `answers` are (reply subject, payload)."""
+
+    __slots__ = ("answers", "ended", "events", "long", "messages")
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, bytes]] = []
+        self.messages: list[Message] = []
+        self.ended: list[Job] = []  # over with this record: their stories go to the history
+        self.long: list[Job] = []  # parts of their stories do
+        self.events: list[tuple[str, str, bytes, bool]] = []  # tenant, job, event as JSON, on its own subject too
+
+
+class WantedFrames:
+    """Gathers place, start and end by worker; what is wanted follows from the member's state alone."""
+
+    def __init__(self, state: State, subjects: Subjects) -> None:
+        self._state = state
+        self._subjects = subjects
+        self._frames: dict[int, list[Wanted]] = {}
+        self._bytes: dict[int, int] = {}
+
+    def _frame(self, worker: Worker, size: int) -> Wanted:
+        frames = self._frames.get(worker.num)
+        if frames is None:
+            frames = self._frames[worker.num] = []
+        if not frames or self._bytes[worker.num] + size > WANTED_BYTES_MAX:
+            frames.append(Wanted(worker.id, worker.session, self._state.epoch, place=[], start=[], end=[]))
+            self._bytes[worker.num] = 0
+        self._bytes[worker.num] += size
+        return frames[-1]
+
+    def placed(self, members: list[Member]) -> None:
+        """`add` for those that a record has just placed."""
+        bytes_of, frames_of = self._bytes, self._frames
+        for member in members:
+            worker, replica = member.worker, member.replica
+            job, num = replica.job, worker.num
+            if replica.state != PLACED or not worker.session:  # the same record went on with it
+                self.add(member)
+                continue
+            size = bytes_of.get(num, WANTED_BYTES_MAX) + len(job.body) + 200
+            frame = self._frame(worker, len(job.body) + 200) if size > WANTED_BYTES_MAX else frames_of[num][-1]
+            if size <= WANTED_BYTES_MAX:
+                bytes_of[num] = size
+            frame.place.append(
+                Place(
+                    job.tenant,
+                    job.name,
+                    replica.index,
+                    member.attempt,
+                    member.fence,
+                    slots_of(member.mask),
+                    MODE_NAMES[member.mode],
+                    job.gang == GangPhase.HOLDING,
+                    job.body,
+                    job.traceparent,
+                    None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
+                )
+            )
+
+    def add(self, member: Member) -> None:
+        """wanted(state, worker) for one member."""
+        worker, replica, job = member.worker, member.replica, member.replica.job
+        if not worker.session:
+            return
+        if member.phase == AT_EXITED:
+            return
+        state = replica.state
+        name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
+        if state in (CANCELLING, ENDING):
+            notice_s = float(member.notice_s) if state == ENDING else 0.0
+            self._frame(worker, 200).end.append(End(*name, why=STATES[state].lower(), notice_s=notice_s))
+        elif state == PLACED:
+            self.placed([member])
+        elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
+            address, _, port = job.master.rpartition(":")
+            self._frame(worker, 200).start.append(Start(*name, address, int(port or 0), len(job.replicas)))
+        elif state in (CLAIMED, RUNNING) and member.missed >= MISSED_MAX:
+            self._frame(worker, 200).end.append(End(*name, why="account for it: not in your renewals"))
+
+    def well(self, worker: Worker) -> None:
+        """An operator's word on its devices, until it has taken it."""
+        slots, epoch = slots_of(worker.well), self._state.epoch
+        frame = Wanted(worker.id, worker.session, epoch, place=[], start=[], end=[], well=slots, well_n=worker.well_n)
+        self._frames.setdefault(worker.num, []).insert(0, frame)
+        self._bytes.setdefault(worker.num, 400)
+
+    def end_unknown(self, worker: Worker, held: Held) -> None:
+        """The worker holds what the ledger does not know: it ends (ledger-rules H11)."""
+        if not all(0 <= number < 2**63 for number in (held.replica, held.attempt, held.fence)):
+            return  # no member was ever called so, and msgpack could not say it
+        self._frame(worker, 200).end.append(
+            End(held.tenant, held.job, held.replica, held.attempt, held.fence, why="unknown to the ledger")
+        )
+
+    def messages(self) -> list[Message]:
+        workers = self._state.worker_by_num
+        return [
+            (self._subjects.worker(workers[num].id, "wanted"), encode(frame, json=False), "")
+            for num, frames in self._frames.items()
+            for frame in frames
+        ]
+
+
+_SLOTS: Final = [[bit for bit in range(8) if mask >> bit & 1] for mask in range(256)]
+
+
+def slots_of(mask: int) -> list[int]:
+    """The slot positions of a mask, lowest first."""
+    if mask < 256:
+        return _SLOTS[mask]
+    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+
+
+def gpu_names(worker: Worker, mask: int) -> list[str]:
+    """The uuids of a mask in this session's inventory."""
+    pool = worker.hello.get("gpu_pool", ())
+    return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
+
+
+def accepted(tenant: str, accepted_ms: int) -> Change:
+    """Every story's first transition."""
+    return Change(1, accepted_ms, -1, 0, ACCEPTED, by=by_tenant(tenant))
+
+
+def changes_since(state: State, job: Job, rev: int) -> list[Change]:
+    """A job's transitions after a revision, as far as memory holds them."""
+    count, rows = job.rev - rev, job.story
+    if count <= 0:
+        return []
+    if count < len(rows):
+        rows = rows[-count:]  # revisions follow each other, and only the oldest ever leave
+    changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
+    workers = state.worker_by_num
+    for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor in rows:
+        by, said = actor, ""
+        if " " in actor:
+            by, _, said = actor.partition(" ")
+        if worker_num >= 0:
+            worker = workers[worker_num]
+            over = to not in (PLACED, CLAIMED, RUNNING)
+            changes.append(
+                Change(
+                    number,
+                    time,
+                    index,
+                    attempt,
+                    STATES[to],
+                    worker.id,
+                    gpu_names(worker, mask) if to == PLACED else [],
+                    code if over else None,
+                    why,
+                    fence,
+                    by,
+                    said,
+                )
+            )
+        else:
+            changes.append(Change(number, time, index, attempt, STORY_WORDS[to], why=why, by=by, said=said))
+    return changes
+
+
+def fitting(changes: Sequence[Change], bytes_max: int = CHANGES_BYTES_MAX) -> int:
+    """How many of the first changes one frame has room for; at least one, where there is one."""
+    size = 0
+    for count, change in enumerate(changes):
+        size += CHANGE_BYTES + sum(len(gpu) + 3 for gpu in change.gpus) + CHAR_BYTES_MAX * len(change.why)
+        if size > bytes_max and count:
+            return count
+    return len(changes)
+
+
+def event_of(state: State, job: Job) -> Event:
+    """What this record changed for a job; marks it as told. What has no room leaves a gap, which `history` fills."""
+    changes = changes_since(state, job, job.told)
+    if len(changes) > CHANGES_SURE:
+        del changes[fitting(changes) :]
+    job.told = job.rev
+    simulated = any(
+        state.worker_by_num[row[5]].hello.get("simulated", False) for row in job.story[-len(changes) :] if row[5] >= 0
+    )
+    return Event(job.tenant, job.name, job.rev, job.state, state.seq, changes, _why(changes), simulated)
+
+
+def _why(changes: list[Change]) -> str:
+    for change in reversed(changes):
+        if change.why:
+            return change.why
+    return ""

@@ -1,0 +1,204 @@
+"""A job's story on its way into the history stream and back. Pure: packing and unpacking, no I/O.
+
+Rows go into a frame as the ledger state holds them, numbers and all, with one table a frame that says what the numbers
+mean: that costs a tenth of writing every transition out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, STORY_WORDS, Job, State, Transition
+from moorage.scheduler.core.tell.outputs import CHANGES_SURE, gpu_names, slots_of
+from moorage.schemas.codec import Decoder, decode_request, is_json
+from moorage.schemas.frames import VERSION, Change, HistoryWorker, Moved
+from moorage.schemas.job import STATES
+
+#: of one frame, the table of its workers included; at least one story goes in whatever its size
+PACKED_BYTES_MAX: Final = 700 * 1024
+#: of one story; a longer one is written in parts
+STORY_BYTES_MAX: Final = 300 * 1024
+#: a longer request is left out of the history: the ledger has it as long as the job is held
+REQUEST_BYTES_MAX: Final = 2048
+
+#: in the table, beside the uuids
+_WORKER_BYTES: Final = 110
+_GPU_BYTES: Final = 8
+
+_encode: Final = msgspec.json.Encoder().encode
+_HEAD_STATES: Final = _encode(list(STORY_WORDS))
+
+
+def unwritten(job: Job) -> list[Transition]:
+    """The transitions in memory that stand in no part of its history."""
+    story = job.story
+    if not job.parts or not story:
+        return story
+    return story[max(0, job.parts[-1][2] - story[0][0] + 1) :]
+
+
+#: what a frame holds of a job: the first and the last revision, and whether its story ends there
+Packed = tuple[Job, int, int, bool]
+
+
+class Packing:
+    """One frame while it is filled."""
+
+    def __init__(self, state: State, tenant: str) -> None:
+        self._state = state
+        self._tenant = tenant
+        self._rows: list[bytes] = []
+        self._slots: dict[int, int] = {}  # worker number -> slots that some story names
+        self._gpu_bytes: dict[int, int] = {}  # worker number -> the longest of its devices' entries
+        self._bytes = 0
+        self.packed: list[Packed] = []
+
+    def add(self, job: Job, *, with_request: bool) -> bool:
+        """Put in what is not written of a job's story; False when the frame has no room for it."""
+        if job.over and not job.parts and len(job.replicas) == 1 and len(job.story) <= CHANGES_SURE:
+            return self._add_short(job, with_request=with_request)
+        moves, over = unwritten(job), job.over
+        request = _request(job) if over and with_request else None
+        while True:
+            name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
+            row = _encode((*name, job.parts, moves, request) if over else (*name, (), moves))
+            fresh = self._fresh(moves)
+            size = len(row)
+            if fresh:
+                size += sum(map(self._cost, fresh, fresh.values()))
+            if size <= STORY_BYTES_MAX or len(moves) <= 1:
+                break
+            over, request = False, None
+            moves = moves[: len(moves) // 2]
+        if not self._put(row, size, fresh):
+            return False
+        first, last = (moves[0][0], moves[-1][0]) if moves else (job.rev, job.rev)
+        self.packed.append((job, first, last, over))
+        return True
+
+    def _add_short(self, job: Job, *, with_request: bool) -> bool:
+        """What nearly all are: over, of one replica, and never so long that it has to go in parts."""
+        story, replica = job.story, job.replicas[0]
+        request = _request(job) if with_request else None
+        row = _encode((job.name, job.rev, STATES[replica.state], True, job.accepted_ms, job.ledger, (), story, request))
+        # one attempt that nothing came before names one worker and its slots
+        fresh = self._fresh(story[:1] if replica.attempt == 1 and story[0][5] >= 0 else story)
+        if not self._put(row, len(row) + (sum(map(self._cost, fresh, fresh.values())) if fresh else 0), fresh):
+            return False
+        self.packed.append((job, story[0][0], story[-1][0], True) if story else (job, job.rev, job.rev, True))
+        return True
+
+    def _put(self, row: bytes, size: int, fresh: dict[int, int]) -> bool:
+        if self._rows and self._bytes + size > PACKED_BYTES_MAX:
+            return False
+        self._bytes += size
+        for num, mask in fresh.items():
+            self._slots[num] = self._slots.get(num, 0) | mask
+        self._rows.append(row)
+        return True
+
+    def _fresh(self, moves: list[Transition]) -> dict[int, int]:
+        """Worker numbers and slots that the frame's table does not name yet."""
+        slots, seen, held = self._slots, -1, -1
+        fresh: dict[int, int] = {}
+        for move in moves:
+            worker, mask = move[5], move[6]
+            if worker != seen or mask != held:  # an attempt's transitions name the same
+                seen, held = worker, mask
+                if worker >= 0 and (worker not in slots or mask & ~slots[worker]):
+                    fresh[worker] = fresh.get(worker, 0) | mask
+        return fresh
+
+    def _cost(self, num: int, mask: int) -> int:
+        """At most so many bytes of the table."""
+        each = self._gpu_bytes.get(num)
+        if each is None:
+            pool = self._state.worker_by_num[num].hello.get("gpu_pool", ())
+            each = self._gpu_bytes[num] = _GPU_BYTES + max((len(device["uuid"]) for device in pool), default=0)
+        return _WORKER_BYTES + each * mask.bit_count()
+
+    def frame(self) -> bytes:
+        """The frame as JSON, a `HistoryFrame`."""
+        workers = {num: _worker(self._state, num, mask) for num, mask in self._slots.items()}
+        return b"".join(
+            (
+                b'{"kind":"history","v":%d,"tenant":' % VERSION,
+                _encode(self._tenant),
+                b',"states":',
+                _HEAD_STATES,
+                b',"workers":',
+                _encode(workers),
+                b',"jobs":[',
+                b",".join(self._rows),
+                b"]}",
+            )
+        )
+
+
+def _worker(state: State, num: int, mask: int) -> HistoryWorker:
+    worker = state.worker_by_num[num]
+    slots = slots_of(mask)
+    gpus = dict(zip(slots, gpu_names(worker, mask), strict=False))
+    return HistoryWorker(worker.id, gpus, bool(worker.hello.get("simulated", False)))
+
+
+def _request(job: Job) -> msgspec.Raw | None:
+    """The request as JSON, where it is short."""
+    body = job.body
+    if len(body) > REQUEST_BYTES_MAX:
+        return None
+    return msgspec.Raw(body if is_json(body) else _encode(decode_request(body)))
+
+
+# ------------------------------------------------------------------------------------------------- back from it
+
+
+class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A story as it is looked for: of most in a frame nobody wants the moves and the request."""
+
+    job: str
+    rev: int
+    state: str
+    over: bool
+    accepted_ms: int
+    ledger: int
+    parts: list[tuple[int, int, int]]
+    moves: msgspec.Raw
+    request: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
+    """`HistoryFrame` as far as it is read before a story is looked for."""
+
+    tenant: str
+    states: list[str]
+    workers: dict[int, HistoryWorker]
+    jobs: list[Found]
+
+
+read_frame: Final = Decoder[Frame](Frame)
+_read_moves: Final = msgspec.json.Decoder(list[Moved]).decode
+
+_ON_WORKER: Final = tuple(STATES[state] for state in (PLACED, CLAIMED, RUNNING))
+
+
+def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
+    """The transitions of a story as `show` has them; ACCEPTED is not among them."""
+    states, workers = frame.states, frame.workers
+    for move in _read_moves(found.moves):
+        state = states[move.state]
+        by, _, said = move.by.partition(" ")
+        worker = workers.get(move.worker)
+        if worker is None:
+            yield Change(move.rev, move.time_ms, move.replica, move.attempt, state, why=move.why, by=by, said=said)
+            continue
+        placed = state == _ON_WORKER[0]
+        gpus = [worker.gpus[slot] for slot in slots_of(move.slots) if slot in worker.gpus] if placed else []
+        code = None if state in _ON_WORKER else move.code
+        yield Change(
+            move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,
+            by, said,
+        )  # fmt: skip
