@@ -30,6 +30,8 @@ BELOW: dict[str, set[str]] = {
     "cli": {"schemas", "bus", "scheduler", "worker", "client"},
 }
 CORE = ROOT / "scheduler/moorage/scheduler/core"
+#: the core's packages from the ground up; its other files are the ground, but for the engine, which all below serve
+CORE_UP = ("ledger", "rank", "line", "life", "decide", "tell", "operate", "engine", "ask")
 IMPURE = {"asyncio", "nats", "socket", "time", "random", "secrets", "threading"}
 LINES_MAX = 600
 
@@ -69,6 +71,18 @@ def test_the_core_knows_no_socket_no_loop_and_no_clock() -> None:
             assert not name.startswith("moorage.bus"), f"{file.relative_to(ROOT)} imports {name}"
         waits = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Await | ast.AsyncFunctionDef)]
         assert not waits, f"{file.relative_to(ROOT)} awaits"
+
+
+def test_a_package_of_the_core_imports_only_those_below_it() -> None:
+    packages = {path.name for path in CORE.iterdir() if (path / "__init__.py").exists()}
+    assert packages == set(CORE_UP) - {"engine"}
+    for file in sorted(CORE.rglob("*.py")):
+        own = file.relative_to(CORE).parts[0].removesuffix(".py")
+        level = CORE_UP.index(own) if own in CORE_UP else -1
+        for name in imports(file):
+            other = name.removeprefix("moorage.scheduler.core.").split(".")[0]
+            if name.startswith("moorage.scheduler.core.") and other in CORE_UP and other != own:
+                assert CORE_UP.index(other) < level, f"{file.relative_to(ROOT)} imports {name}"
 
 
 def test_schemas_import_msgspec_and_nothing_of_ours() -> None:
