@@ -543,12 +543,17 @@ class Driving:
 
     def operate(self, verb: str, worker: str, *, slots: Sequence[int] = (), **drain: Any) -> dict[str, Any]:
         """An operator's act on a worker, answered; `drain` are the fields of `DrainAct`."""
-        self._replies += 1
-        act = DrainAct(worker=worker, **drain) if drain else None
-        self.engine.offer(Operate(verb, worker, "me", f"r{self._replies}", True, drain=act, slots=slots))
+        reply = self.offer_operate(verb, worker, slots=slots, **drain)
         self.tick()
-        answer: dict[str, Any] = self.answers[f"r{self._replies}"]
+        answer: dict[str, Any] = self.answers[reply]
         return answer
+
+    def offer_operate(self, verb: str, worker: str, *, slots: Sequence[int] = (), **drain: Any) -> str:
+        self._replies += 1
+        reply = f"r{self._replies}"
+        act = DrainAct(worker=worker, **drain) if drain else None
+        self.engine.offer(Operate(verb, worker, "me", reply, True, drain=act, slots=slots))
+        return reply
 
     def order(self, verb: str, **arguments: Any) -> dict[str, Any]:
         """An operator's act on a job or a tenant (`t` unless said), answered."""

@@ -43,6 +43,27 @@ def row(drive: Driving, worker: str) -> dict[str, Any]:
     return next(each for each in found if each["worker"] == worker)
 
 
+def test_of_two_words_in_one_record_the_later_counts() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.offer_operate("drain", "w0", from_s=10.0)
+    reply = drive.offer_operate("uncordon", "w0")
+    drive.tick()
+    assert drive.answers[reply]["changed"], "what the first word asked for is taken back"
+    pass_time(drive, 20_000)
+    assert (row(drive, "w0")["state"], drive.state.windows) == ("up", {})
+
+
+def test_an_uncordon_counts_in_the_very_record_in_which_a_window_begins() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.operate("drain", "w0", from_s=10.0)
+    drive.offer_operate("uncordon", "w0")
+    drive.tick(12_000)
+    drive.renew()
+    assert (row(drive, "w0")["state"], drive.state.windows) == ("up", {})
+
+
 def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left() -> None:
     drive = Driving()
     drive.worker("w0", gpus=2)

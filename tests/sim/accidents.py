@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,8 @@ REORDER_MS: Final = (20, 500, 4_000, 12_000)
 #: kinds of accident in half of the worlds: where all kinds happen, a rare sequence of one of them hardly ever does
 #: ("Swarm testing", Groce and others, ISSTA 2012)
 FEW_ACTS: Final = 4
+#: a standby that finds no snapshot looks again some times, and gives up so long after its last look at most
+LOOKED_S_MAX: Final = 5.0
 
 
 class Accidents:
@@ -37,6 +40,7 @@ class Accidents:
         self.world = world
         self.rng = world.rng
         self._lost: Stream | None = None  # the snapshots' stream, while it is
+        self._put_back_s = -math.inf
         self._asked: list[asyncio.Task[None]] = []
         self._acts: tuple[Callable[[], object], ...] = (
             self.kill_scheduler,
@@ -69,9 +73,10 @@ class Accidents:
         if self.rng.random() < 0.5:
             self._acts = tuple(self.rng.sample(self._acts, FEW_ACTS))
 
-    @property
-    def snapshots_are_lost(self) -> bool:
-        return self._lost is not None
+    def snapshots_were_lost(self) -> bool:
+        """Now, or when whoever gives up now has looked for them last."""
+        lately = asyncio.get_running_loop().time() - self._put_back_s < LOOKED_S_MAX
+        return self._lost is not None or lately
 
     async def run(self) -> None:
         faults, rng = self.world.faults, self.rng
@@ -226,7 +231,7 @@ class Accidents:
         streams = self.world.bus.streams("ledger")
         stream = streams.get(SUBJECTS.snapshot_stream)
         named = self.world.judge.state.snapshot
-        if stream is None or named is None or self.snapshots_are_lost:
+        if stream is None or named is None or self._lost is not None:
             return
         if self.rng.random() < 0.5:
             if not self.world.did["lost the newest snapshot"]:  # of two that are lost nobody is promised anything
@@ -245,7 +250,7 @@ class Accidents:
         for message in anew.messages.values() if anew is not None else ():
             stream.append(message.subject, message.data, message.headers)
         streams[SUBJECTS.snapshot_stream] = stream
-        self._lost = None
+        self._lost, self._put_back_s = None, asyncio.get_running_loop().time()
 
     # ----------------------------------------------------------------------------------------------------- operators
 

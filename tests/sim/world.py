@@ -195,7 +195,7 @@ class World:
         try:
             await main
         except LedgerBroken as broken:
-            if self.accidents.snapshots_are_lost:
+            if self.accidents.snapshots_were_lost():
                 self.did["ended: LedgerBroken"] += 1  # what the ledger had before is nowhere now: it says so, and waits
             else:
                 self.judge.violated(f"{name} cannot follow the ledger: {broken}")

@@ -27,6 +27,8 @@ from moorage.scheduler.core.state import (
     Member,
     Replica,
     State,
+    Window,
+    Worker,
 )
 from moorage.schemas.frames import Fact
 
@@ -77,6 +79,7 @@ class Draft:
         "evidence",
         "examined",
         "facts",
+        "flags",
         "gone",
         "gpus",
         "holds",
@@ -93,6 +96,7 @@ class Draft:
         "steps",
         "time_ms",
         "tombstones",
+        "windows",
     )
 
     def __init__(self, state: State, time_ms: int) -> None:
@@ -120,6 +124,8 @@ class Draft:
         self.holds: dict[str | int, bool] = {}  # tenants by name and jobs by number that it holds or releases
         self.priorities: dict[int, int] = {}  # by job number
         self.limits: dict[str, tuple[int, int]] = {}  # by tenant: GPUs and jobs
+        self.flags: dict[int, str] = {}  # by worker number: open, cordoned or draining from this record on
+        self.windows: dict[int, Window | None] = {}  # by worker number
         self.examined: set[int] = set()  # workers whose devices' health this record has taken in
         self.avoided: set[Job] = set()  # jobs under which a device failed
         self._note_numbers: dict[str, int] = {}
@@ -149,6 +155,12 @@ class Draft:
 
     def not_before_of(self, replica: Replica) -> int:
         return self._pauses.get(replica, replica.not_before)
+
+    def flag_of(self, worker: Worker) -> str:
+        return self.flags.get(worker.num, worker.flag)
+
+    def window_of(self, worker: Worker) -> Window | None:
+        return self.windows.get(worker.num, worker.window)
 
     def is_held(self, job: Job) -> bool:
         """Whether an operator holds this very job."""

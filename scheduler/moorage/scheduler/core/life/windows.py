@@ -40,18 +40,19 @@ class Windows:
         """Write a drain into the draft; False where it is so already. One that begins now closes the worker at once."""
         window = window_of(act, draft.time_ms, by)
         begins_now = window is None or window.from_ms <= draft.time_ms
-        changed = window is not None or worker.window is not None or worker.flag != "draining"
+        flag, before = draft.flag_of(worker), draft.window_of(worker)
+        changed = window is not None or before is not None or flag != "draining"
         if begins_now:
             self.flag(draft, worker, "draining", by)
-        elif worker.flag == "draining":  # an earlier drain: this one takes its place
+        elif flag == "draining":  # an earlier drain: this one takes its place
             self.flag(draft, worker, "open", by)
-        if window is not None or worker.window is not None:
+        if window is not None or before is not None:
             self._write(draft, worker, window)
         return changed
 
     def clear(self, draft: Draft, worker: Worker) -> bool:
         """Take a window back; False where there was none."""
-        if worker.window is None:
+        if draft.window_of(worker) is None:
             return False
         self._write(draft, worker, None)
         return True
@@ -62,15 +63,18 @@ class Windows:
         """Close, ask to leave, and open whatever is due by now."""
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
-            window = worker.window
+            window, flag = (
+                draft.window_of(worker),
+                draft.flag_of(worker),
+            )  # what an operator says now goes first
             if window is None or draft.full:
                 continue
             if window.until_ms and now >= window.until_ms:
-                if worker.flag == "draining":
+                if flag == "draining":
                     self.flag(draft, worker, "open", window.by)
                 self._write(draft, worker, None)
                 continue
-            if now >= window.from_ms and worker.flag == "open":
+            if now >= window.from_ms and flag == "open":
                 self.flag(draft, worker, "draining", window.by)
             self._ask_to_leave(draft, worker, window)
 
@@ -112,6 +116,7 @@ class Windows:
     def flag(self, draft: Draft, worker: Worker, flag: str, by: str) -> None:
         """open, cordoned or draining, from the draft's record on."""
         draft.acts.append([Act.FLAG, worker.num, flag, by])
+        draft.flags[worker.num] = flag
         draft.bytes += ACT_BYTES
         host = self.fleet.hosts.get(worker.num)
         if host is not None:
@@ -120,6 +125,7 @@ class Windows:
 
     @staticmethod
     def _write(draft: Draft, worker: Worker, window: Window | None) -> None:
+        draft.windows[worker.num] = window
         draft.acts.append([Act.WINDOW, worker.num, *(window if window is not None else (0, 0, 0, "", ""))])
         draft.bytes += ACT_BYTES
 

@@ -47,7 +47,7 @@ class Operating:
             drain = as_drain(window_of(act, draft.time_ms, event.by))
             return Done(event.verb, changed, worker=event.worker, members=members, drain=drain)
         flag = {"cordon": "cordoned", "uncordon": "open"}[event.verb]
-        changed = worker.flag != flag
+        changed = draft.flag_of(worker) != flag
         self._windows.flag(draft, worker, flag, event.by)
         if flag == "open":
             changed |= self._windows.clear(draft, worker)
