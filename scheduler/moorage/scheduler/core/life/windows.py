@@ -63,10 +63,8 @@ class Windows:
         """Close, ask to leave, and open whatever is due by now."""
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
-            window, flag = (
-                draft.window_of(worker),
-                draft.flag_of(worker),
-            )  # what an operator says now goes first
+            # what an operator says in this very record goes first
+            window, flag = draft.window_of(worker), draft.flag_of(worker)
             if window is None or draft.full:
                 continue
             if window.until_ms and now >= window.until_ms:
