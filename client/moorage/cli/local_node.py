@@ -224,6 +224,7 @@ class Node:
             f"  worker     {many(len(live), 'host')}, {', '.join(filter(None, (many(gpus, 'GPU'), kind)))}"
             f"  pid {self._worker.pid}",
             f"  data       {self._folder}",
+            f"  open to    everybody on this machine, without a password: jobs run as {_own_user()}",
             "",
             "try, in another terminal" + (f" (in {Path.cwd()}):" if self._is_default_folder else ":"),
         ]
@@ -276,3 +277,13 @@ class Node:
             task.cancel()
         await asyncio.gather(*keeping, return_exceptions=True)
         say("ended")
+
+
+def _own_user() -> str:
+    """This process's user by name, or by number where the system knows no name of it."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"user {os.geteuid()}"
