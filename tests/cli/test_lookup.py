@@ -127,7 +127,7 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
     finally:
         unmount(folder)
     assert (check.verdict, check.found.startswith("0 of ")) == ("fail", True)
-    assert "start it again" in check.fix
+    assert "moorage up then goes on by itself" in check.fix
     assert checks._disk(tmp_path / "nats.conf").verdict == "ok"
 
 

@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.disable()  # a one-shot command ends before garbage matters; services turn it on again
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        from moorage.cli.console import stand_on_any_streams
+        from moorage.cli.streams import stand_on_any_streams
 
         stand_on_any_streams()
     try:
