@@ -262,6 +262,29 @@ def test_what_is_taken_back_already_counts_for_both_sides(own: int, lenders: int
     assert sum(drive.states(f"j{n}") == ["ENDING"] for n in range(6)) == ending
 
 
+@pytest.mark.parametrize("new_leader", [False, True])
+def test_who_still_ends_for_one_that_has_gone_counts_before_another_is_ended(new_leader: bool) -> None:
+    """Five of the lender's run where four are its own: one alone may be taken back, whoever of its owner wants it."""
+    drive = Driving(Config(reclaim=True, preempt_after=0.0))
+    worker = drive.worker("w0", 5)
+    worker.auto = False
+    drive.order("share", tenant="own", gpus=1)
+    drive.order("share", tenant="t", gpus=4)
+    for number in range(5):
+        drive.submit(f"j{number}", gpu={}, priority=100)
+        drive.facts([("claimed", f"j{number}", 0, 0, ""), ("started", f"j{number}", 0, 0, "")])
+    drive.submit("first", gpu={}, tenant="own")
+    while not any(drive.states(f"j{n}") == ["ENDING"] for n in range(5)):
+        drive.tick(200)
+    drive.cancel("first", tenant="own")  # before anybody looks again for whom others end
+    if new_leader:
+        drive.lead()
+        drive.renew()
+    drive.submit("next", gpu={}, tenant="own")
+    drive.pass_time(5_000)
+    assert sum(drive.states(f"j{n}") == ["ENDING"] for n in range(5)) == 1
+
+
 def test_borrowed_gpus_are_taken_back_for_whom_they_are_guaranteed_and_no_more() -> None:
     drive = Driving(Config(reclaim=True, preempt_after=0.0))
     drive.worker("w0", 4)

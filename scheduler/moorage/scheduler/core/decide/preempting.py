@@ -16,7 +16,7 @@ from moorage.scheduler.core.line.preemption import VOID_MS, Choice, Preemption, 
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line
 from moorage.scheduler.core.records import Act, Count
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import ENDING, Job
+from moorage.scheduler.core.state import ENDING, Job, Member
 
 #: jobs for which others end at one time
 STANDING_MAX: Final = 16
@@ -48,6 +48,7 @@ class Preempting:
         self.reclaim = reclaim
         self._sought_ms = 0
         self._void: dict[int, int] = {}  # job number -> since when nobody ends for it any more
+        self._asked: set[int] | None = None  # jobs that were asked to end and have not yet; None: a reign begins
 
     @property
     def allowed(self) -> bool:
@@ -115,11 +116,22 @@ class Preempting:
         for job in draft.state.preempting.values():
             shape = self.policy.shape_of(job)
             found.awaited[job.tenant] += shape.count * shape.together
-        for num in {num for job in draft.state.preempting.values() if job.preempts for num in job.preempts[1]}:
-            for replica in jobs[num].replicas if num in jobs else ():
-                if replica.member is not None and draft.state_of(replica) == ENDING:
-                    found.ending[jobs[num].tenant] += replica.member.mask.bit_count()
+        if self._asked is None:  # for whom the last leader's ended may have gone since
+            members = (m for worker in draft.state.worker_by_num for m in worker.members.values())
+            self._asked = {m.replica.job.num for m in members if draft.state_of(m.replica) == ENDING}
+        self._asked.update(num for job in draft.state.preempting.values() if job.preempts for num in job.preempts[1])
+        for num in list(self._asked):
+            gpus = sum(m.mask.bit_count() for m in self._ending_of(draft, jobs.get(num)))
+            if gpus:
+                found.ending[jobs[num].tenant] += gpus
+            else:
+                self._asked.remove(num)
         return found
+
+    @staticmethod
+    def _ending_of(draft: Draft, job: Job | None) -> list[Member]:
+        held = [draft.held_by(replica) for replica in job.replicas] if job is not None else []
+        return [m for m in held if m is not None and draft.state_of(m.replica) == ENDING]
 
     def _right(self, draft: Draft, job: Job, line: Line, under_way: UnderWay) -> Right | None:
         need = line.shape.count * line.shape.together
@@ -132,6 +144,8 @@ class Preempting:
         victims = sorted({victim.job.num for victim in found.victims})
         draft.acts.append([Act.PREEMPT, right.job.num, sorted(found.hosts), victims])
         draft.bytes += _ACT_BYTES
+        if self._asked is not None:
+            self._asked.update(victims)
         for victim in found.victims:
             why = self._why(right, victim.job, victim.priority)
             self.lifecycle.leave(draft, victim.members[0], why, Count.NONE)  # with its gang, told to save itself
