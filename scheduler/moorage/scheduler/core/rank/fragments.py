@@ -1,9 +1,9 @@
 """The ranker `fragments`: the host where a request leaves most of the rest usable for those that are likely to come.
 
-The score of a host is what the request takes away from fragmentation there (`rank_waste.py`), less what the place is
-worth to others (`rank_prices.py`), in coarse steps; the first host in the order of worker numbers wins ties. The
+The score of a host is what the request takes away from fragmentation there (`waste.py`), less what the place is
+worth to others (`prices.py`), in coarse steps; the first host in the order of worker numbers wins ties. The
 coarse step and the fixed order are not for speed: they act as first fit and keep hosts whole. Both use the mix that
-really arrives (`rank_mix.py`), counted from the ledger's accepted jobs.
+really arrives (`mix.py`), counted from the ledger's accepted jobs.
 
 Scores are kept by shape and written anew only for hosts that changed since the shape was last asked for, so that a
 popular shape costs a few rows and the search for the least. `Scan` does the same with all hosts each time: a test

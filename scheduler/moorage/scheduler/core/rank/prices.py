@@ -7,7 +7,7 @@ transport problem "which requests go to which hosts so that most GPUs are used")
 get a price where they are scarce and none where they are plenty, and requests without a GPU go where they hurt least.
 
 Prices are of a fleet and a mix, whatever runs there now; what is left of it is told by its pressure
-(`rank_pressure.py`).
+(`pressure.py`).
 
 All in whole numbers, `ONE` is the value of one idle GPU. No clock, no chance, no float: the same mix and fleet give
 the same prices on every machine.
