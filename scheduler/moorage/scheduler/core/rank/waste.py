@@ -17,6 +17,7 @@ That sum splits into one term for each device and one for their number, which de
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -41,15 +42,25 @@ LINES_MAX: Final = 1_024
 
 
 class Waste:
-    """The tables of one mix over one table's kinds of devices; `ahead` arrivals are looked ahead, 0 is FGD itself."""
+    """The tables of one mix over one table's kinds of devices; `ahead` arrivals are looked ahead, 0 is FGD itself.
 
-    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], ahead: int = 0) -> None:
+    `scarce` are requests for one device that count besides the mix, with their weights (`scarcity.py`); they are not
+    looked ahead, and what is of no use to them is so whatever kind it is of.
+    """
+
+    def __init__(
+        self,
+        table: HostTable,
+        mix: list[tuple[Shape, int]],
+        ahead: int = 0,
+        scarce: Sequence[tuple[Shape, int]] = (),
+    ) -> None:
         total = sum(count for _, count in mix) or 1
         weighed = [(shape, max(1, count * WEIGHTS // total)) for shape, count in mix]
         self.weight = sum(weight for _, weight in weighed) or 1
         self.generation = (table.generation, len(table.kinds))
         with_gpu = [(shape, weight) for shape, weight in weighed if shape.mode != NO_GPU]
-        self.thresholds: Ints = np.array(sorted({shape.cpu_milli for shape, _ in with_gpu}), np.int64)
+        self.thresholds: Ints = np.array(sorted({shape.cpu_milli for shape, _ in (*with_gpu, *scarce)}), np.int64)
         kinds, levels = len(table.kinds) or 1, len(self.thresholds) + 1
         self.levels = levels
         fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that will do
@@ -67,6 +78,8 @@ class Waste:
         idle = idle_after(fits.sum(1)[:, :NO_ROOM], self.weight, ahead)
         self.waste: Ints = room * (served[:, -1:] - served)
         self.waste[:, :, :NO_ROOM] += idle[:, None]
+        if scarce:
+            self.waste += room * self._of_no_use(table, scarce, level_of)
         self.waste[:, :, NO_ROOM] = 0
         # of those it serves, requests for more devices than are free find none of them of use
         longer = several.cumsum(1)
@@ -83,6 +96,16 @@ class Waste:
         self._wholes: dict[int, Ints] = {}
         self._lines: dict[int, tuple[list[int], list[int]]] = {}
         self._demands: list[int] = self.thresholds.tolist()
+
+    def _of_no_use(self, table: HostTable, scarce: Sequence[tuple[Shape, int]], level_of: dict[int, int]) -> Ints:
+        """The weight of those that a device is of no use to, by kind, level and room."""
+        fits = np.zeros_like(self.waste)
+        for shape, weight in scarce:
+            for kind in table.kinds:
+                if kind.rank(shape):
+                    fits[kind.index, level_of[shape.cpu_milli], kind.need(shape)] += weight
+        found: Ints = sum(weight for _, weight in scarce) - fits.cumsum(1).cumsum(2)
+        return found
 
     def level(self, cpu: Ints) -> Ints:
         """How many of the mix's demands are covered by these processors."""
