@@ -1,16 +1,18 @@
 """How much more requests that name models weigh when little is left that they could use.
 
-Pressure (`pressure.py`) says how much of each kind of host is asked for, whatever its state: enough to keep a model
-from those who may go elsewhere. It does not see which hosts of that model are spoilt. Where 12 processors go with half a
-P100 and a host has 8 for each, the first two small requests take the host from them, although half of it is idle: on
-half-full hosts there is plenty of P100 left and nothing at all for such a request. To tell those hosts from the others,
-each request for one device that names models gets a weight in the count of what is wasted (`waste.py`):
+Pressure (`pressure.py`) says how much of each kind of host is asked for, whatever the state of the hosts: enough to
+keep a model from those who may go elsewhere. It does not see which hosts of that model are spoilt. Where 12
+processors go with half a P100 and a host has 8 for each, two small requests take the host from those who name it,
+although half of it is idle: there is plenty of P100 left then, and nothing at all for such a request. To tell those
+hosts from the others, each request for one device that names models gets a weight in the count of what is wasted
+(`waste.py`):
 
     weight = part of all requests * (left / left for it now  -  left / left on its kinds of devices)
 
-the GPUs of all hosts that are left for each that it could use now, with its processors and its room on a device, beyond
-what pressure knows of. 0 while processors and room are no matter; as they run out, hosts where it still fits get dear,
-those where it does not fit any more get no dearer than any other. What is given back counts as left, as for pressure.
+that is, how many times what it could use now, with its processors and its room on a device, all that is left is,
+beyond what pressure knows of. 0 while processors and room are no matter; as they run out, hosts where it still fits
+get dear, those where it does not fit any more get no dearer than any other. What is given back counts as left, as for
+pressure.
 
 In whole numbers; no clock, no chance.
 """
