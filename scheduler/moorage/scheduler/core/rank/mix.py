@@ -19,9 +19,11 @@ HALF_LIFE: Final = 16_384
 UNIT: Final = 16
 #: shapes that are counted; beyond it the rarest half is forgotten
 COUNTED_MAX: Final = 8_192
-#: arrivals before the mix is looked at for the first time; and then, after half as many again, up to `LOOK_EVERY`
+#: arrivals before the mix is looked at for the first time, and then after half as many again: at most so many later for
+#: a class that came, and for a drift; a new mix means that every host is scored anew for every shape
 LOOK_FIRST: Final = 32
 LOOK_EVERY: Final = 1_024
+DRIFT_EVERY: Final = 4_096
 #: a mix that moved by less than so many hundredths of all arrivals is left in use
 DRIFT_PERCENT: Final = 4
 #: a class comes more often than the mix in use says when by so many standard deviations, squared: 17 single arrivals
@@ -34,14 +36,25 @@ TOP_PERCENT: Final = 95
 class Mix:
     """Counts arrivals. `version` grows when what `counts` says should be used anew."""
 
-    __slots__ = ("_look_at", "_seen", "_since", "_squares", "_used", "_used_total", "counts", "total", "version")
+    __slots__ = (
+        "_drift_at",
+        "_look_at",
+        "_seen",
+        "_since",
+        "_squares",
+        "_used",
+        "_used_total",
+        "counts",
+        "total",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.counts: dict[Shape, int] = {}
         self.total = 0
         self.version = 0
         self._seen = 0
-        self._look_at = LOOK_FIRST
+        self._look_at = self._drift_at = LOOK_FIRST
         self._since: dict[Shape, int] = {}  # arrivals since the mix in use was taken
         self._squares: dict[Shape, int] = {}  # and the sum of squares of each job's: their variance, if by chance
         self._used: dict[Shape, int] = {}
@@ -71,7 +84,7 @@ class Mix:
             kept = sorted(self.counts.items(), key=lambda pair: -pair[1])[: COUNTED_MAX // 2]
             self.counts = dict(kept)
         self.total = sum(self.counts.values())
-        if changed or self._drift() * 100 >= DRIFT_PERCENT * self.total * max(1, self._used_total):
+        if changed or (self._seen >= self._drift_at and self._has_drifted()):
             self.use()
 
     def _class_changed(self) -> bool:
@@ -81,10 +94,15 @@ class Mix:
             return False
         said, squares = _by_class(self._used), _by_class(self._squares)
         for key, came in _by_class(self._since).items():
-            gap = came - said.get(key, 0) * total // used
-            if gap > 0 and gap * gap > CHANGE_SQUARED * squares[key]:
+            expected = said.get(key, 0) * total // used
+            gap, variance = came - expected, squares[key] + expected * UNIT * total // used
+            if gap > 0 and gap * gap > CHANGE_SQUARED * variance:
                 return True
         return False
+
+    def _has_drifted(self) -> bool:
+        self._drift_at = self._seen + min(self._seen // 2, DRIFT_EVERY)
+        return self._drift() * 100 >= DRIFT_PERCENT * self.total * max(1, self._used_total)
 
     def _drift(self) -> int:
         """Half the sum of differences between the mix now and the one in use, times both totals."""
