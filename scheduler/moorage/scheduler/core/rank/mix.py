@@ -3,7 +3,7 @@
 Arrivals are counted in whole numbers and all counts are halved every `HALF_LIFE` arrivals, so the mix depends on the
 order of arrivals alone: no clock, no float. What rankers use is a snapshot of it, which changes seldom: first
 whenever half as much was seen again, later when the mix has drifted, or when a class of requests comes clearly more
-often than it says. What was counted before such a change is halved: it tells less of what comes next.
+often than it says. All that is counted by then is halved: what comes next tells more.
 """
 
 from __future__ import annotations
@@ -72,14 +72,9 @@ class Mix:
 
     def _look(self) -> None:
         self._look_at = self._seen + min(self._seen // 2, LOOK_EVERY)
-        if self.total >= 2 * UNIT * HALF_LIFE:
-            self.counts = {shape: count // 2 for shape, count in self.counts.items() if count > 1}
         changed = self._class_changed()
-        if changed:
-            since = self._since
-            self.counts = {
-                shape: count + min(count, UNIT * since.get(shape, 0)) >> 1 for shape, count in self.counts.items()
-            }
+        if changed or self.total >= 2 * UNIT * HALF_LIFE:
+            self.counts = {shape: count // 2 for shape, count in self.counts.items() if count > 1}
         if len(self.counts) > COUNTED_MAX:
             kept = sorted(self.counts.items(), key=lambda pair: -pair[1])[: COUNTED_MAX // 2]
             self.counts = dict(kept)
