@@ -61,7 +61,14 @@ CLASS_POINTS_MAX: Final = 2.0
 PUBLISHED_POINTS_MAX: Final = 0.3
 AT: Final = 100
 #: what an outcome depends on besides its job and the traces
-CODE: Final = ("scheduler/moorage/scheduler/core", "scheduler/moorage/scheduler/simulate/openb.py", "bench/placement")
+CODE: Final = (
+    "scheduler/moorage/scheduler/core/rank",
+    "scheduler/moorage/scheduler/core/fleet.py",
+    "scheduler/moorage/scheduler/core/shape.py",
+    "scheduler/moorage/scheduler/simulate/openb.py",
+    "bench/placement/openb.py",
+    "bench/placement/relatives.py",
+)
 
 Job = tuple[str, str, str, int, bool, int]
 Found = dict[tuple[str, str, bool], list[Outcome]]
@@ -87,7 +94,7 @@ def digest_of(folder: Path) -> bytes:
     found = hashlib.sha256(platform.python_version().encode())
     for root in (*(ROOT / name for name in CODE), folder):
         for path in sorted(root.glob("**/*") if root.is_dir() else [root]):
-            if path.suffix in (".py", ".csv") and path != Path(__file__).resolve():
+            if path.suffix in (".py", ".csv"):
                 found.update(path.name.encode() + b"\0" + path.read_bytes())
     return found.digest()
 

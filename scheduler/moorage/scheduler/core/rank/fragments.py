@@ -168,19 +168,29 @@ class Fragments(Pack):
             self._prices = Prices(table, self.mix.all(), self._prices)
             self._pressure = Pressure(table, self.mix.all(), self._pressure)
             self._scarcity = Scarcity(table, self.mix.all())
-            self._scarcity.look(table, self._pressure.left, self._pressure.back)
-            self._count_waste(table, self._scarcity)
-        elif self._pressure is not None and self._scarcity is not None and not self._pressure.until_look():
+            self._waste = Waste(table, self.mix.top(), AHEAD, self._scarcity.cpus.tolist())
+            self._step = STEP_MILLI * self._waste.weight
+            self._look_at_scarcity(table)
+            self._note_waste(table)
+        elif self._pressure is not None and not self._pressure.until_look():
             moved = self._pressure.look(table)
-            if self._scarcity.look(table, self._pressure.left, self._pressure.back):
-                self._count_waste(table, self._scarcity)
+            if self._look_at_scarcity(table):
+                self._note_waste(table)
                 moved = True
             self._made += moved
         return table
 
-    def _count_waste(self, table: HostTable, scarcity: Scarcity) -> None:
-        self._waste = Waste(table, self.mix.top(), AHEAD, scarcity.weights())
-        self._step = STEP_MILLI * self._waste.weight
+    def _look_at_scarcity(self, table: HostTable) -> bool:
+        """Whether other weights are in use now than before."""
+        scarcity, pressure = self._scarcity, self._pressure
+        assert scarcity is not None
+        assert pressure is not None
+        if not scarcity.look(table, pressure.left, pressure.back):
+            return False
+        self._waste.weigh(scarcity.cpus, scarcity.needs, scarcity.weights)
+        return True
+
+    def _note_waste(self, table: HostTable) -> None:
         cells = table.cells[:, : len(table)]
         cells[NOTE] = self._waste.of(table, cells)
         table.note = None if table.mixed else self._waste.of_one

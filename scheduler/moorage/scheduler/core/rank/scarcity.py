@@ -30,8 +30,10 @@ from moorage.scheduler.core.shape import Shape
 
 #: the most that scarcity gives to one shape: as much as all requests have
 WEIGHT_MAX: Final = WEIGHTS
-#: weights that moved by no more than this together are left in use: less than a step of the score
+#: weights that moved by no more than this together are left in use: less than a step of the score; or by so small a
+#: part of them. New ones mean that every host is scored anew.
 MOVED: Final = WEIGHTS // 32
+MOVED_PART: Final = 8
 #: shapes with the most arrivals that take part, and demands for processors that are told apart
 SHAPES_MAX: Final = 1_024
 LEVELS_MAX: Final = 64
@@ -52,22 +54,23 @@ class Scarcity:
                 bound.append((shape, (count * WEIGHTS << _FINE) // total, answers))
         bound.sort(key=lambda row: -row[1])
         bound = bound[:SHAPES_MAX]
-        self._shapes = [shape for shape, _, _ in bound]
-        self._used: Ints = np.zeros(len(bound), np.int64)
+        #: the requests that may weigh more: what they take of processors, and of a device by kind and request
+        self.cpus: Ints = np.array([shape.cpu_milli for shape, _, _ in bound], np.int64)
+        needs = [[kind.need(shape) if ok[kind.index] else NO_ROOM for kind in table.kinds] for shape, _, ok in bound]
+        self.needs: Ints = np.array(needs, np.int64).reshape(len(bound), len(table.kinds)).T.copy()
+        self.weights: Ints = np.zeros(len(bound), np.int64)
         if not bound:
             return
         self._parts: Ints = np.array([part for _, part, _ in bound], np.int64)
-        demands = sorted({shape.cpu_milli for shape in self._shapes})
-        self._demands: Ints = np.array(demands[:: -(-len(demands) // LEVELS_MAX)], np.int64)
-        levels = self._demands.searchsorted([shape.cpu_milli for shape in self._shapes], side="right")
+        demands = np.unique(self.cpus)
+        self._demands: Ints = demands[:: -(-len(demands) // LEVELS_MAX)]
+        levels = self._demands.searchsorted(self.cpus, side="right")
         self._levels = len(self._demands) + 1
         self._size = len(table.kinds) * self._levels * ROOMS
         # where in the sums each shape stands, by kind; the last of a row of rooms is 0: no answer
         starts = np.arange(len(table.kinds)) * (self._levels * ROOMS)
-        needs = [[kind.need(shape) if ok[kind.index] else NO_ROOM for kind in table.kinds] for shape, _, ok in bound]
-        self._at: Ints = (starts + levels[:, None] * ROOMS + np.array(needs, np.int64)).T.copy()
-        any_room = [[1 if answer else NO_ROOM for answer in ok] for _, _, ok in bound]
-        self._kinds_at: Ints = (starts + np.array(any_room, np.int64)).T.copy()
+        self._at: Ints = starts[:, None] + levels * ROOMS + self.needs
+        self._kinds_at: Ints = starts[:, None] + np.where(self.needs == NO_ROOM, NO_ROOM, 1)
         hosts = np.bincount(table.cells[TYPE, : len(table)][table.alive()], minlength=len(table.types))
         empty = np.zeros((len(table.kinds), self._levels, ROOMS), np.int64)
         for kind in table.types:
@@ -76,16 +79,12 @@ class Scarcity:
                 empty[device, level, 100] += hosts[kind.index]
         self._empty = self._summed(empty)
 
-    def weights(self) -> list[tuple[Shape, int]]:
-        """What to count in waste besides the mix: shapes with the weight that scarcity gives them."""
-        return [(shape, weight) for shape, weight in zip(self._shapes, self._used.tolist(), strict=True) if weight]
-
     def look(self, table: HostTable, every: int, back: int) -> bool:
         """Find the weights anew; whether they moved so far that they are in use now.
 
         `every` is what is left for all, in hundredths of a GPU; `back` 64ths of the empty fleet count as left.
         """
-        if not self._shapes:
+        if not len(self.cpus):
             return False
         cells = table.cells[:, : len(table)]
         at = self._demands.searchsorted(cells[CPU], side="right") * ROOMS + cells[ROOM:]
@@ -95,9 +94,9 @@ class Scarcity:
         now, ever = (np.maximum(1, left.take(places).sum(0)) for places in (self._at, self._kinds_at))
         more = self._parts * every // now - self._parts * every // ever
         found: Ints = np.minimum(WEIGHT_MAX, np.maximum(0, more >> _FINE))
-        if int(np.abs(found - self._used).sum()) <= MOVED:
+        if int(np.abs(found - self.weights).sum()) <= max(MOVED, int(self.weights.sum()) // MOVED_PART):
             return False
-        self._used = found
+        self.weights = found
         return True
 
     @staticmethod
