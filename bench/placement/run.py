@@ -7,7 +7,7 @@ Another folder of the same format may be given; where it holds `published_*.csv`
 off its published figure than a bound is run with more seeds, `--pooled` in all, and that stands beside it.
 
 The whole takes a core some 15 minutes. With `--keep FOLDER` each outcome is kept there under a digest of the code, the
-traces and the run, and the same command goes on where it was cut off.
+traces and the run, and the same command goes on where it was cut off, until the page is written.
 """
 
 from __future__ import annotations
@@ -99,13 +99,18 @@ def digest_of(folder: Path) -> bytes:
     return found.digest()
 
 
+def paths_of(jobs: list[Job], options: argparse.Namespace) -> dict[Job, Path]:
+    """Where the outcome of each job is kept."""
+    code = digest_of(options.traces)
+    return {job: options.keep / hashlib.sha256(code + repr(job[1:]).encode()).hexdigest()[:32] for job in jobs}
+
+
 def run_all(jobs: list[Job], options: argparse.Namespace, found: Found) -> int:
     """Run what is not kept yet, into `found`; how many outcomes were kept."""
     paths: dict[Job, Path] = {}
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
-        code = digest_of(options.traces)
-        paths = {job: options.keep / hashlib.sha256(code + repr(job).encode()).hexdigest()[:32] for job in jobs}
+        paths = paths_of(jobs, options)
     kept = [job for job in jobs if job in paths and paths[job].exists()]
     outcomes: list[Outcome] = [pickle.loads(paths[job].read_bytes()) for job in kept]
     todo = [job for job in jobs if job not in set(kept)]
@@ -337,9 +342,11 @@ def main() -> int:
     began = time.monotonic()
     found: Found = {}
     more: Found = {}
-    kept = run_all(jobs_of(options, names), options, found)
+    jobs = jobs_of(options, names)
+    kept = run_all(jobs, options, found)
     listed = [name for name in names if not name.startswith(relatives.PREFIX)]
-    kept += run_all(more_seeds(options, off_published(found, listed, options.policies)), options, more)
+    jobs_more = more_seeds(options, off_published(found, listed, options.policies))
+    kept += run_all(jobs_more, options, more)
     runs = sum(len(outcomes) for outcomes in (*found.values(), *more.values()))
     took = f"{runs} runs in {time.monotonic() - began:.0f} s"
     if kept:
@@ -348,6 +355,9 @@ def main() -> int:
     print(text)
     if not options.dry:
         RESULTS.write_text(text)
+        if options.keep:  # it is told: the same command measures anew
+            for path in paths_of(jobs + jobs_more, options).values():
+                path.unlink()
     return 0
 
 
