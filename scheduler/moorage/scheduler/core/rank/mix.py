@@ -2,7 +2,7 @@
 
 Arrivals are counted in whole numbers and all counts are halved every `HALF_LIFE` arrivals, so the mix depends on the
 order of arrivals alone: no clock, no float. What rankers use is a snapshot of it, which changes seldom: first
-whenever half as much was seen again, later when the mix has drifted, or when a class of requests comes clearly more
+at each doubling of what was seen, later when the mix has drifted, or when a class of requests comes clearly more
 often than it says. All that is counted by then is halved: what comes next tells more.
 """
 
@@ -19,8 +19,8 @@ HALF_LIFE: Final = 16_384
 UNIT: Final = 16
 #: shapes that are counted; beyond it the rarest half is forgotten
 COUNTED_MAX: Final = 8_192
-#: arrivals before the mix is looked at for the first time, and then after half as many again: at most so many later for
-#: a class that came, and for a drift; a new mix means that every host is scored anew for every shape
+#: arrivals before the mix is looked at for the first time, and then at each doubling: at most so many later for a class
+#: that came, and for a drift; a new mix means that every host is scored anew for every shape
 LOOK_FIRST: Final = 32
 LOOK_EVERY: Final = 1_024
 DRIFT_EVERY: Final = 4_096
@@ -71,7 +71,7 @@ class Mix:
             self._look()
 
     def _look(self) -> None:
-        self._look_at = self._seen + min(self._seen // 2, LOOK_EVERY)
+        self._look_at = self._seen + min(self._seen, LOOK_EVERY)
         changed = self._class_changed()
         if changed or self.total >= 2 * UNIT * HALF_LIFE:
             self.counts = {shape: count // 2 for shape, count in self.counts.items() if count > 1}
@@ -96,7 +96,7 @@ class Mix:
         return False
 
     def _has_drifted(self) -> bool:
-        self._drift_at = self._seen + min(self._seen // 2, DRIFT_EVERY)
+        self._drift_at = self._seen + min(self._seen, DRIFT_EVERY)
         return self._drift() * 100 >= DRIFT_PERCENT * self.total * max(1, self._used_total)
 
     def _drift(self) -> int:
