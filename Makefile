@@ -97,7 +97,7 @@ bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scale
 	$(BIN)/python bench/steps.py $(if $(BEFORE),--before $(BEFORE))
 
 bench-placement: $(STAMP)  ## allocation on real traces and on lists made from them, ours against FGD and the classics; TRACES= another folder
-	$(BIN)/python -m bench.placement.run $(if $(TRACES),--traces $(TRACES),--made)
+	$(BIN)/python -m bench.placement.run --keep .cache/placement $(if $(TRACES),--traces $(TRACES),--made)
 
 bench-decisions: $(STAMP)  ## what a decision costs: µs mean, p50, p99, and the memory of the ranking
 	$(BIN)/python -m bench.placement.decisions

@@ -21,6 +21,7 @@ from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
 from moorage.scheduler.core.rank.prices import Prices, gpu_percent
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
+from moorage.scheduler.core.rank.scarcity import Scarcity
 from moorage.scheduler.core.rank.table import (
     CLASS,
     CPU,
@@ -81,6 +82,7 @@ class Fragments(Pack):
         self._scores: dict[Shape, Scores] = {}
         self._prices: Prices | None = None
         self._pressure: Pressure | None = None
+        self._scarcity: Scarcity | None = None
         self._made = 0  # grows with every new waste, prices or pressure: a stamp may come again, they are others then
         self._hosts = 0
         self._plain = True
@@ -163,16 +165,35 @@ class Fragments(Pack):
         if stamp != self._stamp:
             self._stamp = stamp
             self._made += 1
-            self._waste = Waste(table, self.mix.top(), AHEAD)
-            self._step = STEP_MILLI * self._waste.weight
             self._prices = Prices(table, self.mix.all(), self._prices)
             self._pressure = Pressure(table, self.mix.all(), self._pressure)
-            cells = table.cells[:, : len(table)]
-            cells[NOTE] = self._waste.of(table, cells)
-            table.note = None if table.mixed else self._waste.of_one
-        elif self._pressure is not None and not self._pressure.until_look() and self._pressure.look(table):
-            self._made += 1
+            self._scarcity = Scarcity(table, self.mix.all())
+            self._waste = Waste(table, self.mix.top(), AHEAD, self._scarcity.cpus.tolist())
+            self._step = STEP_MILLI * self._waste.weight
+            self._look_at_scarcity(table)
+            self._note_waste(table)
+        elif self._pressure is not None and not self._pressure.until_look():
+            moved = self._pressure.look(table)
+            if self._look_at_scarcity(table):
+                self._note_waste(table)
+                moved = True
+            self._made += moved
         return table
+
+    def _look_at_scarcity(self, table: HostTable) -> bool:
+        """Whether other weights are in use now than before."""
+        scarcity, pressure = self._scarcity, self._pressure
+        assert scarcity is not None
+        assert pressure is not None
+        if not scarcity.look(table, pressure.left, pressure.back):
+            return False
+        self._waste.weigh(scarcity.cpus, scarcity.needs, scarcity.weights)
+        return True
+
+    def _note_waste(self, table: HostTable) -> None:
+        cells = table.cells[:, : len(table)]
+        cells[NOTE] = self._waste.of(table, cells)
+        table.note = None if table.mixed else self._waste.of_one
 
     def _scores_of(self, table: HostTable, shape: Shape) -> Scores:
         found = self._scores.get(shape)

@@ -1,8 +1,9 @@
 """The request mix: which shapes arrive how often, learned from arrivals, old ones fading.
 
 Arrivals are counted in whole numbers and all counts are halved every `HALF_LIFE` arrivals, so the mix depends on the
-order of arrivals alone: no clock, no float. What rankers use is a `Snapshot` of it, which changes seldom: first at
-each doubling of what was seen, later whenever the mix has drifted.
+order of arrivals alone: no clock, no float. What rankers use is a snapshot of it, which changes seldom: first
+at each doubling of what was seen, later when the mix has drifted, or when a class of requests comes clearly more
+often than it says. All that is counted by then is halved: what comes next tells more.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ HALF_LIFE: Final = 16_384
 UNIT: Final = 16
 #: shapes that are counted; beyond it the rarest half is forgotten
 COUNTED_MAX: Final = 8_192
-#: arrivals before the mix is looked at for the first time, and then at each doubling up to `LOOK_EVERY`
+#: arrivals before the mix is looked at for the first time, and then at each doubling: at most so many later for a class
+#: that came, and for a drift; a new mix means that every host is scored anew for every shape
 LOOK_FIRST: Final = 32
-LOOK_EVERY: Final = 4_096
+LOOK_EVERY: Final = 1_024
+DRIFT_EVERY: Final = 4_096
 #: a mix that moved by less than so many hundredths of all arrivals is left in use
 DRIFT_PERCENT: Final = 4
+#: a class comes more often than the mix in use says when by so many standard deviations, squared: 17 single arrivals
+#: of a class unheard of do, one job of any number of replicas does not
+CHANGE_SQUARED: Final = 16
 #: what is judged by is the most frequent shapes that cover so many percent of the arrivals
 TOP_PERCENT: Final = 95
 
@@ -30,14 +36,27 @@ TOP_PERCENT: Final = 95
 class Mix:
     """Counts arrivals. `version` grows when what `counts` says should be used anew."""
 
-    __slots__ = ("_look_at", "_seen", "_used", "_used_total", "counts", "total", "version")
+    __slots__ = (
+        "_drift_at",
+        "_look_at",
+        "_seen",
+        "_since",
+        "_squares",
+        "_used",
+        "_used_total",
+        "counts",
+        "total",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.counts: dict[Shape, int] = {}
         self.total = 0
         self.version = 0
         self._seen = 0
-        self._look_at = LOOK_FIRST
+        self._look_at = self._drift_at = LOOK_FIRST
+        self._since: dict[Shape, int] = {}  # arrivals since the mix in use was taken
+        self._squares: dict[Shape, int] = {}  # and the sum of squares of each job's: their variance, if by chance
         self._used: dict[Shape, int] = {}
         self._used_total = 0
 
@@ -45,20 +64,40 @@ class Mix:
         """So many requests of this shape arrived."""
         self.counts[shape] = self.counts.get(shape, 0) + UNIT * replicas
         self.total += UNIT * replicas
+        self._since[shape] = self._since.get(shape, 0) + replicas
+        self._squares[shape] = self._squares.get(shape, 0) + replicas * replicas
         self._seen += replicas
         if self._seen >= self._look_at:
             self._look()
 
     def _look(self) -> None:
         self._look_at = self._seen + min(self._seen, LOOK_EVERY)
-        if self.total >= 2 * UNIT * HALF_LIFE:
+        changed = self._class_changed()
+        if changed or self.total >= 2 * UNIT * HALF_LIFE:
             self.counts = {shape: count // 2 for shape, count in self.counts.items() if count > 1}
         if len(self.counts) > COUNTED_MAX:
             kept = sorted(self.counts.items(), key=lambda pair: -pair[1])[: COUNTED_MAX // 2]
             self.counts = dict(kept)
         self.total = sum(self.counts.values())
-        if self._drift() * 100 >= DRIFT_PERCENT * self.total * max(1, self._used_total):
+        if changed or (self._seen >= self._drift_at and self._has_drifted()):
             self.use()
+
+    def _class_changed(self) -> bool:
+        """Whether some class came clearly more often since the mix in use was taken than that says."""
+        used, total = self._used_total, sum(self._since.values())
+        if not used:
+            return False
+        said, squares = _by_class(self._used), _by_class(self._squares)
+        for key, came in _by_class(self._since).items():
+            expected = said.get(key, 0) * total // used
+            gap, variance = came - expected, squares[key] + expected * UNIT * total // used
+            if gap > 0 and gap * gap > CHANGE_SQUARED * variance:
+                return True
+        return False
+
+    def _has_drifted(self) -> bool:
+        self._drift_at = self._seen + min(self._seen, DRIFT_EVERY)
+        return self._drift() * 100 >= DRIFT_PERCENT * self.total * max(1, self._used_total)
 
     def _drift(self) -> int:
         """Half the sum of differences between the mix now and the one in use, times both totals."""
@@ -71,6 +110,8 @@ class Mix:
     def use(self) -> None:
         """Take what is counted now into use."""
         self._used, self._used_total = dict(self.counts), self.total
+        self._since.clear()
+        self._squares.clear()
         self.version += 1
 
     def top(self, percent: int = TOP_PERCENT) -> list[tuple[Shape, int]]:
@@ -80,6 +121,15 @@ class Mix:
     def all(self) -> list[tuple[Shape, int]]:
         """Every shape in use with its count."""
         return list(self._used.items())
+
+
+def _by_class(counted: dict[Shape, int]) -> dict[tuple[object, ...], int]:
+    """Summed up over shapes that ask for as many devices, of the same models and in the same mode."""
+    found: dict[tuple[object, ...], int] = {}
+    for shape, count in counted.items():
+        key = (shape.mode, shape.count, shape.vendor, shape.models, shape.min_memory_mib)
+        found[key] = found.get(key, 0) + count
+    return found
 
 
 def most_frequent(counted: Iterable[tuple[Shape, int]], percent: int = TOP_PERCENT) -> list[tuple[Shape, int]]:

@@ -95,6 +95,8 @@ class Pressure:
         self._taken: int = 0 if before is None else before._taken
         self._decided = 0
         self._look_after = max(LOOK_MIN, len(table) // LOOK_HOSTS)
+        self.back = 0  # 64ths of the empty fleet that count as left
+        self.left = 0  # what is left for all, hundredths of a GPU
         self.of_type: Ints = self._found(table)
 
     def decided(self, number: int) -> None:
@@ -124,15 +126,17 @@ class Pressure:
         room: Ints = cells[ROOM:].sum(0)
         room -= NO_ROOM * (cells[ROOM:] == NO_ROOM).sum(0)
         self._learn(table, room)
-        back = LEFT_ALWAYS + (min(LEFT_BACK, LEFT_BACK * self._given // self._taken) if self._taken else 0)
+        self.back = LEFT_ALWAYS + (min(LEFT_BACK, LEFT_BACK * self._given // self._taken) if self._taken else 0)
         columns = np.vstack((cells[TYPE], cells[FREE], np.maximum(0, cells[CPU]), room))
         every, *left = (
-            _left(columns, each) + (empty * back >> 6) for each, empty in zip(self._classes, self._empty, strict=True)
+            _left(columns, each) + (empty * self.back >> 6)
+            for each, empty in zip(self._classes, self._empty, strict=True)
         )
         asked = np.zeros(len(every), np.int64)
         for each, there in zip(self._classes[1:], left, strict=True):
             asked += each.demand * there // max(1, int(there.sum()))
-        pressure = asked * int(every.sum()) // np.maximum(1, every) // (_DEMAND // ONE)
+        self.left = int(every.sum())
+        pressure = asked * self.left // np.maximum(1, every) // (_DEMAND // ONE)
         found: Ints = np.minimum(PRESSURE_MAX, pressure)
         return found
 

@@ -17,6 +17,7 @@ That sum splits into one term for each device and one for their number, which de
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -41,15 +42,20 @@ LINES_MAX: Final = 1_024
 
 
 class Waste:
-    """The tables of one mix over one table's kinds of devices; `ahead` arrivals are looked ahead, 0 is FGD itself."""
+    """The tables of one mix over one table's kinds of devices; `ahead` arrivals are looked ahead, 0 is FGD itself.
 
-    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], ahead: int = 0) -> None:
+    `besides` are demands for processors that `weigh` is told of later, besides those of the mix.
+    """
+
+    def __init__(
+        self, table: HostTable, mix: list[tuple[Shape, int]], ahead: int = 0, besides: Iterable[int] = ()
+    ) -> None:
         total = sum(count for _, count in mix) or 1
         weighed = [(shape, max(1, count * WEIGHTS // total)) for shape, count in mix]
         self.weight = sum(weight for _, weight in weighed) or 1
         self.generation = (table.generation, len(table.kinds))
         with_gpu = [(shape, weight) for shape, weight in weighed if shape.mode != NO_GPU]
-        self.thresholds: Ints = np.array(sorted({shape.cpu_milli for shape, _ in with_gpu}), np.int64)
+        self.thresholds: Ints = np.array(sorted({shape.cpu_milli for shape, _ in with_gpu}.union(besides)), np.int64)
         kinds, levels = len(table.kinds) or 1, len(self.thresholds) + 1
         self.levels = levels
         fits = np.zeros((kinds, levels, ROOMS), np.int64)  # weight by the least room that will do
@@ -65,16 +71,14 @@ class Waste:
         served = fits.cumsum(1).cumsum(2)  # weight that a device with so much room serves
         room = np.arange(ROOMS)
         idle = idle_after(fits.sum(1)[:, :NO_ROOM], self.weight, ahead)
-        self.waste: Ints = room * (served[:, -1:] - served)
-        self.waste[:, :, :NO_ROOM] += idle[:, None]
-        self.waste[:, :, NO_ROOM] = 0
+        self._of_mix: Ints = room * (served[:, -1:] - served)
+        self._of_mix[:, :, :NO_ROOM] += idle[:, None]
+        self._of_mix[:, :, NO_ROOM] = 0
         # of those it serves, requests for more devices than are free find none of them of use
         longer = several.cumsum(1)
         longer = longer.sum(2, keepdims=True) - longer.cumsum(2)
         self.short: Ints = 100 * np.arange(ROOMS) * longer
         self.shortens = bool(longer.any())  # whether anybody asks for several devices
-        self.flat = self.waste.ravel()
-        self.of_whole = self.flat[100:]  # of a device that is wholly free
         self.short_flat = self.short.ravel()
         # by what the lack of free devices changes when a sharer takes one of them, shifted as in `after_share`
         self.taken: Ints = np.diff(self.short, axis=2, prepend=self.short[:, :, :1]).ravel() * -1 << SLOT_BITS
@@ -83,6 +87,29 @@ class Waste:
         self._wholes: dict[int, Ints] = {}
         self._lines: dict[int, tuple[list[int], list[int]]] = {}
         self._demands: list[int] = self.thresholds.tolist()
+        self._use(self._of_mix)
+
+    def weigh(self, cpus: Ints, needs: Ints, weights: Ints) -> None:
+        """Count requests for one device besides the mix, with such weights: what is of no use to them, of any kind.
+
+        `needs` is what they take by kind and request, `NO_ROOM` of a kind that does not answer. In place of those that
+        were told before.
+        """
+        fits = np.zeros_like(self._of_mix)
+        levels = self.thresholds.searchsorted(cpus, side="right")
+        for kind, need in enumerate(needs):
+            np.add.at(fits[kind], (levels, need), weights)
+        room = np.arange(ROOMS)
+        room[NO_ROOM] = 0
+        self._use(self._of_mix + room * (int(weights.sum()) - fits.cumsum(1).cumsum(2)))
+
+    def _use(self, waste: Ints) -> None:
+        self.waste: Ints = waste
+        self.flat = waste.ravel()
+        self.of_whole = self.flat[100:]  # of a device that is wholly free
+        self._shares.clear()
+        self._wholes.clear()
+        self._lines.clear()
 
     def level(self, cpu: Ints) -> Ints:
         """How many of the mix's demands are covered by these processors."""
@@ -152,7 +179,14 @@ class Waste:
 
     def held_bytes(self) -> int:
         """What the tables take, in bytes; a number in a list some 36."""
-        arrays = [self.waste, self.short, self.taken, *self._shares.values(), *self._wholes.values()]
+        arrays = [
+            self.waste,
+            *([] if self.waste is self._of_mix else [self._of_mix]),
+            self.short,
+            self.taken,
+            *self._shares.values(),
+            *self._wholes.values(),
+        ]
         return sum(int(array.nbytes) for array in arrays) + len(self._lines) * (ROOMS + FREE_MAX) * 36
 
 
