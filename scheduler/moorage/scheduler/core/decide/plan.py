@@ -23,6 +23,7 @@ from moorage.scheduler.core.line.reserve import (
     MOVE_MS_A_HOST,
     PATIENCE_MS,
     Reservation,
+    another,
     expected,
     soonest,
     still_holds,
@@ -472,16 +473,21 @@ class Planner:
             with self.fleet.avoiding(line.shape.avoid):  # and not where it would not be put
                 hosts, start_ms = soonest(self.fleet, line.shape, self.estimates, draft.time_ms)
             if hosts:
-                return Reservation(claim.item, line, hosts, start_ms)
+                return Reservation(claim.item, line, hosts, start_ms, draft.time_ms)
         return None
 
     def _move(self, held: Reservation, now_ms: int) -> None:
-        """See again when a reservation's hosts will hold it, and now and then whether others would sooner."""
+        """See again when a reservation's hosts will hold it, and now and then whether others would sooner.
+
+        One that is late closes one host more.
+        """
+        if now_ms >= held.late_ms:
+            held.one_more(another(self.fleet, held, self.estimates, now_ms), now_ms)
         held.start_ms = expected(self.fleet, held, self.estimates, now_ms)
         if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(self.fleet.hosts):
             return
         self._moved_ms = now_ms
-        hosts, start_ms = soonest(self.fleet, held.shape, self.estimates, now_ms)
+        hosts, start_ms = soonest(self.fleet, held.shape, self.estimates, now_ms, held.more)
         if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
             return
         held.hosts, held.start_ms = hosts, start_ms

@@ -3,6 +3,10 @@
 Whoever is first (see `claims`) and has waited beyond the setting `reserve_after` gets a reservation: the hosts on which
 it would fit soonest are closed to everybody else until it starts. Behind its back goes only who surely ends before it
 could start (backfill; Lifka, "The ANL/IBM SP Scheduling System", 1995).
+
+Which hosts those are is a guess, and a wrong one can cost a day: a job that outlives all of its kind. So a reservation
+that takes `LATE_TIMES` as long as was expected closes one host more, and again each time it has taken twice as long.
+Where the guesses are good that never comes to pass; however bad they are, it is a host a doubling.
 """
 
 from __future__ import annotations
@@ -25,23 +29,40 @@ MOVE_MS_A_HOST: Final = 3
 #: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
+#: a reservation is late once it has taken so many times as long as was expected, and at least so many ms
+LATE_TIMES: Final = 4
+LATE_MIN_MS: Final = 600_000
 
 
 class Reservation:
     """Hosts held back for one entry of the queue and its line: those ask alike, and the first goes first.
 
-    `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells.
+    `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells. It stands since
+    `since_ms`; late, it has `more` hosts closed beyond those that it takes, and the next one will be at `late_ms`.
     """
 
-    __slots__ = ("hosts", "item", "line", "priority", "shape", "start_ms")
+    __slots__ = ("hosts", "item", "late_ms", "line", "more", "priority", "shape", "since_ms", "start_ms")
 
-    def __init__(self, item: int, line: Line, hosts: frozenset[int], start_ms: int | None = None) -> None:
+    def __init__(
+        self, item: int, line: Line, hosts: frozenset[int], start_ms: int | None = None, since_ms: int = 0
+    ) -> None:
         self.item = item
         self.line = line
         self.priority = line.priority
         self.shape = line.shape
         self.hosts = hosts
         self.start_ms = start_ms
+        self.since_ms = since_ms
+        takes_ms = LATE_TIMES * (start_ms - since_ms) if start_ms is not None else 0
+        self.late_ms = since_ms + max(LATE_MIN_MS, takes_ms)
+        self.more = 0
+
+    def one_more(self, host: int | None, now_ms: int) -> None:
+        """It is late: one more host is closed, if there is any; the next once it has taken twice as long as by now."""
+        if host is not None:
+            self.hosts |= {host}
+            self.more += 1
+        self.late_ms = now_ms + max(LATE_MIN_MS, now_ms - self.since_ms)
 
     @property
     def num(self) -> int:
@@ -56,11 +77,12 @@ def still_holds(fleet: Fleet, held: Reservation) -> bool:
     return room >= held.shape.together
 
 
-def soonest(fleet: Fleet, shape: Shape, estimates: Estimates, now_ms: int) -> tuple[frozenset[int], int | None]:
-    """The hosts on which the whole gang would fit soonest, and when; no hosts where none could hold it.
+#: replicas of a shape that fit now, that would on the host emptied, the host's number, the host
+_Row = tuple[int, int, int, Host]
 
-    It walks the fleet, at most once a second and only while somebody is out of patience.
-    """
+
+def _capable(fleet: Fleet, shape: Shape) -> list[_Row]:
+    """The hosts that could run some of it, the likely ones first."""
     capable = [
         (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
         for cls, _ in fleet.capable(shape)
@@ -69,27 +91,48 @@ def soonest(fleet: Fleet, shape: Shape, estimates: Estimates, now_ms: int) -> tu
     ]
     # most of what it needs is free first; of hosts alike the one with the least in the way
     capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
+    return capable
+
+
+def _in_time(capable: list[_Row], shape: Shape, estimates: Estimates, now_ms: int) -> list[tuple[int, bool, int, int]]:
+    """(ledger ms, whether nothing tells, host, replicas) of the likely hosts, the soonest first."""
     most = max((row[1] for row in capable), default=0)
-    if not most:
-        return frozenset(), None
-    looked = capable[: max(LOOKED_MAX, LOOKED_TIMES * -(-shape.together // most))]
-    rooms = sorted(
+    looked = capable[: max(LOOKED_MAX, LOOKED_TIMES * -(-shape.together // most))] if most else []
+    return sorted(
         (at, not sure, row[2], room)
         for row in looked
         if row[1]
         for at, sure, room in _rooms(row[3], shape, row[0], row[1], estimates, now_ms)
     )
+
+
+def soonest(
+    fleet: Fleet, shape: Shape, estimates: Estimates, now_ms: int, more: int = 0
+) -> tuple[frozenset[int], int | None]:
+    """The hosts on which the whole gang would fit soonest, and when; no hosts where none could hold it.
+
+    So many `more` hosts are added, the next to come free. It walks the fleet, at most once a second and only while
+    somebody is out of patience.
+    """
+    capable = _capable(fleet, shape)
     chosen: dict[int, tuple[int, bool, int]] = {}  # host -> replicas, and when
-    left = shape.together
-    for at, unsure, num, room in rooms:
+    left, start_ms = shape.together, None
+    for at, unsure, num, room in _in_time(capable, shape, estimates, now_ms):
         before = chosen.get(num, (0, False, 0))[0]
         if room <= before:
+            continue
+        if left <= 0:
+            if not more:
+                break
+            more -= num not in chosen
+            chosen[num] = (room, unsure, at)
             continue
         chosen[num] = (room, unsure, at)
         left -= room - before
         if left <= 0:
-            known = not any(unknown for _, unknown, _ in chosen.values())
-            return frozenset(chosen), at if known else None
+            start_ms = at if not any(unknown for _, unknown, _ in chosen.values()) else None
+    if left <= 0:
+        return frozenset(chosen), start_ms
     every: list[int] = []
     left = shape.together
     for _, room, num, _ in capable:  # more hosts than were looked at
@@ -99,6 +142,12 @@ def soonest(fleet: Fleet, shape: Shape, estimates: Estimates, now_ms: int) -> tu
         if left <= 0:
             return frozenset(every), None
     return frozenset(), None
+
+
+def another(fleet: Fleet, held: Reservation, estimates: Estimates, now_ms: int) -> int | None:
+    """The host beside those that are held back on which something of it would fit soonest."""
+    capable = [row for row in _capable(fleet, held.shape) if row[2] not in held.hosts]
+    return next((num for _, _, num, _ in _in_time(capable, held.shape, estimates, now_ms)), None)
 
 
 def expected(fleet: Fleet, held: Reservation, estimates: Estimates, now_ms: int) -> int | None:
