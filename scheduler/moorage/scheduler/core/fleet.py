@@ -323,6 +323,8 @@ class Fleet:
         self.inventory = 0  # grows when the set of classes or hosts changes
         #: worker numbers of hosts that came, went or changed; a ranker that keeps a table empties it
         self.touched: set[int] = set()
+        #: the same, for whoever shows the fleet to observers and empties it then
+        self.redrawn: set[int] = set()
         #: tenants that rules of some worker name: what they ask for is told apart
         self.named: set[str] = set()
         #: for a ranker that asked for it: members of each host by `rank_classic.tag_of`
@@ -376,10 +378,12 @@ class Fleet:
             del self.classes[host.cls.key]
         self.inventory += 1
         self.touched.add(worker_num)
+        self.redrawn.add(worker_num)
 
     def refresh(self, host: Host) -> None:
         """File a host where its state says; call after anything about it changed."""
         self.touched.add(host.worker.num)
+        self.redrawn.add(host.worker.num)
         bucket = host.open.bit_count() if host.usable else -1
         was = host.bucket
         if bucket != was:

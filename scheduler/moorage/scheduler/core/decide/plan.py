@@ -34,6 +34,8 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
 
+#: choices that one pass makes, some 50 µs each where requests differ: then the record goes, and the next one goes on
+CHOICES_MAX: Final = 256
 #: entries of a line that are passed over in a pass as they could not end before a drain
 ASIDE_MAX: Final = 64
 _REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
@@ -84,9 +86,15 @@ class Planner:
         self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts barred to them
         self._turns: Turns | None = None  # this pass: the order under fair share
         self._draft: Draft | None = None  # the last pass's
+        self._choices = 0  # this pass: hosts that were found
+
+    def is_done(self, draft: Draft) -> bool:
+        """Whether nothing more may be placed in this record; who still waits is looked at in the next."""
+        return self._choices > CHOICES_MAX or draft.full
 
     def plan(self, draft: Draft) -> int:
         """Write placements into the draft; returns how many replicas were placed."""
+        self._choices = 0
         if not self.queue.size:
             return 0
         self._begin(draft)
@@ -95,7 +103,7 @@ class Planner:
         fleet, queue, placed_all, turns = self.fleet, self.queue, 0, self._turns
         strict, head_of, aged = self.order == "fifo", self._head_of(), self.ageing is not None
         ready = queue.ready(_NEVER if strict else fleet.changes, head_of)
-        while ready and not draft.full:
+        while ready and not self.is_done(draft):
             head, _, line = ready[0]
             if head_of is not None and (now := head_of(line)) != head:
                 heapreplace(ready, (now, line.entries[0], line))
@@ -111,7 +119,7 @@ class Planner:
             aside: list[int] = []
             need, room = line.shape.count * line.shape.together, self._room(draft, line)
             others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
-            while line.entries and not draft.full and not waits:
+            while line.entries and not waits and not self.is_done(draft):
                 item = line.entries[0]
                 if queue.is_taken(line, item) or not self.waits(draft, item):
                     queue.pop(line)
@@ -297,6 +305,8 @@ class Planner:
             choice = self._place_one(draft, shape, item, barred)
         if choice is None:
             self._no_room.add((shape.index, barred))
+        else:
+            self._choices += shape.together
         return choice
 
     def _place_one(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
@@ -330,6 +340,7 @@ class Planner:
         if shape.avoid or host.worker.window is not None:
             return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
         masks = self.ranker.again(choice, shape, min(most, len(entries)))
+        self._choices += bool(masks)
         for mask in masks:
             while entries and (self.queue.is_taken(line, entries[0]) or not self.waits(draft, entries[0])):
                 self.queue.pop(line)
