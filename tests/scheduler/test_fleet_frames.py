@@ -54,8 +54,8 @@ def test_rows_follow_every_change_and_stand_by_name() -> None:
     seen = _seen(frames)
     assert seen["workers"] == _fresh(drive)
     assert seen["workers"][2]["state"] == "cordoned"
-    drive.now += drive.engine.config.lost_ms
-    drive.renew("a", "k", "m")  # and so z is lost
+    drive.workers["z"].session = ""  # it renews no more
+    drive.pass_time(drive.engine.config.lost_ms + 2_000)
     seen = _seen(frames)
     assert seen["workers"] == _fresh(drive)
     assert seen["workers"][3]["state"] == "lost"

@@ -35,7 +35,7 @@ from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
 
 #: choices that one pass makes, some 50 µs each where requests differ: then the record goes, and the next one goes on
-CHOICES_MAX: Final = 256
+CHOICES_MAX: Final = 192
 #: entries of a line that are passed over in a pass as they could not end before a drain
 ASIDE_MAX: Final = 64
 _REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
