@@ -20,6 +20,8 @@ from moorage.scheduler.core.line.backfill import DEPTH_MAX, Estimates
 from moorage.scheduler.core.line.claims import Claim, Claims, fills_hosts
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line, Queue
 from moorage.scheduler.core.line.reserve import (
+    LATER_MS,
+    LATER_PART,
     MOVE_MS_A_HOST,
     PATIENCE_MS,
     Reservation,
@@ -446,6 +448,7 @@ class Planner:
             with self.fleet.avoiding(held.shape.avoid):
                 if still_holds(self.fleet, held):
                     self._move(held, draft.time_ms)
+                    self._reopen(held, draft.time_ms)
                     return
             self._give_up()
         for line in self.queue.lines.values():
@@ -497,6 +500,21 @@ class Planner:
             return
         held.hosts, held.start_ms = hosts, start_ms
         self.fleet.changes += 1  # the hosts it leaves are open again
+
+    def _reopen(self, held: Reservation, now_ms: int) -> None:
+        """Time alone may let somebody pass a reservation, though nothing changes in the fleet: look at those again.
+
+        To a tenant more is owed by and by, and hosts are free later than they were expected to be.
+        """
+        start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
+        if start_ms is not None:
+            least_ms = max(LATER_MS, (start_ms - now_ms) // LATER_PART)
+            later = looked_ms is None or start_ms - looked_ms > least_ms
+            if looked_ms is None or later or start_ms < looked_ms:
+                held.looked_start_ms = start_ms
+        for line in self.queue.lines.values():
+            if line.barred and (later or not held.hosts & self.barred(line.priority, line.shape, line.tenant)):
+                line.barred, line.blocked_at = False, -1
 
     def _fill_in(self, draft: Draft, line: Line, room: float) -> int:
         """`_backfill`, counted; nobody is told of in the evidence but who came by the order."""

@@ -22,6 +22,9 @@ PATIENCE_MS: Final = 30_000
 #: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
 #: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
 MOVE_MS_A_HOST: Final = 3
+#: who might be filled in is looked for again once the start is expected so much later, and by this part of what is left
+LATER_MS: Final = 5_000
+LATER_PART: Final = 8
 #: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
@@ -33,7 +36,7 @@ class Reservation:
     `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells.
     """
 
-    __slots__ = ("hosts", "item", "line", "priority", "shape", "start_ms")
+    __slots__ = ("hosts", "item", "line", "looked_start_ms", "priority", "shape", "start_ms")
 
     def __init__(self, item: int, line: Line, hosts: frozenset[int], start_ms: int | None = None) -> None:
         self.item = item
@@ -42,6 +45,7 @@ class Reservation:
         self.shape = line.shape
         self.hosts = hosts
         self.start_ms = start_ms
+        self.looked_start_ms = start_ms  # as it was when those that it bars were last looked at because of it
 
     @property
     def num(self) -> int:
