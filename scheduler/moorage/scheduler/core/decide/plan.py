@@ -119,7 +119,7 @@ class Planner:
             placed, filled, first, over = 0, 0, 0, False
             last: Choice | None = None
             aside: list[int] = []
-            need, room = line.shape.count * line.shape.together, self._room(draft, line)
+            need, room = line.shape.gpus, self._room(draft, line)
             others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
             while line.entries and not waits and not self.is_done(draft):
                 item = line.entries[0]
@@ -262,7 +262,7 @@ class Planner:
 
     def _over_limit(self, draft: Draft, line: Line) -> None:
         """What comes later of this tenant waits behind it, else small jobs would starve a big one under the limit."""
-        if line.shape.count * line.shape.together <= draft.limits_of(line.tenant)[0]:
+        if line.shape.gpus <= draft.limits_of(line.tenant)[0]:
             self._full.add(line.tenant)
 
     def waits(self, draft: Draft, item: int) -> bool:
@@ -536,7 +536,7 @@ class Planner:
         if held.start_ms is None:
             return 0
         taken = self._taken_back(line.priority, shape, line.tenant)
-        placed, need, jobs = 0, shape.count * shape.together, draft.state.jobs
+        placed, need, jobs = 0, shape.gpus, draft.state.jobs
         for item in list(islice(line.entries, DEPTH_MAX)):
             if need > room or draft.full:
                 break
@@ -560,7 +560,7 @@ class Planner:
 
     def _may(self, draft: Draft, line: Line) -> bool:
         """Whether its tenant may start it: hosts are held back for nobody who may not."""
-        return line.shape.count * line.shape.together <= self._room(draft, line)
+        return line.shape.gpus <= self._room(draft, line)
 
     def waits_for_limit(self, tenant: str) -> bool:
         """Whether somebody of this tenant found no room under its limit in the last pass."""
