@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -228,7 +229,7 @@ def test_what_many_records_left_is_out_of_the_collector_s_sight_until_a_calm_hou
         (collecting.FULL_EVERY_S + 60, collecting.JOBS_MAX + 1, False),
         (collecting.FULL_EVERY_S + 60, collecting.JOBS_MAX, True),
     ):
-        monkeypatch.setattr(collecting.time, "monotonic", lambda passed_s=passed_s: clock + passed_s)
+        monkeypatch.setattr(time, "monotonic", lambda passed_s=passed_s: clock + passed_s)
         collector.tidy(jobs)
         assert (gone() is None) == is_looked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +13,6 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.state import Worker
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetFrame
-
 
 #: rows that are written between two turns of the loop, some 2 µs each
 AT_ONCE: Final = 2_048
@@ -27,21 +27,23 @@ class FleetFrames:
         self._order: list[tuple[str, int]] = []  # names and worker numbers
         engine.fleet.redrawn = set()
 
-    def catch_up(self) -> bool:
-        """Write the rows of workers that came or changed, as many as make one turn of the loop; whether that was all."""
+    def catch_up(self) -> Iterator[None]:
+        """Write the rows of workers that came or changed; yields where others should have a turn of the loop."""
         known, redrawn, rows = self._engine.state.worker_by_num, self._engine.fleet.redrawn, self._rows
-        for _ in range(AT_ONCE):
+        written = 0
+        while redrawn or len(rows) < len(known):
+            if written == AT_ONCE:
+                yield
+                written = 0
+            written += 1
             if redrawn:
                 num = redrawn.pop()
                 if num < len(rows):
                     rows[num] = self._row(known[num])
-            elif len(rows) < len(known):
+            else:
                 worker = known[len(rows)]
                 rows.append(self._row(worker))
                 insort(self._order, (worker.id, worker.num))
-            else:
-                return True
-        return False
 
     def frame(self) -> bytes:
         """The frame, as of now once all is caught up with."""

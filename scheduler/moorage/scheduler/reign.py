@@ -285,7 +285,7 @@ class Reign:
         while True:
             await asyncio.sleep(FLEET_FRAME_S)
             self.collecting.tidy(len(self.engine.state.jobs))
-            while not frames.catch_up():
+            for _ in frames.catch_up():
                 await asyncio.sleep(0)
             await self._world.send([(self._subjects.fleet_frame, frames.frame(), "")])
 
