@@ -172,6 +172,7 @@ def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pyte
 
 
 def test_a_defect_in_the_midst_of_an_array_ends_that_array_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "AT_ONCE", 4)
     drive = Driving()
     answers: dict[str, bytes] = {}
     reader = _intake(drive, answers)
@@ -179,7 +180,7 @@ def test_a_defect_in_the_midst_of_an_array_ends_that_array_alone(monkeypatch: py
     def fails(body: bytes) -> object:
         raise ZeroDivisionError
 
-    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.array", _array(["a", "b"])))
+    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.array", _array([f"j{index}" for index in range(10)])))
     reader.put(Delivery(SUBJECTS.worker("w", "renew"), "_INBOX.renew", b'{"kind":"renew","session":"s","n":1}'))
     monkeypatch.setattr(drive.engine.requests, "read", fails)
     while not reader.drain(drive.now):
