@@ -7,7 +7,8 @@ import random
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.rank.fragments import Fragments, Scan
 from moorage.scheduler.core.rank.mix import LOOK_FIRST, Mix
 from moorage.scheduler.core.rank.ranker import RANKERS, Choice, Pack

@@ -489,7 +489,7 @@ def test_a_load_frame_of_another_boot_says_nothing() -> None:
 
 
 def test_members_of_one_worker_are_bounded() -> None:
-    from moorage.scheduler.core.fleet import MEMBERS_MAX
+    from moorage.scheduler.core.host import MEMBERS_MAX
 
     drive = Driving()
     drive.checks = False

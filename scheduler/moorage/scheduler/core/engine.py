@@ -31,7 +31,8 @@ from moorage.scheduler.core.events import (
     presses,
     tells_ends,
 )
-from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.life.admission import Admission, NewJob
 from moorage.scheduler.core.life.clearing import Clearing

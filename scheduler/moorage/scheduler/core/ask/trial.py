@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.line.backfill import DEPTH_MAX
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Line, entry
 from moorage.scheduler.core.shape import Shape

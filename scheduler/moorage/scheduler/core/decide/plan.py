@@ -15,7 +15,8 @@ from moorage.scheduler.core.ageing import Ageing, within
 from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import Rates
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE
 from moorage.scheduler.core.line.backfill import DEPTH_MAX, Estimates
 from moorage.scheduler.core.line.claims import Claim, Claims, fills_hosts
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line, Queue

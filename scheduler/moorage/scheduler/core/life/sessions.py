@@ -14,7 +14,8 @@ import msgspec
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.events import FromWorker
-from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.health import Health
 from moorage.scheduler.core.life.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, GangPhase

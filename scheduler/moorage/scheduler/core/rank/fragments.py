@@ -16,7 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
 from moorage.scheduler.core.rank.prices import Prices, gpu_percent
