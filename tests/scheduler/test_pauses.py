@@ -102,6 +102,26 @@ def test_a_record_that_was_full_of_requests_lets_them_start_with_the_next() -> N
     assert drive.states("j0") == ["PLACED"]
 
 
+def test_a_frame_of_thousands_is_one_act_and_every_end_keeps_its_why() -> None:
+    drive = Driving()
+    drive.checks = False
+    drive.worker("w0", 0)
+    count = draft.STEPS_MAX + 500
+    for index in range(-(-count // 1_000)):
+        drive.offer_submit(f"j{index}", replicas=min(1_000, count - index * 1_000))
+    while drive.engine.urgent:
+        drive.tick()
+    drive.settle()
+    worker = drive.workers["w0"]
+    assert len(worker.held) == count
+    for number, key in enumerate(list(worker.held)):
+        worker.finish(key, 3, f"reason {number}")
+    drive.report()
+    drive.check()
+    told = {row[8] for job in drive.state.jobs.values() for row in job.story if row[8]}
+    assert len(told) == count
+
+
 def test_renewals_of_a_large_fleet_are_answered_over_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "EVENTS_MAX", 100)
     drive = Driving()

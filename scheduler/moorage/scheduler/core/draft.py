@@ -224,7 +224,7 @@ class Draft:
         known = self._note_numbers.get(text)
         if known is not None:
             return known
-        if self.full and not always:
+        if self.bytes > FULL_BYTES and not always:
             return 0
         self.notes.append(text)
         self.bytes += len(text.encode()) + 3
