@@ -192,6 +192,9 @@ async def steps() -> Figures:
         "decisions and frames alone, CPU µs a job": by_step["all"],
         "ledger bytes a job over its body": by_step["ledger bytes a job over its body"],
         "longest pause of the loop, 100,000 queued, CPU ms": pause["longest pause, ms"],
+        "longest pause of the loop, 100,000 come, CPU ms": pause["longest pause while they come, ms"],
+        "longest pause of the loop, beside arrays of 10,000, CPU ms": pause["longest pause beside arrays, ms"],
+        "longest pause of the loop, beside bursts of 1,000, CPU ms": pause["longest pause beside a burst, ms"],
         "table of 2,000,000 finished jobs, MiB": table["mib"],
     }
 

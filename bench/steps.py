@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from bench.callers import BODY, TENANTS  # noqa: E402
 from moorage.bus.transport import Delivery  # noqa: E402
 from moorage.scheduler import outgoing  # noqa: E402
+from moorage.scheduler.collecting import Collecting  # noqa: E402
 from moorage.scheduler.core import engine as engine_module  # noqa: E402
 from moorage.scheduler.core.config import Config  # noqa: E402
 from moorage.scheduler.core.engine import Engine  # noqa: E402
@@ -34,7 +35,6 @@ from moorage.scheduler.core.records import FORMAT, Act, Record  # noqa: E402
 from moorage.scheduler.core.state import State  # noqa: E402
 from moorage.scheduler.core.tell.outputs import WantedFrames  # noqa: E402
 from moorage.scheduler.intake import Intake  # noqa: E402
-from moorage.scheduler.service import GC_THRESHOLDS  # noqa: E402
 from moorage.schemas.codec import Decoder, encode  # noqa: E402
 from moorage.schemas.frames import Device, Fact, FactFrame, Hello, Join, Joined, Renew, Wanted  # noqa: E402
 from moorage.schemas.subjects import Subjects  # noqa: E402
@@ -43,6 +43,7 @@ SUBJECTS = Subjects()
 LEADER = 7
 IN_FLIGHT = 500
 MANY = 10_000
+BURST = 1_000
 #: jobs a round
 JOBS = {"endpoint": 4_000, "many": MANY}
 #: what a stick takes on the quiet machine; every round is scaled by the sticks beside it
@@ -115,6 +116,7 @@ class Bench:
         self.sessions: dict[str, str] = {}
         self.numbers: dict[str, int] = {}
         self.ended = self.records = self.record_bytes = self.body_bytes = self.frames = 0
+        self.collecting = Collecting()
         self.pauses = Pauses()
         self.made = 0
         self.body = BODY
@@ -174,8 +176,10 @@ class Bench:
         for delivery in (*self._facts, *requests):
             self.intake.put(delivery)
         self._facts = []
-        with self.pauses:
-            self.intake.drain(self.now)
+        drained = False
+        while not drained:
+            with self.pauses:
+                drained = self.intake.drain(self.now)
         with self.pauses:
             payload = self.engine.build(self.now, self.now)
         with self.pauses:
@@ -188,6 +192,7 @@ class Bench:
             job.kept = 1  # as the history's acknowledgement says
         self.ended += sum(1 for event in outputs.events if b'"state":"SUCCEEDED","ledger"' in event[2])
         messages: list[Any] = self._send(outputs, self.state.seq)
+        self.collecting.wrote(len(outputs.events))
         return messages
 
     def _take(self, messages: list[Any], record_bytes: int) -> None:
@@ -218,15 +223,16 @@ class Bench:
             left -= self.endpoint_once(min(IN_FLIGHT, left))
 
     def endpoint_once(self, count: int) -> int:
-        requests = []
-        for _ in range(count):
-            self.made += 1
-            name = b"b%07d-%d" % (self.made, 10**12 + self.made)
-            subject = SUBJECTS.api(f"t{self.made % TENANTS}", "submit")
-            requests.append(Delivery(subject, f"_INBOX.callers.mux.{self.made}", self.body % name))
+        requests = [self._request() for _ in range(count)]
         self.body_bytes += sum(len(request.data) for request in requests)
         self.turn(requests)
         return count
+
+    def _request(self) -> Delivery:
+        self.made += 1
+        name = b"b%07d-%d" % (self.made, 10**12 + self.made)
+        subject = SUBJECTS.api(f"t{self.made % TENANTS}", "submit")
+        return Delivery(subject, f"_INBOX.callers.mux.{self.made}", self.body % name)
 
     def many(self, jobs: int) -> None:
         """Arrays of `MANY` requests of one tenant, each once the one before is over."""
@@ -241,6 +247,17 @@ class Bench:
             self.turn([Delivery(SUBJECTS.api("t0", "submit"), "_INBOX.sdk.mux.1", array)])
             while self.ended < goal:
                 self.turn([])
+
+    def burst(self, jobs: int) -> None:
+        """So many requests for 1, 2, 4 and 8 GPUs at once: each is a choice of its own."""
+        goal, body, requests = self.ended + jobs, self.body, []
+        for number in range(jobs):
+            self.body = body.replace(b'"count":1', b'"count":%d' % (1 << number % 4))
+            requests.append(self._request())
+        self.body = body
+        self.turn(requests)
+        while self.ended < goal:
+            self.turn([])
 
 
 _MESSAGES = WantedFrames.messages
@@ -260,9 +277,7 @@ def measure(question: str, rounds: int, workers: int) -> dict[str, float]:
     bench = Bench(workers, 8)
     ask = getattr(bench, question)
     ask(12_000)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    bench.collecting.begin()
     bench.measure()
     rounds_of: dict[str, list[float]] = {}
     sticks: list[float] = []
@@ -289,24 +304,31 @@ def measure(question: str, rounds: int, workers: int) -> dict[str, float]:
 
 
 def pause(queued: int, rounds: int, workers: int) -> dict[str, float]:
-    """The loop's longest pause while so many jobs wait for a model that nobody has and others come and go, in ms."""
+    """The loop's longest pauses, in ms: while so many jobs come that wait for a model that nobody has, then while they
+    wait and others come and go, at last while such come that ask for different numbers of GPUs, in bursts."""
     bench = Bench(workers, 8)
+    bench.collecting.begin()
+    found: dict[str, float] = {}
+
+    def longest(name: str, work: Callable[[], object], times: int = 1) -> None:
+        longest = []
+        for _ in range(times):
+            bench.pauses.longest_s = 0.0
+            stick = a_stick_s()
+            work()
+            longest.append(bench.pauses.longest_s * 1000 * STICK_S / ((stick + a_stick_s()) / 2))
+        found[f"longest pause{name}, ms"] = max(longest)
+        found[f"median of the rounds' longest{name}, ms"] = statistics.median(longest)
+
     bench.body = BODY.replace(b'"H100"', b'"B300"')
-    for _ in range(0, queued, IN_FLIGHT):
-        bench.endpoint_once(IN_FLIGHT)
+    longest(" while they come", lambda: [bench.endpoint_once(IN_FLIGHT) for _ in range(0, queued, IN_FLIGHT)])
     bench.body = BODY
     bench.endpoint(12_000)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    longest = []
-    for _ in range(rounds):
-        bench.pauses.longest_s = 0.0
-        stick = a_stick_s()
-        bench.endpoint(JOBS["endpoint"])
-        longest.append(bench.pauses.longest_s * 1000 * STICK_S / ((stick + a_stick_s()) / 2))
+    longest("", lambda: bench.endpoint(JOBS["endpoint"]), rounds)
+    longest(" beside arrays", lambda: bench.many(MANY), max(1, rounds // 4))
+    longest(" beside a burst", lambda: bench.burst(BURST), rounds)
     gc.unfreeze()
-    return {"longest pause, ms": max(longest), "median of the rounds' longest, ms": statistics.median(longest)}
+    return found
 
 
 def a_stick_s() -> float:

@@ -27,7 +27,8 @@ import numpy
 
 from bench.placement.openb import NO_PEERS, NOBODY, fleet_of, request_of
 from bench.run import busy_percent
-from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.ranker import RANKERS, Ranker
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.simulate.openb import TraceHost, TraceTask, node_list, pod_lists, read_hosts, read_tasks

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.classic import CLASSIC, Fgd, but_for_memory
 from moorage.scheduler.core.rank.ranker import RANKERS, Pack
 from moorage.scheduler.core.shape import Shape, Shapes

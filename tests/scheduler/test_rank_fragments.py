@@ -7,7 +7,8 @@ import random
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.rank.fragments import Fragments, Scan
 from moorage.scheduler.core.rank.mix import LOOK_FIRST, Mix
 from moorage.scheduler.core.rank.ranker import RANKERS, Choice, Pack
@@ -291,3 +292,21 @@ def test_several_devices_of_a_host_are_linked_ones(
     choice = RANKERS[name]().choose(fleet, shapes.of(request(GpuSpec(count=count))), {}, frozenset())
     assert choice is not None
     assert [slot for slot in range(8) if choice.mask >> slot & 1] == slots
+
+
+def test_a_flood_of_what_nobody_has_leaves_best_fit_where_it_was_enough() -> None:
+    fleet, shapes, ranker = Fleet(), Shapes(), Fragments()
+    for num in range(4):
+        add(fleet, worker(num, ["NVIDIA A10"] * 4))
+    one = shapes.of(request(GpuSpec(model="A10")))
+    ranker.arrived(one, LOOK_FIRST)
+    ranker.arrived(shapes.of(request(GpuSpec(count=8, model="B300"), 64_000)), 100 * LOOK_FIRST)
+    for _ in range(16):
+        choice = ranker.choose(fleet, one, {}, frozenset())
+        best = Pack().choose(fleet, one, {}, frozenset())
+        assert choice is not None
+        assert best is not None
+        assert (choice.host, choice.mask) == (best.host, best.mask)
+        fleet.take(choice.host, one, choice.mask)
+    assert ranker.held_bytes() == 0, "no host was ever scored"
+    assert ranker.choose(fleet, one, {}, frozenset()) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.fleet import Host
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.headroom import Headroom, score, utilisation_percent
 from moorage.scheduler.core.rank.ranker import RANKERS
 from moorage.schemas.frames import Load, SlotLoad

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.fragments import Fragments
 from moorage.scheduler.core.rank.pressure import LOOK_MIN, ONE, Pressure
 from moorage.scheduler.core.rank.table import HostTable

@@ -32,6 +32,9 @@ log = logging.getLogger("moorage.intake")
 WAITING_MAX: Final = 100_000
 BATCH_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 200
+#: what is decoded between two turns of the loop: requests, and so many bytes of messages, some 1 µs each
+AT_ONCE: Final = 4_000
+AT_ONCE_BYTES: Final = 256
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
@@ -68,6 +71,7 @@ class Intake:
         self._on_read = on_read
         self._on_admin = on_admin
         self._raw: deque[Delivery] = deque()
+        self._array: _Array | None = None  # the one that is being read
         self._skip = len(subjects.prefix) + 1
         self.counters: Counter[str] = Counter()
         self.hellos: dict[str, Hello] = {}
@@ -90,20 +94,27 @@ class Intake:
     def waiting(self) -> int:
         return len(self._raw)
 
-    def drain(self, mono_ms: int) -> None:
-        """Decode and offer everything that waits."""
-        raw = self._raw
-        while raw:
-            delivery = raw.popleft()
+    def drain(self, mono_ms: int) -> bool:
+        """Decode and offer what waits, as much as makes one turn of the loop; whether that was all."""
+        raw, room = self._raw, AT_ONCE
+        while room > 0 and (self._array is not None or raw):
+            array = self._array
+            delivery = raw.popleft() if array is None else array.delivery
             try:
-                self._take(delivery, mono_ms)
+                if array is None:
+                    room -= 1 + len(delivery.data) // AT_ONCE_BYTES
+                    self._take(delivery, mono_ms)
+                else:
+                    room -= self._read(array, room)
             except Refused as refused:
                 self.counters["refused"] += 1
                 self._refuse(delivery, refused)
             except Exception:  # a defect of ours must not stop the loop; the sender is told
+                self._array = None
                 self.counters["defects"] += 1
                 log.exception("a frame on %s could not be handled", delivery.subject)
                 self._refuse(delivery, refuse("internal", "moorage failed on this frame; nothing was recorded"))
+        return self._array is None and not raw
 
     def _refuse(self, delivery: Delivery, refused: Refused) -> None:
         if delivery.reply:
@@ -166,7 +177,7 @@ class Intake:
         json = is_json(data)
         trace = headers.get("traceparent", "") if headers else ""
         if is_array(data):
-            self._submit_batch(tenant, data, delivery.reply, json, trace)
+            self._array = _Array(tenant, delivery, trace)
             return
         engine = self._engine
         name, asked = engine.requests.read(data)
@@ -175,14 +186,15 @@ class Intake:
         shape = asked.shape or engine.shape_of_asked(asked)
         engine.offer(Submit(tenant, name, data, asked.request, shape, delivery.reply, json, 0, trace))
 
-    def _submit_batch(self, tenant: str, data: bytes, reply: str, json: bool, trace: str) -> None:
-        """An array of requests: each is accepted or refused by itself, and the answer is an array in their order."""
-        bodies = split_array(data)
-        if not 1 <= len(bodies) <= BATCH_MAX:
-            raise refuse("invalid-argument", "a batch must hold 1..10000 requests", found=len(bodies))
-        batch, engine = Batch(reply, json, len(bodies)), self._engine
-        read, offer = engine.requests.read, engine.offer
-        for position, body in enumerate(bodies):
+    def _read(self, array: _Array, at_most: int) -> int:
+        """Offer the next requests of an array, at most so many: each is accepted or refused by itself. How many."""
+        batch, engine, tenant, trace = array.batch, self._engine, array.tenant, array.trace
+        read, offer, json, first = engine.requests.read, engine.offer, batch.json, array.read
+        bodies = array.bodies[first : first + at_most]
+        array.read += len(bodies)
+        if array.read == len(array.bodies):
+            self._array = None
+        for position, body in enumerate(bodies, first):
             try:
                 name, asked = read(body)
             except Refused as refused:
@@ -192,8 +204,26 @@ class Intake:
             shape = asked.shape or engine.shape_of_asked(asked)
             name = name or fresh_job_id()
             offer(Submit(tenant, name, body, asked.request, shape, "", json, 0, trace, batch, position))
-        if batch.missing == 0 and reply:
-            self._answer(reply, encode(batch.answers, json=json))
+        if self._array is None and batch.missing == 0 and batch.reply:
+            self._answer(batch.reply, encode(batch.answers, json=json))
+        return len(bodies)
+
+
+class _Array:
+    """Many requests in one message, some of which are read already. The answer is an array in their order."""
+
+    __slots__ = ("batch", "bodies", "delivery", "read", "tenant", "trace")
+
+    def __init__(self, tenant: str, delivery: Delivery, trace: str) -> None:
+        """Raises `Refused`."""
+        self.bodies = split_array(delivery.data)
+        if not 1 <= len(self.bodies) <= BATCH_MAX:
+            raise refuse("invalid-argument", "a batch must hold 1..10000 requests", found=len(self.bodies))
+        self.tenant = tenant
+        self.delivery = delivery
+        self.trace = trace
+        self.batch = Batch(delivery.reply, is_json(delivery.data), len(self.bodies))
+        self.read = 0
 
 
 def is_array(payload: bytes) -> bool:

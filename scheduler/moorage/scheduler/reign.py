@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core.ask import views
+from moorage.scheduler.collecting import Collecting
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
 from moorage.scheduler.core.state import State
 from moorage.scheduler.core.tell.outputs import Message
 from moorage.scheduler.discovery import Discovery
+from moorage.scheduler.fleet_frames import FleetFrames
 from moorage.scheduler.history import History
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import LedgerOlder
@@ -24,7 +25,7 @@ from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import RecordedEngine
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import FleetFrame, RollCall
+from moorage.schemas.frames import RollCall
 
 if TYPE_CHECKING:
     from moorage.scheduler.service import Scheduler
@@ -72,6 +73,7 @@ class Reign:
         )
         asked = self.questions
         self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
+        self.collecting = Collecting()
         self._kick = asyncio.Event()
         self._draining = False
         self._subscriptions: list[Any] = []
@@ -120,9 +122,10 @@ class Reign:
             self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        """Decode what came in this turn of the loop, also while an append is in flight."""
-        self._draining = False
-        self.intake.drain(monotonic_ms())
+        """Decode what came in this turn of the loop, also while an append is in flight; much of it in several."""
+        self._draining = not self.intake.drain(monotonic_ms())
+        if self._draining:
+            self._loop.call_soon(self._drain)
         if self.engine.urgent or self.engine.waiting:
             self._kick.set()
 
@@ -185,6 +188,7 @@ class Reign:
             self.queue_reader.made_room()
             decided = self.queue_reader.decided
             await self._world.send(messages_of(outputs, self._subjects, seq, decided))
+            self.collecting.wrote(len(outputs.events))
             if len(outputs.events) >= LONG_RECORD:
                 await asyncio.sleep(0)  # a turn for the others: what came is read
             if not engine.state.leader:
@@ -277,9 +281,13 @@ class Reign:
 
     async def report(self) -> None:
         """The fleet frame for observers, twice a second: no tenant's job in it."""
+        frames = FleetFrames(self.engine)
         while True:
             await asyncio.sleep(FLEET_FRAME_S)
-            await self._world.send([(self._subjects.fleet_frame, encode(self.fleet_frame()), "")])
+            self.collecting.tidy(len(self.engine.state.jobs))
+            for _ in frames.catch_up():
+                await asyncio.sleep(0)
+            await self._world.send([(self._subjects.fleet_frame, frames.frame(), "")])
 
     async def snapshot(self) -> None:
         """Have a follower write a snapshot now and then, name it, and drop what lies below the last but one."""
@@ -305,22 +313,6 @@ class Reign:
                 else:
                     self.engine.offer(taken)
                     self._wake()
-
-    def fleet_frame(self) -> FleetFrame:
-        engine = self.engine
-        workers = [
-            {
-                "worker": worker.id,
-                "state": views.worker_state(worker, engine.fleet.hosts.get(worker.num)),
-                "cells": views.cells(engine.fleet.hosts.get(worker.num), len(worker.hello.get("gpu_pool", ()))),
-                "simulated": bool(worker.hello.get("simulated", False)),
-            }
-            for worker in views.by_name(engine)
-        ]
-        running = sum(len(worker.members) for worker in engine.state.worker_by_num)
-        return FleetFrame(
-            engine.state.epoch, engine.state.seq, workers=workers, queued=engine.queue.size, running=running
-        )
 
 
 async def take_snapshot(command: list[str]) -> SnapshotTaken | None:

@@ -6,7 +6,6 @@ Crash-only: when a record's fate is that of another reign, everything in memory 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import random
@@ -38,8 +37,6 @@ STANDBY_PATIENCE_S: Final = 2.0
 #: holes in the ledger met in a row, each with the newest snapshot read again, before it counts as broken
 GAPS_MAX: Final = 5
 RESIGN_S: Final = 3.0
-#: jobs that end leave nothing for the collector: so it looks seldom, and at few objects at once
-GC_THRESHOLDS: Final = (100_000, 50, 100)
 
 
 class Scheduler:
@@ -170,9 +167,7 @@ class Scheduler:
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
         reign = self.reign = Reign(self, state, began_ms)
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        reign.collecting.begin()
         async with asyncio.TaskGroup() as group:
             await reign.open()
             try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.fairshare import rate_of
-from moorage.scheduler.core.records import LEVEL_OF, RECORD_BYTES_MAX, Act, Op, Record, ending, packed
+from moorage.scheduler.core.records import LEVEL_OF, RECORD_BYTES_MAX, STEP_WIDTH, Act, Op, Record, ending, packed
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -41,6 +41,9 @@ NOTE_CHARS_MAX: Final = 200
 SLACK_BYTES: Final = 96 * 1024
 #: what a record may hold before it takes no more
 FULL_BYTES: Final = RECORD_BYTES_MAX - SLACK_BYTES
+#: and of small ones: beyond so many steps and jobs its making and folding, some 5 µs each, would keep the loop too long
+STEPS_MAX: Final = 2_048
+ACCEPTS_MAX: Final = 1_024
 _RUN, _DONE = int(Op.RUN), int(Op.DONE)
 #: details of an exit that is no failure by itself
 _WELL: Final = ("exit", "")
@@ -201,8 +204,12 @@ class Draft:
 
     @property
     def full(self) -> bool:
-        """No more may be gathered: the record would come near its bound (ledger-rules H5)."""
-        return self.bytes > FULL_BYTES
+        """No more may be gathered: the record would come near its bound (ledger-rules H5), or take long."""
+        return (
+            self.bytes > FULL_BYTES
+            or len(self.steps) > STEPS_MAX * STEP_WIDTH
+            or self.next_num - self.state.next_num > ACCEPTS_MAX
+        )
 
     # ------------------------------------------------------------------------------------------ steps
 
@@ -217,7 +224,7 @@ class Draft:
         known = self._note_numbers.get(text)
         if known is not None:
             return known
-        if self.full and not always:
+        if self.bytes > FULL_BYTES and not always:
             return 0
         self.notes.append(text)
         self.bytes += len(text.encode()) + 3

@@ -31,7 +31,8 @@ from moorage.scheduler.core.events import (
     presses,
     tells_ends,
 )
-from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.life.admission import Admission, NewJob
 from moorage.scheduler.core.life.clearing import Clearing
@@ -65,6 +66,8 @@ from moorage.schemas.subjects import Subjects
 TRACE_CHARS_MAX: Final = 128
 #: events of which it is worth a look whether all of them are such as may wait for company
 ENDS_MAX: Final = 64
+#: events beside requests that one record takes in, a few µs each where they write nothing: renewals, questions
+EVENTS_MAX: Final = 2_048
 #: queue entries that no longer wait before they are cleared out
 QUEUE_SPARE: Final = 1_000
 
@@ -123,7 +126,8 @@ class Engine:
         self._looked_ms = 0
         self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
         self._built_ms = mono_ms
-        self._replan = False  # a worker joined with the last record: somebody may start now
+        self._replan = False  # a worker joined with the last record, or it was full: somebody may start now
+        self._hurry = False  # more had come than the last record took in, be it renewals
         self._left_queue = 0  # entries of the queue that no longer wait, at most
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
         self._resume(mono_ms)
@@ -209,8 +213,8 @@ class Engine:
 
     @property
     def urgent(self) -> bool:
-        """Whether something waits that must not wait for the next heartbeat (renewals alone may, a little)."""
-        return bool(self._submits or self._pressing or (self._replan and self.queue.size))
+        """Whether something waits that must not wait for the next heartbeat (a few renewals alone may, a little)."""
+        return bool(self._submits or self._pressing or self._hurry or (self._replan and self.queue.size))
 
     @property
     def submitted(self) -> bool:
@@ -252,7 +256,9 @@ class Engine:
             self.orders.resume_turns(draft)
         later: list[FromWorker] = []
         orders: list[Order] = []
-        while self._rest and not draft.full:
+        for _ in range(EVENTS_MAX):
+            if not self._rest or draft.full:
+                break
             event = self._rest.popleft()
             if isinstance(event, FromWorker):
                 if not self._has_room(draft, event):
@@ -278,6 +284,7 @@ class Engine:
                 draft.acts.append([Act.RESIGN])
             else:
                 flight.asks.append(event)
+        self._hurry = bool(self._rest)
         self._rest.extendleft(reversed(later))
         self._pressing = sum(presses(left) for left in self._rest)  # hardly ever more than none
         if mono_ms - self._looked_ms >= 1000:
@@ -291,10 +298,11 @@ class Engine:
         if self._left_queue > QUEUE_SPARE + self.queue.size // 4:
             self._left_queue = 0
             self.planner.sweep(draft)
-        self._replan = False
         draft.settle()
+        self._replan = False
         if self.may_place(draft.time_ms, mono_ms):
             self.planner.plan(draft)
+            self._replan = self.planner.is_done(draft)
         self._accepting.clear()
         self.planner.fresh.clear()
         self.clearing.forget(draft, self.clearing.compact(draft))

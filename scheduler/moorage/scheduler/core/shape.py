@@ -29,6 +29,7 @@ class Shape:
         "count",
         "cpu_milli",
         "driver",
+        "gpus",
         "index",
         "key",
         "memory_mib",
@@ -67,6 +68,7 @@ class Shape:
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = scheduling == "spread"
         self.together = request.replicas if scheduling == "gang" else 1
+        self.gpus = self.count * self.together  # that it takes at once
 
     def device_rank(self, vendor: str, name: str, memory_mib: int, index: int) -> int:
         """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all (facts 21-23)."""

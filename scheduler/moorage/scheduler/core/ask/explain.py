@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Host
 from moorage.scheduler.core.shape import Shape
 
 #: every reason for waiting, and what it means; a closed list (the reference page is made from it)

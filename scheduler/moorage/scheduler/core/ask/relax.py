@@ -61,8 +61,11 @@ class Relaxer:
         self._request = request
         self._would_start = would_start
         self._ends_ms = ends_ms
-        self._kinds: tuple[Callable[[Fleet, Request], Iterator[_Change]], ...] = (self._time_limit, *_KINDS)
         self.trials = 0
+
+    @property
+    def _kinds(self) -> tuple[Callable[[Fleet, Request], Iterator[_Change]], ...]:
+        return (self._time_limit, *_KINDS)  # kept, it would be a circle: work for the collector with each answer
 
     def fixes(self) -> list[Fix]:
         """At most `FIXES_MAX`, of each kind the one that changes least."""

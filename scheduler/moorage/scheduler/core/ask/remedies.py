@@ -46,14 +46,14 @@ def _of_tenant(trials: Trials) -> int | None:
         if line.tenant == job.tenant:
             if len(items) > DEPTH_MAX:
                 return None
-            each = line.shape.count * line.shape.together
+            each = line.shape.gpus
             count += each * sum(trials.comes_before(line, item, trials.priority, trials.item) for item in items)
     return count
 
 
 def _raise_limit(trials: Trials) -> Iterator[dict[str, Any]]:
     job, shape = trials.job, trials.shape
-    before, need = _of_tenant(trials), shape.count * shape.together
+    before, need = _of_tenant(trials), shape.gpus
     if before is None:
         return
     gpus_max = trials.leased + before + need
@@ -70,7 +70,7 @@ def _raise_limit(trials: Trials) -> Iterator[dict[str, Any]]:
 def _cancel_for_limit(trials: Trials) -> Iterator[dict[str, Any]]:
     """The least of the tenant's own jobs whose end makes room under the limit; of those alike the youngest."""
     job, shape = trials.job, trials.shape
-    before, need = _of_tenant(trials), shape.count * shape.together
+    before, need = _of_tenant(trials), shape.gpus
     if before is None:
         return
     rows: list[tuple[int, int, Job]] = []

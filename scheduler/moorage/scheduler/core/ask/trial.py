@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.line.backfill import DEPTH_MAX
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Line, entry
 from moorage.scheduler.core.shape import Shape
@@ -167,7 +168,7 @@ class Trials:
     def is_over(self, line: Line) -> bool:
         """Whether a line waits for its tenant's limit as things are."""
         gpus_max = self.draft.limits_of(line.tenant)[0] if line.tenant else 0
-        return bool(gpus_max) and line.shape.count * line.shape.together > gpus_max - self.draft.leased_by(line.tenant)
+        return bool(gpus_max) and line.shape.gpus > gpus_max - self.draft.leased_by(line.tenant)
 
     def comes_before(self, line: Line, first: int, priority: int, item: int | None) -> bool:
         """Whether the first of a line goes before an entry of this priority; under fair share it may be anybody."""
@@ -243,13 +244,13 @@ class Trials:
 
     def _within_limit(self, case: Case, others: list[tuple[Line, list[int]]]) -> bool:
         """Whether its tenant may lease so many more, with what others of it lease first."""
-        need = case.shape.count * case.shape.together
+        need = case.shape.gpus
         if not case.gpus_max or not need:
             return True
         left = case.gpus_max - case.gpus
         for line, items in others if case.item is None else ():
             if line.tenant == self.job.tenant and line.shape.count:
-                each = line.shape.count * line.shape.together
+                each = line.shape.gpus
                 if each > left and each <= case.gpus_max:
                     return False  # under a limit nobody overtakes who waits for it
                 if self._moves(line, items[0], case):

@@ -10,7 +10,7 @@ import msgspec
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.fleet import Host
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.records import MODE_NAMES
 from moorage.scheduler.core.state import AT_EXITED, Job, Order, Replica, Worker

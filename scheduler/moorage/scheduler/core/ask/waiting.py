@@ -164,7 +164,7 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
         return {"reason": "held", "because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(said)}
     if job.preempts is not None:
         return {"reason": "preempting", "because": _preempted(engine, job, job.preempts[1])}
-    need = shape.count * shape.together
+    need = shape.gpus
     if not tenant.gpus_max or not need or reason in NEVER_REASONS:
         return {}
     # with room left, somebody of this tenant who comes first may need more than that room

@@ -15,11 +15,14 @@ from moorage.scheduler.core.ageing import Ageing, within
 from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import Rates
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE
 from moorage.scheduler.core.line.backfill import DEPTH_MAX, Estimates
 from moorage.scheduler.core.line.claims import Claim, Claims, fills_hosts
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line, Queue
 from moorage.scheduler.core.line.reserve import (
+    LATER_MS,
+    LATER_PART,
     MOVE_MS_A_HOST,
     PATIENCE_MS,
     Reservation,
@@ -35,6 +38,8 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
 
+#: choices that one pass makes, some 50 µs each where requests differ: then the record goes, and the next one goes on
+CHOICES_MAX: Final = 192
 #: entries of a line that are passed over in a pass as they could not end before a drain
 ASIDE_MAX: Final = 64
 _REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
@@ -85,9 +90,15 @@ class Planner:
         self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts barred to them
         self._turns: Turns | None = None  # this pass: the order under fair share
         self._draft: Draft | None = None  # the last pass's
+        self._choices = 0  # this pass: hosts that were found
+
+    def is_done(self, draft: Draft) -> bool:
+        """Whether nothing more may be placed in this record; who still waits is looked at in the next."""
+        return self._choices > CHOICES_MAX or draft.full
 
     def plan(self, draft: Draft) -> int:
         """Write placements into the draft; returns how many replicas were placed."""
+        self._choices = 0
         if not self.queue.size:
             return 0
         self._begin(draft)
@@ -96,7 +107,7 @@ class Planner:
         fleet, queue, placed_all, turns = self.fleet, self.queue, 0, self._turns
         strict, head_of, aged = self.order == "fifo", self._head_of(), self.ageing is not None
         ready = queue.ready(_NEVER if strict else fleet.changes, head_of)
-        while ready and not draft.full:
+        while ready and not self.is_done(draft):
             head, _, line = ready[0]
             if head_of is not None and (now := head_of(line)) != head:
                 heapreplace(ready, (now, line.entries[0], line))
@@ -110,9 +121,9 @@ class Planner:
             placed, filled, first, over = 0, 0, 0, False
             last: Choice | None = None
             aside: list[int] = []
-            need, room = line.shape.count * line.shape.together, self._room(draft, line)
+            need, room = line.shape.gpus, self._room(draft, line)
             others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
-            while line.entries and not draft.full and not waits:
+            while line.entries and not waits and not self.is_done(draft):
                 item = line.entries[0]
                 if queue.is_taken(line, item) or not self.waits(draft, item):
                     queue.pop(line)
@@ -253,7 +264,7 @@ class Planner:
 
     def _over_limit(self, draft: Draft, line: Line) -> None:
         """What comes later of this tenant waits behind it, else small jobs would starve a big one under the limit."""
-        if line.shape.count * line.shape.together <= draft.limits_of(line.tenant)[0]:
+        if line.shape.gpus <= draft.limits_of(line.tenant)[0]:
             self._full.add(line.tenant)
 
     def waits(self, draft: Draft, item: int) -> bool:
@@ -298,6 +309,8 @@ class Planner:
             choice = self._place_one(draft, shape, item, barred)
         if choice is None:
             self._no_room.add((shape.index, barred))
+        else:
+            self._choices += shape.together
         return choice
 
     def _place_one(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
@@ -331,6 +344,7 @@ class Planner:
         if shape.avoid or host.worker.window is not None:
             return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
         masks = self.ranker.again(choice, shape, min(most, len(entries)))
+        self._choices += bool(masks)
         for mask in masks:
             while entries and (self.queue.is_taken(line, entries[0]) or not self.waits(draft, entries[0])):
                 self.queue.pop(line)
@@ -436,6 +450,7 @@ class Planner:
             with self.fleet.avoiding(held.shape.avoid):
                 if still_holds(self.fleet, held):
                     self._move(held, draft.time_ms)
+                    self._reopen(held, draft.time_ms)
                     return
             self._give_up()
         for line in self.queue.lines.values():
@@ -493,6 +508,21 @@ class Planner:
         held.hosts, held.start_ms = hosts, start_ms
         self.fleet.changes += 1  # the hosts it leaves are open again
 
+    def _reopen(self, held: Reservation, now_ms: int) -> None:
+        """Time alone may let somebody pass a reservation, though nothing changes in the fleet: look at those again.
+
+        To a tenant more is owed by and by, and hosts are free later than they were expected to be.
+        """
+        start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
+        if start_ms is not None:
+            least_ms = max(LATER_MS, (start_ms - now_ms) // LATER_PART)
+            later = looked_ms is None or start_ms - looked_ms > least_ms
+            if looked_ms is None or later or start_ms < looked_ms:
+                held.looked_start_ms = start_ms
+        for line in self.queue.lines.values():
+            if line.barred and (later or not held.hosts & self.barred(line.priority, line.shape, line.tenant)):
+                line.barred, line.blocked_at = False, -1
+
     def _fill_in(self, draft: Draft, line: Line, room: float) -> int:
         """`_backfill`, counted; nobody is told of in the evidence but who came by the order."""
         if self.reservation is None:
@@ -513,7 +543,7 @@ class Planner:
         if held.start_ms is None:
             return 0
         taken = self._taken_back(line.priority, shape, line.tenant)
-        placed, need, jobs = 0, shape.count * shape.together, draft.state.jobs
+        placed, need, jobs = 0, shape.gpus, draft.state.jobs
         for item in list(islice(line.entries, DEPTH_MAX)):
             if need > room or draft.full:
                 break
@@ -537,7 +567,7 @@ class Planner:
 
     def _may(self, draft: Draft, line: Line) -> bool:
         """Whether its tenant may start it: hosts are held back for nobody who may not."""
-        return line.shape.count * line.shape.together <= self._room(draft, line)
+        return line.shape.gpus <= self._room(draft, line)
 
     def waits_for_limit(self, tenant: str) -> bool:
         """Whether somebody of this tenant found no room under its limit in the last pass."""

@@ -33,7 +33,7 @@ class UnderWay(NamedTuple):
     ending: Counter[str]
 
     def add(self, tenant: str, shape: Shape, found: Choice) -> None:
-        self.awaited[tenant] += shape.count * shape.together
+        self.awaited[tenant] += shape.gpus
         for victim in found.victims:
             self.ending[victim.job.tenant] += victim.gpus
 
@@ -115,7 +115,7 @@ class Preempting:
         found, jobs = UnderWay(Counter(), Counter()), draft.state.jobs
         for job in draft.state.preempting.values():
             shape = self.policy.shape_of(job)
-            found.awaited[job.tenant] += shape.count * shape.together
+            found.awaited[job.tenant] += shape.gpus
         if self._asked is None:  # for whom the last leader's ended may have gone since
             members = (m for worker in draft.state.worker_by_num for m in worker.members.values())
             self._asked = {m.replica.job.num for m in members if draft.state_of(m.replica) == ENDING}
@@ -134,7 +134,7 @@ class Preempting:
         return [m for m in held if m is not None and draft.state_of(m.replica) == ENDING]
 
     def _right(self, draft: Draft, job: Job, line: Line, under_way: UnderWay) -> Right | None:
-        need = line.shape.count * line.shape.together
+        need = line.shape.gpus
         own = draft.share_of(job.tenant)[1] - draft.leased_by(job.tenant) - under_way.awaited[job.tenant]
         if self.reclaim and 0 < need <= own:
             return Right(job, line.priority, reclaims=True)

@@ -205,7 +205,7 @@ class Admission:
     def _over_limit(self, draft: Draft, event: Submit) -> Problem | None:
         """What an operator's limit on the tenant refuses: one job too many, and what could never start under it."""
         gpus_max, jobs_max = draft.limits_of(event.tenant)
-        need = event.shape.count * event.shape.together
+        need = event.shape.gpus
         if gpus_max and need > gpus_max:
             return problem(
                 "failed-precondition",

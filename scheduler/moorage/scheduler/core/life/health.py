@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
-from moorage.scheduler.core.fleet import Host
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.lifecycle import Lifecycle
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Count
 from moorage.scheduler.core.state import State, Worker

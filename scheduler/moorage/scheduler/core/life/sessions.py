@@ -14,7 +14,8 @@ import msgspec
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.events import FromWorker
-from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.health import Health
 from moorage.scheduler.core.life.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, GangPhase
@@ -195,12 +196,10 @@ class Sessions:
         busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
         if host.busy & ~busy or (host.waiting and not frame.waiting):
             self.fleet.changes += 1  # a shared device that opens again moves no bucket
-        host.busy = busy
-        host.waiting = frame.waiting
-        host.heard = True
-        if host.load_ms < 0:
-            host.stale = False  # it says no load frames: then its renewals tell how it is
-        self.fleet.refresh(host)
+        stale = host.stale and host.load_ms >= 0  # it says no load frames: then its renewals tell how it is
+        if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
+            host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale
+            self.fleet.refresh(host)
         self.health.heard(draft, host, frame)
         return host
 
@@ -248,7 +247,7 @@ class Sessions:
         if host is None or frame.boot != host.worker.boot:
             return
         sick = used_percent = 0
-        host.troubles = {}
+        before, host.troubles = host.troubles, {}
         for slot, reading in enumerate(frame.gpu_pool):
             if reading.util_percent > 0:
                 used_percent += min(reading.util_percent, 100)
@@ -256,6 +255,8 @@ class Sessions:
                 sick |= 1 << slot
                 ill = reading.health != "ok"
                 host.troubles[slot] = (reading.health, reading.detail) if ill else ("foreign", reading.foreign)
+        if host.troubles != before:
+            self.fleet.redrawn.add(host.worker.num)
         host.util_percent = used_percent // max(1, len(frame.gpu_pool))
         host.load_ms = mono_ms
         if sick != host.sick or host.stale:

@@ -105,7 +105,7 @@ def _sizes(fleet: Fleet, shape: Shape) -> Iterator[tuple[int, int]]:
 def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
     """Whether it asks at once for as many GPUs as the largest host that could run it has, or more."""
     most = max((gpus for gpus, _ in _sizes(fleet, shape)), default=0)
-    return 0 < most <= shape.count * shape.together
+    return 0 < most <= shape.gpus
 
 
 def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:

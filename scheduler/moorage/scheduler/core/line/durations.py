@@ -219,4 +219,4 @@ def rank(ordered: list[int], percent: int) -> int:
 
 def _groups(tenant: str, workload: str, shape: Shape) -> tuple[_Group, _Group, _Group]:
     """From narrow to wide. A workload is never empty: `driver` at least."""
-    return (tenant, workload, shape.index), (tenant, workload, -1), (tenant, "", shape.count * shape.together)
+    return (tenant, workload, shape.index), (tenant, workload, -1), (tenant, "", shape.gpus)

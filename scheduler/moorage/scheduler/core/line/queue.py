@@ -182,7 +182,7 @@ class Queue:
         return self.lines.get(self._key(priority, shape, tenant))
 
     def position(self, priority: int, item: int, standing: Callable[[int, int], int] | None = None) -> int:
-        """How many entries stand before this one; counts every line, so it is for questions, not for the tick.
+        """How many entries stand before this one; looks at every line, so it is for questions, not for the tick.
 
         `standing` is what a priority counts as for an entry, where jobs age: less the later an entry came.
         """
@@ -191,11 +191,11 @@ class Queue:
             mine = (-standing(priority, item), item)
             for line in self.lines.values():
                 key = _head_by(standing, line.priority)
-                before += bisect_left(list(line.entries), mine, key=key)
+                before += bisect_left(line.entries, mine, key=key)
             return before
         for line in self.lines.values():
             if line.priority > priority:
                 before += len(line.entries)
             elif line.priority == priority:
-                before += sum(1 for other in line.entries if other < item)
+                before += bisect_left(line.entries, item)
         return before

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Line
 from moorage.scheduler.core.shape import Shape
 
@@ -26,6 +27,9 @@ PATIENCE_MS: Final = 30_000
 #: a reservation's hosts are chosen anew where others will be free sooner, so many ms apart for each host of the fleet,
 #: since it is a walk over it: up to 333 hosts at every look, once a second, 10,000 hosts every 30 s
 MOVE_MS_A_HOST: Final = 3
+#: who might be filled in is looked for again once the start is expected so much later, and by this part of what is left
+LATER_MS: Final = 5_000
+LATER_PART: Final = 8
 #: hosts whose members' ends are looked at for one reservation, and so many times what it needs where that is more
 LOOKED_MAX: Final = 64
 LOOKED_TIMES: Final = 4
@@ -41,7 +45,9 @@ class Reservation:
     `since_ms`; late, it has `more` hosts closed beyond those that it takes, and the next one will be at `late_ms`.
     """
 
-    __slots__ = ("hosts", "item", "late_ms", "line", "more", "priority", "shape", "since_ms", "start_ms")
+    __slots__ = (
+        "hosts", "item", "late_ms", "line", "looked_start_ms", "more", "priority", "shape", "since_ms", "start_ms",
+    )  # fmt: skip
 
     def __init__(
         self, item: int, line: Line, hosts: frozenset[int], start_ms: int | None = None, since_ms: int = 0
@@ -56,6 +62,7 @@ class Reservation:
         takes_ms = LATE_TIMES * (start_ms - since_ms) if start_ms is not None else 0
         self.late_ms = since_ms + max(LATE_MIN_MS, takes_ms)
         self.more = 0
+        self.looked_start_ms = start_ms  # as it was when those that it bars were last looked at because of it
 
     def one_more(self, host: int | None, now_ms: int) -> None:
         """It is late: one more host is closed, if there is any; the next once it has taken twice as long as by now."""

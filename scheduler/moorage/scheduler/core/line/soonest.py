@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.line.durations import Durations
 from moorage.scheduler.core.line.reading import Reading
 from moorage.scheduler.core.shape import Shape

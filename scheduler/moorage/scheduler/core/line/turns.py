@@ -45,7 +45,7 @@ class Turns:
         """0 where the next of a line stays within what is guaranteed to its tenant, else 1."""
         draft, name = self._draft, line.tenant
         guaranteed = draft.share_of(name)[1]
-        return int(not guaranteed or draft.leased_by(name) + line.shape.count * line.shape.together > guaranteed)
+        return int(not guaranteed or draft.leased_by(name) + line.shape.gpus > guaranteed)
 
     def _score(self, name: str) -> int:
         known = self._scores.get(name)
@@ -76,7 +76,7 @@ class Turns:
         if (borrows, priority) < theirs[:2]:
             if borrows or not shape.count:
                 return UNBOUNDED
-            return (draft.share_of(line.tenant)[1] - draft.leased_by(line.tenant)) // (shape.count * shape.together)
+            return (draft.share_of(line.tenant)[1] - draft.leased_by(line.tenant)) // (shape.gpus)
         weight = draft.share_of(line.tenant)[0]
         return places_until(theirs[2] - mine, weight, self._rates.of(shape) * shape.together, self._at)
 

@@ -14,7 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Host
 from moorage.scheduler.core.rank.fragments import gains, gains_by_device
 from moorage.scheduler.core.rank.mix import Mix, most_frequent
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots

@@ -16,7 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fleet
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
 from moorage.scheduler.core.rank.prices import Prices, gpu_percent
@@ -138,9 +139,13 @@ class Fragments(Pack):
         stands = (self.mix.version, fleet.inventory)
         if stands != self._plain_of:
             self._plain_of = stands
-            shapes = [shape for shape, _ in self.mix.all()]
-            most = max((shape.cpu_milli for shape in shapes), default=0)
             kinds = {device[1:] for cls in fleet.classes.values() for device in cls.devices}
+            shapes = [  # what no device of the fleet answers fragments nothing, however much of it waits
+                shape
+                for shape, _ in self.mix.all()
+                if shape.mode == NO_GPU or any(shape.device_rank(*kind, shape.slot_index or 0) for kind in kinds)
+            ]
+            most = max((shape.cpu_milli for shape in shapes), default=0)
             self._plain = all(
                 shape.mode == EXCLUSIVE
                 and shape.count == 1

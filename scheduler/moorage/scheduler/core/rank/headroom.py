@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.fleet import Fleet, Host
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.rank.ranker import Choice, Pack
 from moorage.scheduler.core.shape import Shape
 

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from moorage.scheduler.core.fleet import EXCLUSIVE
+from moorage.scheduler.core.host import EXCLUSIVE
 from moorage.scheduler.core.rank.prices import gpu_percent
 from moorage.scheduler.core.rank.table import (
     CPU,

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.rank.table import TYPE, HostTable, HostType, Ints
 from moorage.scheduler.core.shape import Shape
 

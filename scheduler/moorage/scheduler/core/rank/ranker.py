@@ -11,13 +11,14 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, NO_GPU, Fit, Fleet, Host, HostClass
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass
 from moorage.scheduler.core.shape import Shape
 
 #: choices among linked slots that are remembered: a few kinds of hosts in as many states
 SLOTS_KNOWN: Final = 65_536
 
-#: sets of slots by NVLink, and by NUMA node (`fleet.HostClass.islands`)
+#: sets of slots by NVLink, and by NUMA node (`host.HostClass.islands`)
 Islands = tuple[tuple[int, ...], ...]
 
 

@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from moorage.scheduler.core.fleet import EXCLUSIVE, MEMBERS_MAX, NO_GPU, Fit, Fleet, Host, HostClass
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE, MEMBERS_MAX, NO_GPU, Fit, Host, HostClass
 from moorage.scheduler.core.shape import Shape
 
 Ints = npt.NDArray[np.int64]

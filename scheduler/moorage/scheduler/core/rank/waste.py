@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from moorage.scheduler.core.fleet import NO_GPU
+from moorage.scheduler.core.host import NO_GPU
 from moorage.scheduler.core.rank.table import CPU, FREE, KIND, NO_ROOM, ROOM, ROOMS, TYPE, HostTable, Ints
 from moorage.scheduler.core.shape import Shape
 

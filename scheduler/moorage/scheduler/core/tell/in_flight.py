@@ -6,7 +6,7 @@ from typing import Any
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Ask, FromWorker
-from moorage.scheduler.core.fleet import Host
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.admission import NewJob
 from moorage.scheduler.core.records import Record
 from moorage.schemas.frames import Renew

@@ -1,0 +1,64 @@
+"""The fleet as observers see it, twice a second: of ten thousand workers only those are written anew that changed."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.ask import views
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.state import Worker
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import FleetFrame
+
+#: rows that are written between two turns of the loop, some 2 µs each
+AT_ONCE: Final = 2_048
+
+
+class FleetFrames:
+    """Keeps each worker's row as it was sent last, and the order of their names."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._rows: list[msgspec.Raw] = []  # by worker number
+        self._order: list[tuple[str, int]] = []  # names and worker numbers
+        engine.fleet.redrawn = set()
+
+    def catch_up(self) -> Iterator[None]:
+        """Write the rows of workers that came or changed; yields where others should have a turn of the loop."""
+        known, redrawn, rows = self._engine.state.worker_by_num, self._engine.fleet.redrawn, self._rows
+        written = 0
+        while redrawn or len(rows) < len(known):
+            if written == AT_ONCE:
+                yield
+                written = 0
+            written += 1
+            if redrawn:
+                num = redrawn.pop()
+                if num < len(rows):
+                    rows[num] = self._row(known[num])
+            else:
+                worker = known[len(rows)]
+                rows.append(self._row(worker))
+                insort(self._order, (worker.id, worker.num))
+
+    def frame(self) -> bytes:
+        """The frame, as of now once all is caught up with."""
+        engine, rows = self._engine, self._rows
+        state = engine.state
+        workers: list[Any] = [rows[num] for _, num in self._order]
+        running = sum(len(worker.members) for worker in state.worker_by_num)
+        return encode(FleetFrame(state.epoch, state.seq, workers=workers, queued=engine.queue.size, running=running))
+
+    def _row(self, worker: Worker) -> msgspec.Raw:
+        host = self._engine.fleet.hosts.get(worker.num)
+        row = {
+            "worker": worker.id,
+            "state": views.worker_state(worker, host),
+            "cells": views.cells(host, len(worker.hello.get("gpu_pool", ()))),
+            "simulated": bool(worker.hello.get("simulated", False)),
+        }
+        return msgspec.Raw(encode(row))

@@ -1,0 +1,267 @@
+"""No record keeps the leader's loop for long: what has no room in one goes on in the next, at once and in order."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+import weakref
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from moorage.bus.transport import Delivery
+from moorage.scheduler import collecting, intake
+from moorage.scheduler.collecting import Collecting
+from moorage.scheduler.core import draft, engine
+from moorage.scheduler.core.decide import plan
+from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
+from moorage.scheduler.intake import Intake
+from tests.scheduler.driving import SUBJECTS, Driving
+
+
+def _steps(payload: bytes, op: Op) -> int:
+    return decode_record(payload).steps[::STEP_WIDTH].count(op)
+
+
+def _accepts(payload: bytes) -> int:
+    return sum(len(flat) // 4 for _, flat in decode_record(payload).accepts)
+
+
+def _until_calm(drive: Driving) -> list[bytes]:
+    """The records until nothing presses: as the reign's loop makes them, one after the other."""
+    first = len(drive.records)
+    while drive.engine.urgent:
+        drive.tick(obey=False)
+    return drive.records[first:]
+
+
+def test_many_small_requests_are_accepted_and_placed_in_several_records() -> None:
+    drive = Driving()
+    drive.checks = False
+    for index in range(50):
+        drive.worker(f"w{index}", 64)
+    for index in range(3_000):
+        drive.offer_submit(f"j{index}", gpu={})
+    records = _until_calm(drive)
+    drive.check()
+    assert sum(map(_accepts, records)) == sum(_steps(payload, Op.PLACE) for payload in records) == 3_000
+    assert max(map(_accepts, records)) <= draft.ACCEPTS_MAX + 1
+    assert len(records) >= 3
+
+
+def test_the_ends_of_thousands_are_told_in_several_records() -> None:
+    drive = Driving()
+    drive.checks = False
+    for index in range(60):
+        drive.worker(f"w{index}", 64)
+    for index in range(3_600):
+        drive.offer_submit(f"j{index}", gpu={})
+    while drive.engine.urgent:
+        drive.tick()
+    for worker in drive.workers.values():
+        for key in list(worker.held):
+            worker.finish(key)
+        if (frame := worker.fact_frame()) is not None:
+            drive.send(worker.id, frame)
+    records = _until_calm(drive)
+    drive.check()
+    ends = [_steps(payload, Op.RUN) for payload in records]
+    assert sum(ends) == 3_600
+    assert max(ends) <= draft.STEPS_MAX + 64, "one frame more than the bound, at most"
+    assert drive.free_gpus() == 60 * 64
+
+
+def test_choices_that_differ_are_made_over_several_records_in_their_order() -> None:
+    drive = Driving()
+    drive.checks = False
+    for index in range(600):
+        drive.worker(f"w{index}", 8)
+    for index in range(600):
+        drive.offer_submit(f"j{index}", gpu={"count": 8}, priority=90 if index >= 300 else 50)
+    records = _until_calm(drive)
+    drive.check()
+    assert len(records) == -(-600 // (plan.CHOICES_MAX + 1))
+    assert {member.replica.job.num for member in drive.state.members()} == set(range(1, 601))
+    placed = [decode_record(payload).steps[1::STEP_WIDTH] for payload in records]
+    assert min(placed[0]) > 300, "who goes first is not asked twice"
+
+
+def test_a_record_that_was_full_of_requests_lets_them_start_with_the_next() -> None:
+    drive = Driving()
+    drive.checks = False
+    drive.worker("w0", 8)
+    for index in range(draft.ACCEPTS_MAX + 1):
+        drive.offer_submit(f"j{index}", gpu={"count": 8})
+    drive.tick(obey=False)
+    assert not drive.engine.waiting
+    assert not list(drive.state.members()), "the record was full before anybody was placed"
+    assert drive.engine.urgent, "nothing else would make the next record"
+    _until_calm(drive)
+    assert drive.states("j0") == ["PLACED"]
+
+
+def test_a_frame_of_thousands_is_one_act_and_every_end_keeps_its_why() -> None:
+    drive = Driving()
+    drive.checks = False
+    drive.worker("w0", 0)
+    count = draft.STEPS_MAX + 500
+    for index in range(-(-count // 1_000)):
+        drive.offer_submit(f"j{index}", replicas=min(1_000, count - index * 1_000))
+    while drive.engine.urgent:
+        drive.tick()
+    drive.settle()
+    worker = drive.workers["w0"]
+    assert len(worker.held) == count
+    for number, key in enumerate(list(worker.held)):
+        worker.finish(key, 3, f"reason {number}")
+    drive.report()
+    drive.check()
+    told = {row[8] for job in drive.state.jobs.values() for row in job.story if row[8]}
+    assert len(told) == count
+
+
+def test_renewals_of_a_large_fleet_are_answered_over_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "EVENTS_MAX", 100)
+    drive = Driving()
+    drive.checks = False
+    replies = []
+    for index in range(350):
+        drive.worker(f"w{index}", 1)
+    for name, worker in drive.workers.items():
+        replies.append(drive.send(name, worker.renew_frame()))
+    assert not drive.engine.urgent, "a renewal may wait"
+    drive.tick()
+    assert sum(reply in drive.answers for reply in replies) == 100
+    assert drive.engine.urgent, "what came before the record waits no longer for it"
+    assert len(_until_calm(drive)) == 3
+    assert [drive.answers[reply]["kind"] for reply in replies] == ["renewed"] * 350
+
+
+# ------------------------------------------------------------------------------------------------------------ intake
+
+
+def _intake(drive: Driving, answers: dict[str, bytes]) -> Intake:
+    def refused(*_: object) -> None:
+        raise AssertionError(_)
+
+    return Intake(drive.engine, SUBJECTS, answers.__setitem__, refused, refused)
+
+
+def _array(names: list[str]) -> bytes:
+    return msgspec.json.encode([{"job": name, "gpu": {"count": 1}, "run": {"driver": "noop"}} for name in names])
+
+
+def test_a_flood_is_read_in_several_turns_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "AT_ONCE", 100)
+    drive = Driving()
+    reader = _intake(drive, {})
+    for index in range(250):
+        body = b'{"job":"j%d","run":{"driver":"noop"}}' % index
+        reader.put(Delivery(SUBJECTS.api("t", "submit"), f"_INBOX.{index}", body))
+    turns = 1
+    while not reader.drain(drive.now):
+        assert drive.engine.waiting == 100 * turns
+        turns += 1
+    assert turns == 3
+    drive.tick()
+    assert [job.name for job in drive.state.jobs.values()] == [f"j{index}" for index in range(250)]
+
+
+def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "AT_ONCE", 100)
+    drive = Driving()
+    answers: dict[str, bytes] = {}
+    reader = _intake(drive, answers)
+    names = [f"j{index}" for index in range(299)]
+    bodies = _array(names)[:-1] + b',{"job":"bad","run":{"driver":7}}]'
+    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.array", bodies))
+    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.after", b'{"job":"z","run":{"driver":"noop"}}'))
+    turns = 1
+    while not reader.drain(drive.now):
+        drive.tick()  # a record may go in between: what was read of the array is accepted with it
+        assert "_INBOX.array" not in drive.answers
+        turns += 1
+    drive.tick()
+    answered = json.loads(answers["_INBOX.array"]) if "_INBOX.array" in answers else drive.answers["_INBOX.array"]
+    assert turns > 3
+    assert [each.get("job") for each in answered[:-1]] == names
+    assert answered[-1]["kind"] == "error"
+    assert [job.name for job in drive.state.jobs.values()] == [*names, "z"]
+
+
+def test_a_defect_in_the_midst_of_an_array_ends_that_array_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "AT_ONCE", 4)
+    drive = Driving()
+    answers: dict[str, bytes] = {}
+    reader = _intake(drive, answers)
+
+    def fails(body: bytes) -> object:
+        raise ZeroDivisionError
+
+    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.array", _array([f"j{index}" for index in range(10)])))
+    reader.put(Delivery(SUBJECTS.worker("w", "renew"), "_INBOX.renew", b'{"kind":"renew","session":"s","n":1}'))
+    monkeypatch.setattr(drive.engine.requests, "read", fails)
+    while not reader.drain(drive.now):
+        pass
+    assert json.loads(answers["_INBOX.array"])["code"] == "internal"
+    assert reader.counters["defects"] == 1
+    drive.tick()
+    assert drive.answers["_INBOX.renew"]["code"] == "session-over", "what came behind it is taken as ever"
+
+
+# ------------------------------------------------------------------------------------------------- the collector
+
+
+@pytest.fixture
+def _collector() -> Iterator[None]:
+    numbers = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*numbers)
+
+
+class _Circle:
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.mark.usefixtures("_collector")
+def test_what_many_records_left_is_out_of_the_collector_s_sight_until_a_calm_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collector = Collecting()
+    collector.begin()
+    frozen = gc.get_freeze_count()
+    kept = [[number] for number in range(10_000)]
+    collector.wrote(collecting.EVENTS_MAX - 1)
+    assert gc.get_freeze_count() <= frozen
+    circle = _Circle()
+    gone = weakref.ref(circle)
+    collector.wrote(1)
+    del circle
+    assert gc.get_freeze_count() > frozen + len(kept)
+    gc.collect()
+    assert gone() is not None, "it was frozen, and so not looked at"
+    clock = collector._full_s
+    for passed_s, jobs, is_looked in (
+        (collecting.FULL_EVERY_S - 1, 0, False),
+        (collecting.FULL_EVERY_S + 60, collecting.JOBS_MAX + 1, False),
+        (collecting.FULL_EVERY_S + 60, collecting.JOBS_MAX, True),
+    ):
+        monkeypatch.setattr(time, "monotonic", lambda passed_s=passed_s: clock + passed_s)
+        collector.tidy(jobs)
+        assert (gone() is None) == is_looked
+
+
+@pytest.mark.usefixtures("_collector")
+def test_a_reign_that_is_over_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Collecting()
+    first.begin()
+    circle = _Circle()
+    gone = weakref.ref(circle)
+    first.wrote(collecting.EVENTS_MAX)
+    del circle
+    Collecting().begin()
+    assert gone() is None
