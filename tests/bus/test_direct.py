@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 from nats.protocol.parser import Parser
 
 from moorage.bus.connection import connect
@@ -53,7 +54,7 @@ class Heard(DirectClient):
         self.heard.append(str(error))
 
 
-def said() -> bytes:
+def said(large: int = 10_000) -> bytes:
     """What a server may say: plain messages, with and without a reply subject, and everything else between them."""
     return b"".join(
         (
@@ -65,7 +66,7 @@ def said() -> bytes:
             b"MSG a.d 3 2\r\n\r\n\r\n",
             b"-ERR 'Permissions Violation'\r\n",
             b"MSG a.b 1 8\r\na defect\r\n",
-            b"MSG large 1 100000\r\n" + b"0123456789" * 10_000 + b"\r\n",
+            b"MSG large 1 %d\r\n" % (10 * large) + b"0123456789" * large + b"\r\n",
             "MSG gr\u00fc\u00df 1 3\r\n".encode() + b"\xff\x00\n\r\n",
             b"MSG\ta.b  1   1\r\nx\r\n",
             b"+OK\r\nMSG a.b 1 5\r\nworld\r\n",
@@ -99,6 +100,53 @@ async def test_cut_anywhere_and_said_twice() -> None:
         assert await parsed(DirectParser, parts) == expected
 
 
+class Read:
+    """A `Heard` whose socket is a reader that is fed by hand; its task reads as nats-py's does."""
+
+    def __init__(self) -> None:
+        self.client = Heard(DirectParser)
+        self.reader = asyncio.StreamReader()
+        self.client._transport = transport = TcpTransport()  # type: ignore[no-untyped-call]
+        transport._io_reader = self.reader
+        self.client.read_at_once()
+        self.task = asyncio.create_task(self.read())
+
+    async def read(self) -> None:
+        while data := await self.reader.read(32_768):
+            await self.client._ps.parse(data)
+
+    async def end(self) -> list[Any]:
+        self.reader.feed_eof()
+        await self.task
+        await asyncio.gather(*self.client._telling)
+        return self.client.heard
+
+
+async def test_what_is_read_is_heard_in_the_same_turn() -> None:
+    read = Read()
+    await asyncio.sleep(0)  # its task waits for the first byte
+    read.reader.feed_data(b"MSG a.b 1 5\r\nhello\r\nMSG a.b 1 5\r\nwor")
+    read.reader.feed_data(b"ld\r\n")
+    assert [data for _, _, data, _ in read.client.heard] == [b"hello", b"world"]
+    await read.end()
+
+
+async def test_what_is_heard_at_once_overtakes_nothing_that_its_task_has_still_to_read() -> None:
+    text, chance = said(large=1) * 2, random.Random(11)
+    expected = await parsed(Parser, [text])
+    for _ in range(100):
+        cuts = sorted(chance.sample(range(len(text)), 12))
+        read = Read()
+        for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            read.reader.feed_data(text[a:b])
+            for _ in range(chance.choice((0, 0, 1, 2, 3))):
+                await asyncio.sleep(0)
+        heard = await read.end()
+        # that a handler failed is told by a task of its own, so a little later
+        assert [each for each in heard if each != "a defect"] == [each for each in expected if each != "a defect"]
+        assert heard.count("a defect") == expected.count("a defect")
+
+
 async def test_a_message_that_never_ends_is_held_once_and_bounded_by_what_nats_py_takes() -> None:
     client = Heard(DirectParser)
     await client._ps.parse(b"MSG large 1 10000000\r\n")
@@ -121,6 +169,34 @@ async def test_what_is_sent_leaves_in_the_turn_that_sends_it(nats_url: str, uniq
         await a.flush()
         await b.flush()
         assert heard == [b"one", b"two"]
+
+
+async def test_an_append_leaves_in_the_turn_that_sends_it_with_its_headers(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+        heard: list[Delivery] = []
+        await b.subscribe(unique, heard.append)
+        headers = {"One": "1", "Two": "zwei \u00fc"}
+        asking = asyncio.create_task(a.request(unique, b"body", 5, headers))
+        await asyncio.sleep(0)
+        assert a._client.stats["out_msgs"]
+        assert not a._client._pending
+        await a.flush()
+        await b.flush()
+        asking.cancel()
+        assert [(each.data, each.headers) for each in heard] == [(b"body", headers)]
+
+
+async def test_a_headers_value_is_no_door_for_another_header(nats_url: str, unique: str) -> None:
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
+        heard: list[Delivery] = []
+        await b.subscribe(f"{unique}.>", heard.append)
+        odd = {"One": "1\r\nTwo: 2"}
+        asking = asyncio.create_task(a.request(f"{unique}.x", b"body", 5, odd))
+        await asyncio.sleep(0)
+        await a.flush()
+        await b.flush()
+        asking.cancel()
+        assert [(each.data, list(each.headers or ())) for each in heard] == [(b"body", ["One"])]
 
 
 async def test_requests_of_one_turn_leave_in_one_write(
@@ -148,8 +224,11 @@ async def test_requests_of_one_turn_leave_in_one_write(
         assert writes == [100]
 
 
-def test_the_hooks_are_where_they_are_looked_for() -> None:
+async def test_the_hooks_are_where_they_are_looked_for() -> None:
     """A release of nats-py without them would be slower, and nobody would see why."""
     client = Client()
     assert {"_ps", "_pending", "_pending_data_size", "_transport", "_flush_queue"} <= vars(client).keys()
-    assert callable(client._process_msg)
+    assert all(map(callable, (client._process_msg, client._send_publish, client._send_command, client._flush_pending)))
+    reader = asyncio.StreamReader()
+    assert {"_buffer", "_waiter"} <= vars(reader).keys()
+    assert {"_io_reader", "_io_writer"} <= vars(TcpTransport()).keys()  # type: ignore[no-untyped-call]

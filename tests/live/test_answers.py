@@ -24,9 +24,10 @@ SUBMIT = b'{"job":"held","gpu":{},"run":{"argv":["true"]}}'
 
 
 class GatedJetStream(JetStream):
-    """The real one behind a gate: while it is shut, the ledger's appends wait before they are sent."""
+    """The real one behind a gate: while it is shut, appends with `held` in them wait before they are sent."""
 
     gate: asyncio.Event
+    held = b""
     waiting = 0
 
     async def append(
@@ -37,7 +38,8 @@ class GatedJetStream(JetStream):
         timeout_s: float = APPEND_TIMEOUT_S,
     ) -> Ack | JsError:
         self.waiting += 1
-        await self.gate.wait()
+        if self.held in payload:
+            await self.gate.wait()
         self.waiting -= 1
         return await super().append(subject, payload, headers, timeout_s)
 
@@ -56,7 +58,9 @@ async def test_nothing_leaves_before_the_acknowledgement(nats_server: Server, un
     heard: list[Delivery] = []
     try:
         await asyncio.wait_for(scheduler.leading.wait(), 10)
-        hello = Hello("w1", "b", drivers=["process"], gpu_pool=[Device(0, "nvidia", "H100", "GPU-0", 81559)])
+        hello = Hello(
+            "w1", "b", drivers=["process"], gpu_pool=[Device(n, "nvidia", "H100", f"GPU-{n}", 81559) for n in range(2)]
+        )
         joined = await client.request(subjects.worker("w1", "join"), encode(Join("m", "b", 1, hello)), 5)
         assert msgspec.json.decode(joined.data)["kind"] == "joined"
         for subject in (subjects.worker("w1", "wanted"), subjects.event("acme", "held"), "answer.here"):
@@ -77,6 +81,20 @@ async def test_nothing_leaves_before_the_acknowledgement(nats_server: Server, un
         assert answer["kind"] == "accepted"
         assert scheduler.reign is not None
         assert answer["ledger"] <= scheduler.reign.engine.state.seq
+
+        # its own record waits: what it will place is known by then, and said to nobody
+        heard.clear()
+        jetstream.gate.clear()
+        jetstream.held = b'"held2"'
+        await client.subscribe(subjects.event("acme", "held2"), heard.append)
+        await client.send([(subjects.api("acme", "submit"), SUBMIT.replace(b'"held"', b'"held2"'), "answer.here")])
+        flight = await until(lambda: jetstream.waiting and scheduler.reign and scheduler.reign.engine._in_flight)
+        await until(lambda: flight.early[1], what="its placement is foreseen")
+        await world.flush()
+        await client.flush()
+        assert heard == [], "something left while the record that holds it was appended"
+        jetstream.gate.set()
+        await until(lambda: len({delivery.subject for delivery in heard}) == 3, what="answer, placement and event")
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -268,6 +268,7 @@ class Driving:
         self.events: list[dict[str, Any]] = []
         self.wanted: list[Wanted] = []
         self.sizes: list[int] = []
+        self.foreseen = 0
         self._replies = 0
         self._sessions = 0
         self.checks = True
@@ -318,8 +319,13 @@ class Driving:
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         """One record; then the workers do as they are told, their facts wait for the next record."""
         self.now += ms
-        seq = self.store(self.engine.build(self.now, self.now))
+        payload = self.engine.build(self.now, self.now)
+        self.engine.foresee()
+        seq = self.store(payload)
+        early = self.engine.early(seq)
         out = self.engine.commit(seq, self.now)
+        assert early in ([], out.messages), "what left with the acknowledgement is what follows from the record"
+        self.foreseen += len(early)
         if self.keeps_history:
             for job in out.ended:
                 job.kept = seq

@@ -321,26 +321,26 @@ class SimulatedSupervised:
 
     # -- the agent's side
 
-    async def start(self, members: Sequence[StartMember]) -> None:
-        await self._ask(self.supervisor.start, list(members))
+    def begin_start(self, members: Sequence[StartMember]) -> list[asyncio.Future[None]]:
+        return [self._begin(self.supervisor.start, list(members))]
 
-    async def end(self, members: Iterable[EndMember]) -> None:
-        for member in members:
-            await self._ask(self.supervisor.end, member.key, "end", member.grace_s, member.notice_s)
+    def begin_end(self, members: Iterable[EndMember]) -> asyncio.Future[None]:
+        (member,) = members
+        return self._begin(self.supervisor.end, member.key, "end", member.grace_s, member.notice_s)
 
-    async def fence(self, deadline_boottime_s: float | None, grace_s: float) -> None:
-        await self._ask(self.supervisor.fence, deadline_boottime_s, grace_s)
+    def begin_fence(self, deadline_boottime_s: float | None, grace_s: float) -> asyncio.Future[None]:
+        return self._begin(self.supervisor.fence, deadline_boottime_s, grace_s)
+
+    def begin_forget(self, keys: Iterable[str], **_: Any) -> asyncio.Future[None]:
+        return self._begin(self.supervisor.forget, list(keys))
 
     async def list(self) -> Listed:
-        await self._ask(lambda: None)
+        await self._begin(lambda: None)
         return self.supervisor.listed()
 
     async def shutdown_if_idle(self) -> bool:
         """A simulated supervisor costs nothing: it waits for its next agent."""
         return False
-
-    async def forget(self, keys: Iterable[str], **_: Any) -> None:
-        await self._ask(self.supervisor.forget, list(keys))
 
     async def next_events(self) -> Sequence[Event]:
         while not self._events:
@@ -351,16 +351,25 @@ class SimulatedSupervised:
         events, self._events = self._events, []
         return events
 
-    async def _ask(self, what: Callable[..., object], *args: Any) -> None:
+    def _begin(self, what: Callable[..., object], *args: Any) -> asyncio.Future[None]:
         """In the supervisor's process, at once; the answer takes a turn. Raises `SupervisorGone`."""
         if self._process is not None:
             self._process.acts()
         if self._gone is not None or self.supervisor.process.is_dead:
             raise SupervisorGone("the supervisor is gone")
         self.supervisor.process.call(what, *args)
-        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(self._answer, answer)
+        return answer
+
+    def _answer(self, answer: asyncio.Future[None]) -> None:
+        if answer.done():
+            return
         if self._gone is not None:
-            raise SupervisorGone("the supervisor is gone")
+            answer.set_exception(SupervisorGone("the supervisor is gone"))
+        else:
+            answer.set_result(None)
 
     def kill(self) -> None:
         self.supervisor.machine.kill_supervisor()

@@ -9,7 +9,8 @@ import pytest
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import End, Fact, FactAck, Joined, Place, Renewed, RollCall, Start, Wanted
-from moorage.worker.fact_outbox import FACTS_WAITING_MAX
+from moorage.worker.fact_outbox import FACTS_WAITING_MAX, START_WAIT_S
+from moorage.worker.leases.session import NEVER_S
 from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,
@@ -113,7 +114,9 @@ class Bench:
         return self.do(frame)
 
     def facts(self) -> list[Fact]:
-        """What leaves at the end of the turn, answered at once."""
+        """What leaves at the end of the turn, answered at once; claims alone leave a moment later."""
+        if self.members.outbox.due_s < NEVER_S:
+            self.now = max(self.now, self.members.outbox.due_s)
         sent = of(SendFacts, self.do(TurnOver()))
         if not sent:
             return []
@@ -353,10 +356,12 @@ def test_only_rank_0_of_a_gang_wants_a_port() -> None:
 def test_one_frame_is_in_flight_and_the_next_carries_all_that_gathered(bench: Bench) -> None:
     names = [name_of(str(number)) for number in range(3)]
     bench.want(place(names[0]))
+    bench.now += START_WAIT_S
     (first,) = of(SendFacts, bench.do(TurnOver()))
     for slot, name in enumerate(names[1:], 1):
         bench.want(place(name, (slot,)))
         assert not of(SendFacts, bench.do(TurnOver()))
+    bench.now += START_WAIT_S
     bench.do(FactAck(first.frame.no, 1))
     (second,) = of(SendFacts, bench.do(TurnOver()))
     assert second.frame.no == first.frame.no + 1
@@ -365,6 +370,7 @@ def test_one_frame_is_in_flight_and_the_next_carries_all_that_gathered(bench: Be
 
 def test_an_unanswered_frame_is_sent_again_with_the_same_number(bench: Bench) -> None:
     bench.want(place(name_of()))
+    bench.now += START_WAIT_S
     (first,) = of(SendFacts, bench.do(TurnOver()))
     waits: list[float] = []
     for _ in range(4):
@@ -376,6 +382,52 @@ def test_an_unanswered_frame_is_sent_again_with_the_same_number(bench: Bench) ->
         assert again.again
         assert again.frame == first.frame
     assert waits == [1, 2, 4, 4]
+
+
+def test_a_claim_leaves_with_the_news_of_its_start(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    assert not of(SendFacts, bench.do(TurnOver()))
+    assert bench.members.next_deadline_s() == pytest.approx(bench.now + START_WAIT_S)
+    bench.do(Started([name_of()]))
+    (sent,) = of(SendFacts, bench.do(TurnOver()))
+    assert [fact.kind for fact in sent.frame.facts] == ["claimed", "started"]
+    assert bench.members.next_deadline_s() > bench.now + START_WAIT_S
+
+
+def test_a_claim_whose_start_takes_its_time_is_told_alone(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    began_s = bench.now
+    bench.now += START_WAIT_S / 2
+    bench.want(place(name_of("b"), (1,)))  # a second one does not lengthen the wait of the first
+    assert not of(SendFacts, bench.do(TurnOver()))
+    bench.now = bench.members.next_deadline_s()
+    assert bench.now == pytest.approx(began_s + START_WAIT_S)
+    bench.do(Tick())
+    (sent,) = of(SendFacts, bench.do(TurnOver()))
+    assert [fact.kind for fact in sent.frame.facts] == ["claimed", "claimed"]
+
+
+def test_a_gangs_claim_waits_for_nothing_and_no_other_fact_for_a_claim(bench: Bench) -> None:
+    bench.want(place(name_of(), hold=True))
+    (sent,) = of(SendFacts, bench.do(TurnOver()))
+    assert [fact.kind for fact in sent.frame.facts] == ["claimed"]
+    bench.do(FactAck(sent.frame.no, 1))
+    bench.want(place(name_of("b"), (1,)))
+    assert not of(SendFacts, bench.do(TurnOver()))
+    bench.want(End(*name_of("c"), why="end"))
+    (sent,) = of(SendFacts, bench.do(TurnOver()))
+    assert {fact.kind for fact in sent.frame.facts} == {"claimed", "withdrawn"}
+
+
+def test_claims_that_gathered_behind_a_frame_wait_no_longer_than_others(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    bench.do(Started([name_of()]))
+    (first,) = of(SendFacts, bench.do(TurnOver()))
+    bench.want(place(name_of("b"), (1,)))
+    bench.now += START_WAIT_S
+    bench.do(FactAck(first.frame.no, 1))
+    (second,) = of(SendFacts, bench.do(TurnOver()))
+    assert [fact.kind for fact in second.frame.facts] == ["claimed"]
 
 
 def test_a_duplicate_answer_is_dropped(bench: Bench) -> None:

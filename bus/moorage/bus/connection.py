@@ -91,10 +91,11 @@ class Connection(Link):
         if not self._connected.is_set():
             self.counters.sent_dropped += sum(1 for _ in batch)
             return 0
-        publish = self._client.publish
-        bytes_max = self.max_payload_bytes
+        client, bytes_max = self._client, self.max_payload_bytes
+        publish = client.publish
         handed = 0
         rest = iter(batch)
+        client.gathers = True
         try:
             for subject, payload, reply in rest:
                 if len(payload) > bytes_max:
@@ -111,7 +112,9 @@ class Connection(Link):
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             # The connection went while this batch was being written; what is left of it is lost like the rest.
             self.counters.sent_dropped += 1 + sum(1 for _ in rest)
-        self._client.write()
+        finally:
+            client.gathers = False
+            await quietly(client.write())
         self.counters.sent += handed
         return handed
 

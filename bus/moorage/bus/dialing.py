@@ -101,6 +101,7 @@ class Dialer:
             await abandon(client)
             raise
         connected = True
+        client.read_at_once()
         self._gossiped = [uri.geturl() for uri in client.discovered_servers] or self._gossiped
         return client
 

@@ -5,6 +5,9 @@ the message in its subscription's queue, and in a later turn of the loop a task 
 Handlers of ours only enqueue (`transport.Handler`), so that they may run at once: `DirectParser` takes what plain
 messages one read has brought in one go, and leaves whatever else there is to nats-py's own parser.
 
+`DirectClient.read_at_once` does so where the loop hands over what it has read; nats-py's task, which would take it
+from a buffer in a later turn, then has to wake for what is left alone.
+
 Writing: nats-py wakes a task that writes in a later turn of the loop, behind whatever else this one still does.
 `DirectClient.write` writes now.
 
@@ -14,6 +17,7 @@ do their work as before.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +26,7 @@ from typing import Any, Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
+from nats.protocol.command import hpub_cmd
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from moorage.bus.transport import Delivery, Handler
@@ -47,16 +52,68 @@ class DirectClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._ps = DirectParser(self)
+        self._telling: set[asyncio.Task[None]] = set()
+        #: whoever publishes calls `write` in this turn: nats-py's task need not wake
+        self.gathers = False
 
-    def write(self) -> None:
+    def read_at_once(self) -> None:
+        """From now on what the socket brings goes to its handlers as it comes in. Call it once connected."""
+        transport, parser = self._transport, self._ps
+        reader: Any = transport._io_reader if isinstance(transport, TcpTransport) else None
+        if not (isinstance(parser, DirectParser) and hasattr(reader, "_waiter") and hasattr(reader, "_buffer")):
+            return  # a web socket, or another release: nats-py reads
+        feed = reader.feed_data
+
+        def feed_data(data: bytes) -> None:
+            # its task waits for more: all that came before was handed over, and may not be overtaken by this
+            if not reader._buffer and reader._waiter is not None and not reader._waiter.done():
+                data = parser.take_all(data)
+            if data:
+                feed(data)
+
+        reader.feed_data = feed_data
+
+    def tell(self, error: Exception) -> None:
+        """As nats-py tells of a callback that fails, but from outside of any task."""
+        task = asyncio.get_running_loop().create_task(self._tell(error))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, error: Exception) -> None:
+        await self._error_cb(error)
+
+    async def write(self) -> None:
         """Hand to the socket what was published so far; what the socket has no room for follows as ever."""
         transport = self._transport
-        if not isinstance(transport, TcpTransport) or transport._io_writer is None:  # a web socket: nats-py knows how
+        if isinstance(transport, TcpTransport) and transport._io_writer is not None:
+            stream = transport._io_writer.transport
+            if self._pending and not stream.is_closing() and not stream.get_write_buffer_size():
+                pending, self._pending, self._pending_data_size = self._pending, [], 0
+                stream.writelines(pending)
+        if self._pending:  # or it is a web socket: nats-py knows how
+            await self._flush_pending()
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        if self.gathers and not force_flush:
+            return None
+        return await super()._flush_pending(force_flush)
+
+    async def _send_publish(
+        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
+    ) -> None:
+        """With headers it leaves at once: who appends has one under way, so that none of this turn would join it."""
+        text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]) if headers else ""
+        if not text or {text.count("\r"), text.count("\n")} != {len(headers or ())}:  # nats-py knows what to do
+            await super()._send_publish(subject, reply, payload, payload_size, headers)
             return
-        stream = transport._io_writer.transport
-        if self._pending and not stream.is_closing() and not stream.get_write_buffer_size():
-            pending, self._pending, self._pending_data_size = self._pending, [], 0
-            stream.writelines(pending)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
+        self.gathers = True
+        try:
+            await self._send_command(hpub_cmd(subject, reply, b"NATS/1.0\r\n%b\r\n" % text.encode(), payload))
+        finally:
+            self.gathers = False
+        await self.write()
 
     def handler_of(self, sid: int) -> Handler | None:
         """None where the subscription has ended, or is nats-py's own."""
@@ -81,14 +138,35 @@ class DirectParser(Parser):
     nc: DirectClient
 
     async def parse(self, data: bytes = b"") -> None:
-        if self.state == AWAITING_CONTROL_LINE:
-            data = await self._messages(bytes(self.buf) + data if self.buf else data)
+        while data and self.state == AWAITING_CONTROL_LINE:
+            data, failed = self._take(data)
+            if failed is not None:
+                await self.nc._error_cb(failed)
+            elif (line := _line(data)) is not None and line.end() + int(line[4]) + _END_BYTES <= len(data):
+                # of a subscription of nats-py's own, or one that has ended
+                subject, sid, reply, length = line.groups(b"")
+                begin, end = line.end(), line.end() + int(length)
+                await self.nc._process_msg(int(sid), subject, reply, data[begin:end], b"")
+                data = data[end + _END_BYTES :]
+            else:
+                break
         if data:
             await super().parse(data)
 
-    async def _messages(self, data: bytes) -> bytes:
-        """Hand over the messages that `data` begins with; what is left for nats-py's parser."""
-        self.buf.clear()
+    def take_all(self, data: bytes) -> bytes:
+        """Hand over the messages that `data` begins with; what is left is for `parse`, with what may come behind it."""
+        while data and self.state == AWAITING_CONTROL_LINE:
+            data, failed = self._take(data)
+            if failed is None:
+                break
+            self.nc.tell(failed)
+        return data
+
+    def _take(self, data: bytes) -> tuple[bytes, Exception | None]:
+        """Hand messages to handlers of ours, up to the first one that is for nobody of ours, or whose handler fails."""
+        if self.buf:
+            data = bytes(self.buf) + data
+            self.buf.clear()
         handler_of, now_s, at, size = self.nc.handler_of, time.monotonic(), 0, len(data)
         while (line := _line(data, at)) is not None:
             subject, sid, reply, length = line.groups(b"")
@@ -98,14 +176,13 @@ class DirectParser(Parser):
                 if end - at > _PART_BYTES_MAX:
                     break
                 self.buf += data[at:]
-                return b""
-            at = end + _END_BYTES
+                return b"", None
             handler = handler_of(int(sid))
             if handler is None:
-                await self.nc._process_msg(int(sid), subject, reply, data[begin:end], b"")
-                continue
+                break
+            at = end + _END_BYTES
             try:
                 handler(Delivery(subject.decode(), reply.decode(), data[begin:end], None, now_s))
             except Exception as error:  # as nats-py tells of a callback that fails
-                await self.nc._error_cb(error)
-        return data[at:]
+                return data[at:], error
+        return data[at:], None

@@ -15,7 +15,7 @@ EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
 
 
 def messages_of(outputs: Outputs, subjects: Subjects, seq: int, decided: Callable[[str, bytes], bool]) -> list[Message]:
-    """Everything one record lets out, in one write: wanted frames first, they are what a GPU waits for.
+    """Everything one record lets out, in one write: wanted frames first, where they have not left yet.
 
     `decided` takes the answers that the durable queue's reader waits for.
     """

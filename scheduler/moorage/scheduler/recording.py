@@ -109,9 +109,9 @@ class RecordedEngine(Engine):
         self._recorder.put("build", time_ms, mono_ms, payload)
         return payload
 
-    def commit(self, seq: int, mono_ms: int) -> Outputs:
+    def acknowledged(self, seq: int, mono_ms: int) -> Outputs:
         self._recorder.put("commit", seq, mono_ms)
-        return super().commit(seq, mono_ms)
+        return super().acknowledged(seq, mono_ms)
 
 
 def _written(event: Event) -> tuple[Any, ...]:

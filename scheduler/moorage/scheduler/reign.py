@@ -175,15 +175,22 @@ class Reign:
             only_ends = engine.only_ends
             payload = engine.build(self._time_ms(now), now)
             self._built_ms = now
+            self._loop.call_soon(engine.foresee)
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
             self.records += 1
             if only_ends:
                 self._kept_waiting = self._kept_waiting + 1 if engine.submitted else 0
-            outputs = engine.commit(seq, monotonic_ms())
+            if early := engine.early(seq):
+                await self._world.send(early)
+            outputs = engine.acknowledged(seq, monotonic_ms())
             if engine.sessions.ahead and (why := engine.behind(monotonic_ms())):
                 await ledger.mark_behind(engine.state, engine.rid + 1, why)
                 raise LedgerOlder(why)
+            wanted, outputs.messages = outputs.messages, []
+            if wanted != early:  # what a GPU waits for leaves before the others' words are put together
+                await self._world.send(wanted)
+            engine.tell(outputs)
             self.history.take(outputs)
             self.queue_reader.made_room()
             decided = self.queue_reader.decided

@@ -182,12 +182,16 @@ class CgroupBase(CgroupFolder):
             if not folder.remove():
                 raise
             os.mkdir(folder.path, 0o755)
+        return folder, self.limit(folder, cpu_milli, memory_bytes)
+
+    def limit(self, folder: CgroupFolder, cpu_milli: int | None, memory_bytes: int | None) -> list[str]:
+        """Bound a member's group; the names of the limits that cannot be set here."""
         ignored: list[str] = []
         if cpu_milli is not None and not self._limit(folder, "cpu", "cpu.max", _cpu_max(cpu_milli)):
             ignored.append("cpu_milli")
         if memory_bytes is not None and not self._limit(folder, "memory", "memory.max", str(memory_bytes)):
             ignored.append("memory_bytes")
-        return folder, ignored
+        return ignored
 
     def _limit(self, folder: CgroupFolder, controller: str, file: str, value: str) -> bool:
         if controller not in self.controllers:

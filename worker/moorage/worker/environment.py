@@ -258,9 +258,11 @@ def apply_tf_paths(environment: Mapping[str, str]) -> dict[str, str]:
     names = [(f"TF_{target}", target, False) for target in _TF_PATHS]
     names += [(f"TF_PREPEND_{target}", target, True) for target in _TF_PATHS]
     for source, target, before in names:
+        if not result.get(source):
+            continue
         current = result.get(target, "")
         present = _components(current, target)
-        added = [part for part in _components(result.get(source, ""), target) if part not in present]
+        added = [part for part in _components(result[source], target) if part not in present]
         if not added:
             continue
         joined = ":".join(dict.fromkeys(added))

@@ -133,10 +133,13 @@ class MemberTable:
         to_start: dict[str, list[Member]] = {}
         facts = self.outbox.gathered
         for member, address in claims.granted:
-            facts.append(Fact("claimed", *member.name, 0, address))
+            fact = Fact("claimed", *member.name, 0, address)
             if not member.place.hold:
+                self.outbox.claimed(fact, self._now)
                 member.phase = "starting"
                 to_start.setdefault(member.driver, []).append(member)
+            else:
+                facts.append(fact)
         for member, why in claims.refused:
             del self.held[member.name]
             self._refuse(member.name, why)

@@ -113,8 +113,9 @@ class Members:
         """When `Tick` is due: CLOCK_BOOTTIME seconds, infinity for never."""
         session = self.session
         deadline_s = min(session.renew_at_s, session.join_at_s, session.over_at_s, self.table.next_probe_s())
-        if self.outbox.in_flight is not None and session.phase == "live":
-            deadline_s = min(deadline_s, self.outbox.resend_at_s)
+        if session.phase == "live":
+            sent = self.outbox.in_flight is not None
+            deadline_s = min(deadline_s, self.outbox.resend_at_s if sent else self.outbox.due_s)
         return deadline_s
 
     # ------------------------------------------------------------------------------------------------ what is wanted

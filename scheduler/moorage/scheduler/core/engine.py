@@ -34,6 +34,7 @@ from moorage.scheduler.core.events import (
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.life.admission import Admission, NewJob
 from moorage.scheduler.core.life.clearing import Clearing
 from moorage.scheduler.core.life.lifecycle import Lifecycle
@@ -53,9 +54,10 @@ from moorage.scheduler.core.rank.ranker import RANKERS
 from moorage.scheduler.core.records import Act, Op, encode_record
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, State, Worker
+from moorage.scheduler.core.tell.early import early_frames
 from moorage.scheduler.core.tell.in_flight import InFlight
 from moorage.scheduler.core.tell.leaving import Leaving
-from moorage.scheduler.core.tell.outputs import Outputs, WantedFrames
+from moorage.scheduler.core.tell.outputs import Message, Outputs, WantedFrames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew, Renewed
@@ -121,6 +123,7 @@ class Engine:
         self._submits: deque[Submit | QueueRead] = deque()
         self._rest: deque[Rest] = deque()
         self._in_flight: InFlight | None = None
+        self._untold: tuple[InFlight, Folded] | None = None
         self._accepting: dict[int, Request] = {}  # of the jobs that this record accepts, where their limits matter
         self._pressing = 0  # events in `_rest` that press for a record
         self._looked_ms = 0
@@ -326,6 +329,18 @@ class Engine:
         flight = self._in_flight
         return flight is not None and any(act[0] == Act.SNAPSHOT for act in flight.draft.acts)
 
+    def foresee(self) -> None:
+        """To be called while the record in flight is appended, when there is time for it; see `early`."""
+        flight = self._in_flight
+        if flight is not None:
+            flight.early = self.state.seq + 1, early_frames(self.state, flight, self.subjects)
+
+    def early(self, seq: int) -> list[Message]:
+        """What may leave as soon as the record in flight is acknowledged at `seq`; `acknowledged` must follow."""
+        assert self._in_flight is not None
+        at, frames = self._in_flight.early
+        return frames if at == seq and not self.sessions.ahead else []
+
     @property
     def in_flight(self) -> bool:
         """Whether a record was built that is not acknowledged yet."""
@@ -465,6 +480,12 @@ class Engine:
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
         """Fold the record in flight, acknowledged at `seq`; returns everything that may leave now."""
+        out = self.acknowledged(seq, mono_ms)
+        self.tell(out)
+        return out
+
+    def acknowledged(self, seq: int, mono_ms: int) -> Outputs:
+        """The first half of `commit`: what workers wait for. `tell` must follow, before anything else is asked."""
         flight = self._in_flight
         assert flight is not None
         assert flight.record is not None
@@ -495,16 +516,22 @@ class Engine:
                 wanted.well(host.worker)
         for event, session in flight.joined:
             leaving.answer_join(event, session, wanted, out)
+        out.messages += wanted.messages()
+        self._untold = flight, folded
+        return out
+
+    def tell(self, out: Outputs) -> None:
+        """The other half of `commit`: the answers that are left, and the events."""
+        assert self._untold is not None
+        (flight, folded), self._untold = self._untold, None
         for answer, reply, json in flight.replies:
             out.answers.append((reply, encode(answer, json=json)))
-        leaving.tell(folded, out)
+        self.leaving.tell(folded, out)
         for ask in flight.asks:
             answer = ask.answer()
             if answer is not None:
                 out.answers.append((ask.reply, encode(answer, json=ask.json)))
-        out.messages += wanted.messages()
         out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
-        return out
 
     def _reshape(self, job: Job) -> None:
         """It asks differently from now on: what waits of it moves to the line of those that ask so."""

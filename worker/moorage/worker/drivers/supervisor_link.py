@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from moorage.schemas.errors import MoorageError, problem
 from moorage.worker.output_keeper import OutputBounds, OutputKeeper
-from moorage.worker.supervisor.client import Supervised, SupervisorError, SupervisorGone, SupervisorRefused
+from moorage.worker.supervisor.client import Answer, Supervised, SupervisorError, SupervisorGone, SupervisorRefused
 from moorage.worker.supervisor.protocol import (
     PROTOCOL,
     Ended,
@@ -127,18 +127,26 @@ class SupervisorLink:
             self._pending += members[:room]
             self._start_refused(members[room:], "the supervisor is away")
             return
-        self._spawn(self._start(self._supervised, members))
+        begun: list[asyncio.Future[Answer]] = []
+        try:
+            begun = self._supervised.begin_start(members)
+        except FrameTooLarge as error:
+            self._start_refused(members, str(error))
+        except SupervisorGone:
+            pass  # the next one's list says what became of them
+        if begun:
+            self._spawn(self._started(begun, members))
 
     def end(self, key: str, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         self._pending = [member for member in self._pending if member.key != key]
         if self._supervised is not None:
             member = EndMember(key=key, grace_s=grace_s, why=why, notice_s=notice_s)
-            self._spawn(self._quietly(partial(self._supervised.end, [member])))
+            self._begin(partial(self._supervised.begin_end, [member]))
 
     def forget(self, keys: list[str]) -> None:
         """Their ends are dealt with; their output stays as long as the keeper's bounds say."""
         if self._supervised is not None:
-            self._spawn(self._quietly(partial(self._supervised.forget, keys, keep_output=True)))
+            self._begin(partial(self._supervised.begin_forget, keys, keep_output=True))
 
     def set_fence(self, worker: str, deadline_s: float, grace_s: float) -> None:
         """The earliest deadline of all workers holds: with more than one here, one's partition is everybody's."""
@@ -146,7 +154,7 @@ class SupervisorLink:
         fence = min(self._fences.values())
         if fence != self._fence and self._supervised is not None:
             self._fence = fence
-            self._spawn(self._quietly(partial(self._supervised.fence, *fence)))
+            self._begin(partial(self._supervised.begin_fence, *fence))
 
     # -- inside
 
@@ -173,10 +181,10 @@ class SupervisorLink:
         living = [*listed.waiting, *(each.key for each in listed.running), *(each.key for each in listed.unproven)]
         self.keeper.begin(scanned, living)
 
-    async def _start(self, supervised: Supervised, members: list[StartMember]) -> None:
+    async def _started(self, begun: list[asyncio.Future[Answer]], members: list[StartMember]) -> None:
         try:
-            await supervised.start(members)
-        except (SupervisorRefused, FrameTooLarge) as refused:
+            await asyncio.gather(*begun)
+        except SupervisorRefused as refused:
             self._start_refused(members, str(refused))
         except SupervisorGone:
             pass  # the next one's list says what became of them
@@ -190,10 +198,18 @@ class SupervisorLink:
             if worker in self._listeners:
                 self._listeners[worker].on_start_refused(of_worker, why)
 
-    async def _quietly(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """It asks here, and not before: a task that is cancelled before its first step leaves no coroutine behind."""
+    def _begin(self, ask: Callable[[], asyncio.Future[Answer]]) -> None:
+        """Ask now, in the order of the calls; what is answered matters to nobody but the log."""
         try:
-            await ask()
+            self._spawn(self._quietly(ask()))
+        except SupervisorGone:
+            pass  # the next one's list says what became of it
+        except FrameTooLarge as error:
+            log.error("the supervisor cannot be asked: %s", error)
+
+    async def _quietly(self, answer: asyncio.Future[Answer]) -> None:
+        try:
+            await answer
         except SupervisorGone:
             pass  # the next one's list says what became of it
         except SupervisorError as error:
@@ -249,7 +265,7 @@ class SupervisorLink:
         replaced, self.boot = boot != self.boot, boot
         self._supervised = supervised
         if self._fence is not None:
-            self._spawn(self._quietly(partial(supervised.fence, *self._fence)))
+            self._begin(partial(supervised.begin_fence, *self._fence))
         # what was asked for meanwhile is in no list, so its listeners tell it lost: it must not start after that
         self._pending.clear()
         for worker, listener in list(self._listeners.items()):

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import msgspec
 
@@ -57,6 +57,8 @@ EVENTS_BYTES_MAX: Final = 16 * 1024 * 1024
 supervisor then drops output first. Answers wait as well: take events while you ask."""
 START_MEMBERS_MAX: Final = 512
 """Members in one frame of a longer list."""
+
+Answer: TypeAlias = Done | Listed
 
 
 class SupervisorError(Exception):
@@ -113,7 +115,7 @@ class Supervised(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._n = 0
-        self._waiting: dict[int, asyncio.Future[Done | Listed]] = {}
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._events: list[Event] = []
         self._events_bytes = 0
         self._some = asyncio.Event()
@@ -193,15 +195,23 @@ class Supervised(asyncio.Protocol):
         Starting the same key again is harmless: what is known of it is told again.
         Raises `SupervisorRefused`, `SupervisorGone`, `FrameTooLarge`.
         """
+        for answer in self.begin_start(members):
+            await answer
+
+    def begin_start(self, members: Sequence[StartMember]) -> list["asyncio.Future[Answer]"]:
+        """`start`, whose frames are on their way once this returns: a job waits for them. Await what it returns."""
         if self.protocol < 2:
             members = [_for_protocol_1(member) for member in members]
-        for first in range(0, len(members), START_MEMBERS_MAX):
-            part = tuple(members[first : first + START_MEMBERS_MAX])
-            await self._ask(Start(n=self._next(), members=part))
+        parts = [tuple(members[at : at + START_MEMBERS_MAX]) for at in range(0, len(members), START_MEMBERS_MAX)]
+        return [self._begin(Start(n=self._next(), members=part)) for part in parts]
 
     async def end(self, members: Iterable[EndMember]) -> None:
         """Ask these to end; `Ended` follows as an event. Unknown keys are ignored. Raises as `start`."""
-        await self._ask(End(n=self._next(), members=tuple(members)))
+        await self.begin_end(members)
+
+    def begin_end(self, members: Iterable[EndMember]) -> "asyncio.Future[Answer]":
+        """`end`, on its way once this returns."""
+        return self._begin(End(n=self._next(), members=tuple(members)))
 
     async def fence(self, deadline_boottime_s: float | None, grace_s: float) -> None:
         """Replace the deadline (seconds of CLOCK_BOOTTIME) at which the supervisor ends all members by itself.
@@ -209,7 +219,11 @@ class Supervised(asyncio.Protocol):
         None lifts it. Members whose `on_partition` is `keep` are spared. Once it has passed nothing is started until
         a later deadline is set. Raises as `start`.
         """
-        await self._ask(Fence(n=self._next(), deadline_boottime_s=deadline_boottime_s, grace_s=grace_s))
+        await self.begin_fence(deadline_boottime_s, grace_s)
+
+    def begin_fence(self, deadline_boottime_s: float | None, grace_s: float) -> "asyncio.Future[Answer]":
+        """`fence`, on its way once this returns."""
+        return self._begin(Fence(n=self._next(), deadline_boottime_s=deadline_boottime_s, grace_s=grace_s))
 
     async def list(self) -> Listed:
         """All that it holds. Raises as `start`."""
@@ -222,8 +236,13 @@ class Supervised(asyncio.Protocol):
 
         `unproven` drops also what a former supervisor left and nobody can prove over: an operator's decision.
         """
-        request = Forget(n=self._next(), keys=tuple(keys), keep_output=keep_output, unproven=unproven)
-        await self._ask(request)
+        await self.begin_forget(keys, keep_output=keep_output, unproven=unproven)
+
+    def begin_forget(
+        self, keys: Iterable[str], *, keep_output: bool = False, unproven: bool = False
+    ) -> "asyncio.Future[Answer]":
+        """`forget`, on its way once this returns."""
+        return self._begin(Forget(n=self._next(), keys=tuple(keys), keep_output=keep_output, unproven=unproven))
 
     async def ping(self) -> None:
         """Returns when it has answered. Raises as `start`."""
@@ -261,17 +280,18 @@ class Supervised(asyncio.Protocol):
         self._n += 1
         return self._n
 
-    async def _ask(self, request: Request) -> Done | Listed:
+    async def _ask(self, request: Request) -> Answer:
+        return await self._begin(request)
+
+    def _begin(self, request: Request) -> "asyncio.Future[Answer]":
         if self._gone.done() or self._transport is None:
             raise self._gone_error()
         frame = encode_request(request)
-        future: asyncio.Future[Done | Listed] = self._loop.create_future()
+        future: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[request.n] = future
+        future.add_done_callback(lambda _: self._waiting.pop(request.n, None))
         self._transport.write(frame)
-        try:
-            return await future
-        finally:
-            self._waiting.pop(request.n, None)
+        return future
 
     # -- hearing
 
@@ -367,7 +387,7 @@ class Supervised(asyncio.Protocol):
                 self._pidfd = os.pidfd_open(hello.pid)
         self._identity.set_result(SupervisorIdentity(hello.boot_id, hello.start_ticks, hello.pid))
 
-    def _answered(self, answer: Done | Listed) -> None:
+    def _answered(self, answer: Answer) -> None:
         future = self._waiting.get(answer.n)
         if future is not None and not future.done():
             future.set_result(answer)
@@ -408,7 +428,7 @@ class Supervised(asyncio.Protocol):
         if not self._identity.done():
             self._identity.set_exception(self._gone_error())
             self._identity.exception()  # asked for only while connecting: not to be reported as never retrieved
-        for future in self._waiting.values():
+        for future in list(self._waiting.values()):
             if not future.done():
                 future.set_exception(self._gone_error())
         self._some.set()

@@ -1,4 +1,4 @@
-"""Members on their way into a process: pipes, cgroup and record first, then the launcher, then exec's confirmation.
+"""Members on their way into a process: a kit and a record first, then the launcher, then exec's confirmation.
 
 Members go to the launcher in slices, one slice at a time, so that the loop does its other work between two. A slice
 shares one confirm pipe, which every child holds until exec: its end of file says that all have exec'd or failed.
@@ -21,8 +21,9 @@ from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import boottime_s
 from moorage.worker.supervisor.journal import Record, Starting
 from moorage.worker.supervisor.member import Member, State
-from moorage.worker.supervisor.output import OutputPump, member_digest, output_path
+from moorage.worker.supervisor.output import OutputPump, output_paths
 from moorage.worker.supervisor.spawn import CONFIRMATION, STAGES, Launcher, LauncherGone, Request
+from moorage.worker.supervisor.stock import Stock
 
 SLICE_MEMBERS_MAX: Final = 16
 CONFIRM_S: Final = 1.0
@@ -89,6 +90,7 @@ class Launches:
         self._write_ahead = write_ahead
         self._program = program
         self._loop = asyncio.get_running_loop()
+        self.stock = Stock(cgroups)
         self._waiting: deque[Member] = deque()
         self._early: dict[int, tuple[int, Usage]] = {}
         self._launcher: Launcher | None = None
@@ -138,11 +140,12 @@ class Launches:
                 if not ready:
                     os.close(confirm)
                     continue
-                os.set_blocking(confirm, False)
                 launched = self._outstanding = Slice([member for member, _ in ready], confirm)
+                self._send([request for _, request in ready], passed)
+                # what they wait for comes first: nothing is read before the loop's next turn
+                os.set_blocking(confirm, False)
                 self._loop.add_reader(confirm, self._confirm, launched)
                 launched.timer = self._loop.call_later(CONFIRM_S, self._too_late, launched)
-                self._send([request for _, request in ready], passed)
             finally:
                 for descriptor in passed:
                     os.close(descriptor)
@@ -152,7 +155,7 @@ class Launches:
             self._owner.refused(member, error.errno or errno.EIO, stage, str(error))
 
     def _prepare(self, members: list[Member], passed: list[int]) -> list[tuple[Member, Request]]:
-        """Pipes, cgroup and record of each. `passed` grows by the descriptors that go to the launcher."""
+        """Kit and record of each. `passed` grows by the descriptors that go to the launcher."""
         ready: list[tuple[Member, Request]] = []
         for member in members:
             # One more than here: the launcher's list has the memory file in its second place.
@@ -187,21 +190,18 @@ class Launches:
         )
 
     def _open(self, member: Member, passed: list[int]) -> None:
-        start = member.start
-        if self._cgroups is None:
+        start, kit = member.start, self.stock.take()
+        member.cgroup = kit.cgroup
+        if self._cgroups is None or kit.cgroup is None:
             member.ignored = tuple(name for name in ("cpu_milli", "memory_bytes") if getattr(start, name) is not None)
         else:
-            name = f"m-{member_digest(start.key)}"
-            member.cgroup, ignored = self._cgroups.create(name, start.cpu_milli, start.memory_bytes)
-            member.ignored = tuple(ignored)
-        for stream in ("stdout", "stderr"):
-            read_end, write_end = os.pipe2(os.O_CLOEXEC)
-            passed.append(write_end)
-            os.set_blocking(read_end, False)
-            path = output_path(self._state, start.key, stream)
-            member.pumps.append(OutputPump(read_end, path, start.output_cap_bytes, stream))
-        if member.cgroup is not None:
-            passed.append(os.open(member.cgroup.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            member.ignored = tuple(self._cgroups.limit(kit.cgroup, start.cpu_milli, start.memory_bytes))
+        stdout, stderr = output_paths(self._state, start.key)
+        member.pumps.append(OutputPump(kit.stdout[0], stdout, start.output_cap_bytes, "stdout"))
+        member.pumps.append(OutputPump(kit.stderr[0], stderr, start.output_cap_bytes, "stderr"))
+        passed += (kit.stdout[1], kit.stderr[1])
+        if kit.cgroup is not None:
+            passed.append(kit.folder)
 
     # -- the launcher
 
@@ -220,7 +220,11 @@ class Launches:
         return self._launcher
 
     def close(self) -> None:
-        """Let the launcher go."""
+        """Let the launcher go, and what was made for members that will not come."""
+        self.stock.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._launcher is not None:
             self._loop.remove_reader(self._launcher.fileno())
             self._launcher.close()
@@ -256,10 +260,11 @@ class Launches:
         self._early.clear()
         self._owner.settled()
         self.go()
+        self.stock.fill_later()
 
     def _gone(self) -> None:
         """The launcher has ended. What it was asked last may have happened."""
-        self.close()
+        self._let_go()
         launched, self._outstanding = self._outstanding, None
         self._early.clear()
         if launched is not None:

@@ -46,12 +46,18 @@ def output_path(state: Path, key: str, stream: Stream) -> Path:
     return state / OUTPUT_FOLDER / f"{member_digest(key)}.{stream}"
 
 
+def output_paths(state: Path, key: str) -> tuple[str, str]:
+    """Both of a member's, stdout and stderr, as text: a start waits for them, and `Path` takes its time."""
+    base = f"{state}/{OUTPUT_FOLDER}/{member_digest(key)}"
+    return f"{base}.stdout", f"{base}.stderr"
+
+
 class OutputPump:
     """One pipe's read end and the file behind it."""
 
     __slots__ = ("_cap_bytes", "_file", "_path", "descriptor", "dropped_bytes", "seen_bytes", "stream", "written_bytes")
 
-    def __init__(self, descriptor: int, path: Path, cap_bytes: int, stream: Stream) -> None:
+    def __init__(self, descriptor: int, path: str | Path, cap_bytes: int, stream: Stream) -> None:
         self.descriptor = descriptor
         self.stream = stream
         self.seen_bytes = 0

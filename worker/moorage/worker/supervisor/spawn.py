@@ -41,6 +41,8 @@ STAGES: Final = {
     launcher.STAGE_CWD: "cwd",
     launcher.STAGE_EXEC: "exec",
 }
+_ENCODING: Final = sys.getfilesystemencoding()
+_ENCODING_ERRORS: Final = sys.getfilesystemencodeerrors()
 _LIMITS: Final = {
     name.removeprefix("RLIMIT_"): value for name, value in vars(resource).items() if name.startswith("RLIMIT_")
 }
@@ -107,7 +109,8 @@ def judge(member: StartMember) -> Child:
         fine = before_s is not None and _is_duration(before_s)
         _check(fine, "request", "checkpoint_signal needs checkpoint_before_s")
     for name in member.env:
-        _check(bool(name) and "=" not in name, "request", f"not a name of a variable: {name!r}")
+        if not name or "=" in name:
+            raise StartRefused(errno.EINVAL, "request", f"not a name of a variable: {name!r}")
     try:
         argv = [_bytes(argument) for argument in member.argv]
         environ = {_bytes(name): _bytes(value) for name, value in member.env.items()}
@@ -144,10 +147,9 @@ def _is_duration(seconds: float) -> bool:
 
 
 def _bytes(text: str) -> bytes:
-    raw = os.fsencode(text)
-    if b"\0" in raw:
+    if "\0" in text:
         raise ValueError("argv, env and cwd may not hold a null character")
-    return raw
+    return text.encode(_ENCODING, _ENCODING_ERRORS)  # os.fsencode, which takes thrice as long over its arguments' types
 
 
 def _paths(program: bytes, search: str) -> list[bytes]:

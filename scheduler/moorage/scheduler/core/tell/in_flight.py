@@ -9,13 +9,14 @@ from moorage.scheduler.core.events import Ask, FromWorker
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.admission import NewJob
 from moorage.scheduler.core.records import Record
+from moorage.scheduler.core.tell.outputs import Message
 from moorage.schemas.frames import Renew
 
 
 class InFlight:
     """One record, of which there is never a second (ledger-rules H1)."""
 
-    __slots__ = ("asks", "draft", "joined", "new", "record", "renewed", "replies")
+    __slots__ = ("asks", "draft", "early", "joined", "new", "record", "renewed", "replies")
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -25,3 +26,4 @@ class InFlight:
         self.joined: list[tuple[FromWorker, str]] = []
         self.renewed: list[tuple[FromWorker, Renew, Host]] = []
         self.asks: list[Ask] = []
+        self.early: tuple[int, list[Message]] = (0, [])  # where it will stand, and what then leaves at once

@@ -1,0 +1,59 @@
+"""The frames of a record's placements, put together while it is appended: they leave right with the acknowledgement.
+
+Nothing is told before that. What fold will make of a few plain placements is known beforehand, so that a GPU need not
+wait for it; of any record that holds more, nothing is foreseen. `Engine.acknowledged` puts the same frames together
+from the folded state, and whoever sends them compares: a placement said twice changes nothing at its worker.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.records import MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
+from moorage.scheduler.core.state import State
+from moorage.scheduler.core.tell.in_flight import InFlight
+from moorage.scheduler.core.tell.outputs import Message, slots_of
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Place, Wanted
+from moorage.schemas.subjects import Subjects
+
+#: steps of a record beyond which nobody waits for these microseconds
+STEPS_MAX: Final = 64
+#: of all jobs that it accepts: then all that one worker is told is in one frame
+BODY_BYTES_MAX: Final = 64 * 1024
+#: what a worker reported of members that stand: no frame follows from it
+_QUIET: Final = frozenset(map(int, (Op.CLAIM, Op.START, Op.EXIT, Op.FREE, Op.BEGIN, Op.DONE, Op.RUN)))
+_MODE_MASK: Final = (1 << MODE_BITS) - 1
+
+
+def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Message]:
+    """The messages that will follow from the record in flight once it stands behind `state`; none where it is not sure.
+
+    Only new jobs without a deadline are placed by it, each replica once, and members that stand are only reported on.
+    """
+    record = flight.record
+    if record is None or record.acts or flight.renewed or flight.joined or len(record.steps) > STEPS_MAX * STEP_WIDTH:
+        return []
+    new: dict[int, tuple[str, str, bytes, str]] = {}
+    num, seq, size = state.next_num, state.seq + 1, 0
+    for tenant, flat in record.accepts:
+        for at in range(0, len(flat), 4):
+            name, body, _, traceparent = flat[at : at + 4]
+            size += len(body)
+            if size <= BODY_BYTES_MAX and flight.new[(tenant, name)].submit.request.deadline_s is None:
+                new[num] = (tenant, name, body, traceparent)
+            num += 1
+    frames: dict[int, Wanted] = {}
+    steps = iter(record.steps)
+    for op, job, index, a, mask, c in zip(steps, steps, steps, steps, steps, steps, strict=True):
+        if op in _QUIET and job < state.next_num:
+            continue
+        worker = state.worker_by_num[a] if op == Op.PLACE else None
+        if worker is None or job not in new or not worker.session:
+            return []
+        tenant, name, body, traceparent = new[job]
+        slots, mode = slots_of(mask), MODE_NAMES[c & _MODE_MASK]
+        if worker.num not in frames:
+            frames[worker.num] = Wanted(worker.id, worker.session, state.epoch, place=[], start=[], end=[])
+        frames[worker.num].place.append(Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None))
+    return [(subjects.worker(each.worker, "wanted"), encode(each, json=False), "") for each in frames.values()]

@@ -1,0 +1,109 @@
+"""What is made for members before they come: bounded, given back, and never under a name that was used before."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moorage.worker.cgroup import CgroupBase
+from moorage.worker.supervisor.stock import KITS_MAX, Stock
+from tests.waiting import until
+from tests.worker.supervisor_rig import CGROUPS_WORK
+
+
+@pytest.fixture(params=["cgroup", "walk"])
+def base(request: pytest.FixtureRequest) -> Iterator[CgroupBase | None]:
+    if request.param == "walk":
+        yield None
+        return
+    if not CGROUPS_WORK:
+        pytest.skip("no writable cgroup v2 here")
+    made = CgroupBase.open(f"moorage-stock-{os.getpid()}")
+    assert made is not None
+    yield made
+    made.remove()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def groups(base: CgroupBase | None) -> list[str]:
+    return [] if base is None else [each.name for each in Path(base.path).iterdir() if each.is_dir()]
+
+
+async def test_a_stock_is_bounded_and_given_back(base: CgroupBase | None) -> None:
+    before = descriptors()
+    stock = Stock(base)
+    stock.fill()
+    for _ in range(KITS_MAX):
+        stock.add()
+    assert len(stock) == KITS_MAX
+    assert len(groups(base)) == (0 if base is None else KITS_MAX)
+    stock.close()
+    stock.fill()
+    assert len(stock) == 0
+    assert descriptors() == before
+    assert groups(base) == []
+
+
+async def test_a_kit_serves_one_member_and_one_that_is_missing_is_made(base: CgroupBase | None) -> None:
+    stock = Stock(base)
+    stock.fill()
+    kits = [stock.take() for _ in range(KITS_MAX + 2)]
+    assert len(stock) == 0
+    assert len({kit.stdout for kit in kits} | {kit.stderr for kit in kits}) == 2 * len(kits)
+    for kit in kits:
+        assert not os.get_blocking(kit.stdout[0])
+        assert os.get_blocking(kit.stdout[1])
+        os.write(kit.stderr[1], b"x")
+        assert os.read(kit.stderr[0], 9) == b"x"
+    if base is not None:
+        assert len({kit.cgroup.path for kit in kits if kit.cgroup is not None}) == len(kits)
+        assert all(os.path.samestat(os.fstat(kit.folder), os.stat(kit.cgroup.path)) for kit in kits if kit.cgroup)
+    for kit in kits:
+        kit.close()
+    assert groups(base) == []
+
+
+async def test_after_a_start_that_none_follows_it_is_filled_again(base: CgroupBase | None) -> None:
+    stock = Stock(base)
+    stock.fill()
+    stock.take().close()
+    stock.fill_later()
+    async with asyncio.timeout(10):
+        await until(lambda: len(stock) == KITS_MAX)
+    stock.fill_later()
+    stock.close()
+
+
+async def test_a_group_that_somebody_cleared_away_is_not_used(base: CgroupBase | None) -> None:
+    if base is None:
+        pytest.skip("it has no groups")
+    stock = Stock(base)
+    stock.fill()
+    for name in groups(base):
+        os.rmdir(f"{base.path}/{name}")
+    kit = stock.take()
+    assert kit.cgroup is not None
+    assert kit.cgroup.exists()
+    kit.close()
+    stock.close()
+    assert groups(base) == []
+
+
+async def test_no_two_supervisors_name_a_group_alike(base: CgroupBase | None) -> None:
+    """The next one kills what stands under the names of the former one's members: none of its own may be there."""
+    if base is None:
+        pytest.skip("it has no groups")
+    named: list[set[str]] = []
+    for _ in range(2):
+        kits = [stock.take() for stock in [Stock(base)] for _ in range(2)]
+        named.append({kit.cgroup.path for kit in kits if kit.cgroup is not None})
+        for kit in kits:
+            kit.close()
+    former, own = named
+    assert len(former) == len(own) == 2
+    assert not former & own
