@@ -47,7 +47,9 @@ def simulate(
         Parameter(help="A setting of the scheduler: key=value, or key=a,b for a run each.", value="KEY"),
     ] = None,
     until: Annotated[str | None, Parameter(help="Stop the virtual clock there.", value="DURATION")] = None,
-    jobs_csv: Annotated[Path | None, Parameter(help="Write a line a job; of several runs, FILE-1 and so on.", value="FILE")] = None,
+    jobs_csv: Annotated[
+        Path | None, Parameter(help="Write a line a job; of several runs, FILE-1 and so on.", value="FILE")
+    ] = None,
     timeline_csv: Annotated[Path | None, Parameter(help="Write the fleet over time; likewise.", value="FILE")] = None,
     plot: Annotated[Path | None, Parameter(help="Draw all runs as SVG.", value="FILE")] = None,
     options: Options = DEFAULTS,
@@ -196,7 +198,10 @@ def _told(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise rejected(
-            "failed-precondition", f"{file} cannot be written: {error.strerror}", found=str(file), next="make room there"
+            "failed-precondition",
+            f"{file} cannot be written: {error.strerror}",
+            found=str(file),
+            next="make room there",
         ) from None
 
 
@@ -229,8 +234,8 @@ def _tell(label: str, done: Simulated) -> None:
     never = f", {report.never_started:,} never started" if report.never_started else ""
     say(
         f"{label}: {report.ended:,} of {report.jobs:,} jobs over in {report.makespan_h:.1f} h on {report.gpus:,} GPUs"
-        f"{cut}{never}; allocated {report.allocated_percent:.1f} % while jobs came, {report.whole_percent:.1f} % in all; "
-        f"fairness {report.fairness:.2f}"
+        f"{cut}{never}; allocated {report.allocated_percent:.1f} % while jobs came, {report.whole_percent:.1f} % in all"
+        f"; fairness {report.fairness:.2f}"
     )
     header = ["JOBS OF", "JOBS", "STARTED", "WAIT MEAN H", "P50", "P90", "MAX", "JCT MEAN H", "SLOWDOWN", "GPU HOURS"]
     groups = [("all", report.all), *report.classes.items()]

@@ -234,7 +234,7 @@ def _goes_on(data: mmap.mmap, at: int) -> bool:
     head = data[at + 4 : at + _HEAD_BYTES]
     if 0x91 <= head[0] <= 0x9F and 0xA0 < head[1] < 0xC0:  # a short array, a short text first
         return True
-    return 0 <= data.find(_REIGN, at + 4, at + 4 + _HEAD_BYTES + len(_REIGN))  # behind the beginning of a torn one
+    return data.find(_REIGN, at + 4, at + 4 + _HEAD_BYTES + len(_REIGN)) >= 0  # behind the beginning of a torn one
 
 
 def _next_reign(data: mmap.mmap, start: int) -> int:

@@ -115,7 +115,7 @@ def explain(
     sized = [host for host in left if host.could_ever(shape)]
     counts["large-enough"] = len(sized)
     if not sized:
-        return Explanation("host-size", counts, [])
+        return Explanation("host-size", counts, [], because=f"{_asked_of_host(shape)}; {_largest(left)}")
     ever = sum(host.replicas_of(shape, "ever") for host in sized)
     if ever < shape.together:
         return Explanation("gang-size", counts, [], because=f"empty, they would hold {ever} of its {shape.together}")
@@ -174,6 +174,11 @@ def _asked_of_host(shape: Shape) -> str:
     return f"it asks for {' and '.join(asked)} on one host" if asked else ""
 
 
+def _largest(hosts: list[Host]) -> str:
+    cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
+    return f"the most that one has is {cores:g} cores and {gib} GiB"
+
+
 def _now(hosts: list[Host], shape: Shape) -> int:
     return sum(host.replicas_of(shape, "now") for host in hosts)
 
@@ -201,8 +206,8 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
     """Who holds what a shape asks for on these hosts, as a tenant may know it.
 
     Its own jobs by name, those with most GPUs first; of everybody else how many jobs and GPUs, and no name. `workers`
-    are a few of the hosts with how much is leased there, or `of_host` how much of the host itself is free. At most `MEMBERS_LOOKED_MAX` members are looked at; `more`
-    says that there were others.
+    are a few of the hosts with how much is leased there, or `of_host` how much of the host itself is free. At most
+    `MEMBERS_LOOKED_MAX` members are looked at; `more` says that there were others.
     """
     own: dict[str, int] = {}
     others: set[int] = set()

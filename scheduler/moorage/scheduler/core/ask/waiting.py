@@ -126,9 +126,9 @@ def _kept_for(engine: Engine, job: Job, barred: frozenset[int]) -> list[str]:
     held = engine.planner.reservation
     first = engine.state.jobs.get(held.num) if held is not None and held.hosts & barred else None
     who = [] if first is None else [f"job {first.name}" if first.tenant == job.tenant else "a job of another tenant"]
-    workers = [engine.state.worker_by_num[num].id for num in sorted(barred)]
-    more = f" and {len(workers) - HOLDERS_MAX} more" if len(workers) > HOLDERS_MAX else ""
-    return [*(f"{name}, which has waited longer" for name in who), f"held back: {', '.join(workers[:HOLDERS_MAX])}{more}"]
+    workers = ", ".join(engine.state.worker_by_num[num].id for num in sorted(barred)[:HOLDERS_MAX])
+    more = f" and {len(barred) - HOLDERS_MAX} more" if len(barred) > HOLDERS_MAX else ""
+    return [*(f"{name}, which has waited longer" for name in who), f"held back: {workers}{more}"]
 
 
 def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
