@@ -199,6 +199,15 @@ def test_after_the_ledger_has_moved_on_the_plan_is_refused_and_time_alone_is_no_
     assert drive.job("c").state == "REJECTED"
 
 
+def test_a_record_that_is_not_there_was_seen_by_no_plan_of_this_ledger() -> None:
+    drive = waiting()
+    drive.worker("w1", 1)
+    seq = planned(drive, {"gpu": {}}).ledger
+    early = drive.submit("a", gpu={}, if_seq=seq + 1)
+    assert (early["code"], early["field"]) == ("failed-precondition", "$.if_seq")
+    assert drive.submit("b", gpu={}, if_seq=planned(drive, {"gpu": {}}).ledger)["kind"] == "accepted"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -69,9 +69,23 @@ class World:
             self.drive.order("hold", tenant=tenant, job=name)
         if rng.random() < 0.1:
             self.drive.order("hold", tenant="v")
+        self._trouble(rng)
         for _ in range(3):
             self.drive.settle()
             self.drive.tick(0)
+
+    def _trouble(self, rng: random.Random) -> None:
+        """What befalls workers: an operator's flag, devices that are sick, a claim from outside, an agent that died."""
+        drive, names = self.drive, list(self.drive.workers)
+        if rng.random() < 0.2:
+            drive.operate(rng.choice(["cordon", "drain"]), rng.choice(names))
+        if rng.random() < 0.2:
+            drive.load(rng.choice(names), **{f"s{rng.randint(0, 1)}": "ecc"})
+        if rng.random() < 0.15:
+            drive.workers[rng.choice(names)].waiting = True
+            drive.renew()
+        if rng.random() < 0.15:
+            drive.run_out(rng.choice(names), code=1)  # what has retries waits out a pause
 
     def _submit(self, name: str, *, tick: bool = True) -> None:
         rng = self.rng
@@ -82,12 +96,24 @@ class World:
             gpu["min_memory_mib"] = rng.choice([20_000, 45_000, 70_000])
         if rng.random() < 0.2:
             gpu["sharing"] = rng.choice(["mps", "time-slice"])
+            if rng.random() < 0.5:
+                gpu["share"] = {"compute_percent": rng.choice([30, 60, 100]), "memory_mib": rng.choice([0, 20_000])}
+            elif gpu["sharing"] == "time-slice" and rng.random() < 0.5:
+                gpu |= {"count": 1, "time_slice_index": rng.randint(0, 5)}
         asks: dict[str, Any] = {"gpu": gpu, "priority": rng.choice([20, 50, 50, 50, 90])}
         if rng.random() < 0.5:
             asks["replicas"] = rng.randint(1, 3)
             gpu["scheduling"] = rng.choice(["gang", "gang", "spread", "best-effort"])
         if rng.random() < 0.2:
             asks["resources"] = {"cpu_milli": rng.choice([1_000, 4_000, 9_000])}
+            if rng.random() < 0.5:
+                asks["resources"]["memory_mib"] = rng.choice([1_000, 60_000, 600_000])
+        if rng.random() < 0.05:
+            asks["requires"] = {"zone": [rng.choice("abc")]}
+        if rng.random() < 0.05:
+            gpu["vendor"] = rng.choice(["amd", "nvidia", ""])
+        if rng.random() < 0.2:
+            asks["retries"] = 2
         asks["run"] = {"driver": "noop", "grace_s": 1, "timeout_s": rng.choice([60, 300, 900, 5000])}
         if rng.random() < 0.3:
             del asks["run"]["timeout_s"]
