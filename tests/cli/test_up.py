@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -99,7 +100,9 @@ async def test_nothing_is_written_where_another_user_chooses(tmp_path: Path, pla
             (folder / "nats").symlink_to(target)
             os.chown(folder / "nats", other, other, follow_symlinks=False)
     before = sorted(folder.iterdir()) if folder.exists() else []
-    ran = await moorage("up", "--simulate", "1xH100", "--data", str(folder))
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that it comes to nothing in any case
+        port = str(taken.getsockname()[1])
+        ran = await moorage("up", "--simulate", "1xH100", "--data", str(folder), "--port", port)
     assert (ran.code, "belongs to" in ran.err) == (1, True), ran.err
     assert "Traceback" not in ran.err
     assert list(target.iterdir()) == []
