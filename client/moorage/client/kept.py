@@ -128,7 +128,7 @@ class Joiner:
             at = self._at.get(key, 0)
             if at < piece.offset:
                 self.lost += piece.offset - at
-                at = piece.offset
+                at = self._at[key] = piece.offset
         behind = piece.behind
         if at > piece.offset and at < behind:
             encoded = piece.text.encode() if piece.data is None else piece.data

@@ -114,7 +114,7 @@ class Trials:
         lets_go: Callable[[Line], bool],
         without: frozenset[int] = _NOBODY,
     ) -> bool:
-        """Whether the job itself starts at once by a change of what stands around it; not while it waits out a pause."""
+        """Whether the job itself starts at once by a change of what stands around it; never in a pause."""
         if self._pauses:
             return False
         return self.is_placed(
