@@ -318,6 +318,22 @@ def test_no_end_of_an_own_job_is_told_whose_room_another_takes() -> None:
     assert (drive.states("wide", "u"), drive.states("j")) == (["RUNNING"], ["QUEUED"])
 
 
+def test_no_release_is_told_behind_an_own_job_that_waits_for_the_limit() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.order("limit", gpus=4)
+    drive.submit("runs", gpu={"count": 2})
+    drive.settle()
+    drive.submit("wide", gpu={"count": 3})
+    drive.submit("j", gpu={})
+    drive.order("hold", job="j")
+    told = explain_job(drive.engine, "t", "j")
+    assert isinstance(told, dict)
+    assert (told["reason"], [fix for fix in told["fixes"] if "command" in fix]) == ("held", [])
+    drive.order("release", job="j")
+    assert drive.states("j") == ["QUEUED"], "who waits for the limit is not overtaken"
+
+
 def test_nothing_but_time_ends_a_pause() -> None:
     drive = Driving()
     drive.worker("w0", 2)
