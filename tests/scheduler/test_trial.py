@@ -320,12 +320,13 @@ def test_no_end_of_an_own_job_is_told_whose_room_another_takes() -> None:
 
 def test_no_release_is_told_behind_an_own_job_that_waits_for_the_limit() -> None:
     drive = Driving()
-    drive.worker("w0", 8)
+    drive.worker("w0", 4)
+    drive.worker("w1", 4, L40S, gpu_memory_mib=MEMORY[L40S])
     drive.order("limit", gpus=4)
-    drive.submit("runs", gpu={"count": 2})
+    drive.submit("runs", gpu={"count": 2, "model": "L40S"})
     drive.settle()
-    drive.submit("wide", gpu={"count": 3})
-    drive.submit("j", gpu={})
+    drive.submit("wide", gpu={"count": 3, "model": "L40S"})
+    drive.submit("j", gpu={"model": "H100"})
     drive.order("hold", job="j")
     told = explain_job(drive.engine, "t", "j")
     assert isinstance(told, dict)
