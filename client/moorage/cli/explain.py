@@ -152,7 +152,7 @@ def starts(data: dict[str, Any]) -> str:
     if band is None:
         return f"unknown: {data['starts_unknown']}" if "starts_unknown" in data else ""
     within = f" (within {age(band['p90_ms'])} nine times in ten)" if "p90_ms" in band else ""
-    return f"in about {age(band['p50_ms'])}{within}"
+    return (f"in about {age(band['p50_ms'])}" if band["p50_ms"] >= 1000 else "in under a second") + within
 
 
 def _leaving(row: dict[str, Any]) -> str:

@@ -208,7 +208,7 @@ def _frames(path: Path) -> Iterator[list[Any]]:
                 if frame is not None:
                     yield frame
                 else:
-                    log.info("%s breaks off at byte %d", path.name, at)
+                    log.warning("%s breaks off at byte %d, and goes on with the next reign", path.name, at)
                     then = _next_reign(data, at + 1)
                 at = then
 

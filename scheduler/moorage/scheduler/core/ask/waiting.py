@@ -12,7 +12,7 @@ from moorage.scheduler.core.ask.remedies import remedies
 from moorage.scheduler.core.ask.trial import Trials
 from moorage.scheduler.core.ask.views import CONTENDED_AT, finished_row, held_by
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.line.queue import entry
+from moorage.scheduler.core.line.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
@@ -21,8 +21,10 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import NOT_PERMITTED
 from moorage.schemas.gpu import format_token
 
-#: entries of the queue that are looked at one by one for a job's place: some 0.5 µs each
-COUNTED_MAX: Final = 4_096
+#: entries of the queue that are looked at one by one for a job's place, some 0.5 µs each; of more, up to the second
+#: number, who has left memory is passed over, some 0.1 µs each
+COUNTED_MAX: Final = 512
+GLANCED_MAX: Final = 8_192
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
 UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"})
 
@@ -105,20 +107,26 @@ def _place(trials: Trials) -> dict[str, int]:
     queue, planner = engine.queue, engine.planner
     aged = planner.standing_of if planner.ageing is not None else None
     size = sum(len(line.entries) for line in queue.lines.values())
-    if size > COUNTED_MAX:
+    if size > GLANCED_MAX:
         position = 1 + queue.position(*mine, aged)
         return {"position": position, "queued": max(queue.size, position)}
 
     def rank(priority: int, item: int) -> tuple[int, int]:
         return -(priority if aged is None else aged(priority, item)), item
 
+    draft, jobs, own = trials.draft, engine.state.jobs, rank(*mine)
     ranks = [
         rank(line.priority, item)
         for line in queue.lines.values()
         for item in line.entries
-        if not queue.is_taken(line, item) and planner.waits(trials.draft, item) and item != trials.item
+        if (
+            not queue.is_taken(line, item) and planner.waits(draft, item)
+            if size <= COUNTED_MAX
+            else item >> REPLICA_BITS in jobs
+        )
+        and item != trials.item
     ]
-    return {"position": 1 + sum(other < rank(*mine) for other in ranks), "queued": 1 + len(ranks)}
+    return {"position": 1 + sum(other < own for other in ranks), "queued": 1 + len(ranks)}
 
 
 def _kept_for(engine: Engine, job: Job, barred: frozenset[int]) -> list[str]:
