@@ -74,6 +74,25 @@ async def test_drain_cordon_and_uncordon_say_what_they_did(node: Node) -> None:
     assert "fix: " in nobody.err
 
 
+async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_its_flags(node: Node) -> None:
+    for words, said in (
+        (("--for", "30m", "--within", "1h"), "--for 30m ends it before --within 1h is over"),
+        (("--from", "2h", "--for", "1h", "--within", "1h"), "--for 1h ends it before --within 1h is over"),
+        (("--for", "0s"), "--for 0s is no time"),
+    ):
+        ran = await node.run("drain", "sim-0001", *words)
+        assert (ran.code, said in ran.err) == (2, True), ran.err
+    fleet = await node.run("fleet", "--json")
+    assert all("drain" not in row for row in fleet.frame["data"]["workers"])
+    try:
+        drained = await node.run("drain", "sim-0001", "--from", "2h", "--within", "1h", "--for", "90m")
+        assert drained.rows[0][1] == "drained from 2h, to be empty 1h after that, open again 90m after it began"
+        [told] = [line for line in (await node.run("fleet")).err.splitlines() if line.startswith("sim-0001: drained")]
+        assert "empty in 2h59m" in told or "empty in 3h" in told
+    finally:
+        await node.run("uncordon", "sim-0001")
+
+
 async def test_a_drain_has_a_deadline_a_beginning_and_an_end(node: Node) -> None:
     try:
         drained = await node.run("drain", "sim-0001", "--from", "2h", "--for", "1h", "--why", "firmware")
@@ -87,7 +106,7 @@ async def test_a_drain_has_a_deadline_a_beginning_and_an_end(node: Node) -> None
         for argv, named in (
             (("--from", "25:00"), "25:00"),
             (("--within", "soon"), "soon"),
-            (("--for", "10m", "--within", "10m"), "for_s"),
+            (("--for", "10m", "--within", "10m"), "--for 10m"),
         ):
             refused = await node.run("drain", "sim-0001", *argv)
             assert (refused.code, refused.err.startswith("error[invalid-argument]: ")) == (2, True), refused.err

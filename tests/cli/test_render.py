@@ -74,7 +74,7 @@ def test_why_a_job_waits_in_a_line() -> None:
     explained = {"reason": "busy", "means": "the GPUs that could run it are leased", "position": 2, "queued": 5}
     assert waits(explained) == "2nd of 5  busy: the GPUs that could run it are leased"
     more = {"needs": "1 more H100 on one host", "starts": {"p50_ms": 240_000}}
-    assert waits({**explained, **more}) == "2nd of 5  ~4m  needs 1 more H100 on one host"
+    assert waits({**explained, **more}) == "2nd of 5  ~4m  busy: needs 1 more H100 on one host"
 
 
 def test_facts_without_a_value_are_left_out() -> None:

@@ -50,13 +50,31 @@ async def test_the_clock_stops_where_it_is_told_to(trace: Path) -> None:
         (("--fleet", "1xH100", "--set", "renew_s=1,2,3,4,5,6,7,8"), "8 runs in one call"),
         (("--fleet", "1xH100", "--format", "philly", "--cluster", "x"), "invalid-argument"),
         (("--fleet", "1xH100", "--until", "soon"), "soon"),
+        (("--fleet", "1xH100", "--plot", "/nosuch/p.svg"), "/nosuch/p.svg cannot be written: No such folder"),
+        (("--fleet", "1xH100", "--jobs-csv", "/proc"), "/proc cannot be written: Is a directory"),
     ],
 )
 async def test_what_is_wrong_is_said(trace: Path, arguments: tuple[str, ...], found: str) -> None:
     ran = await moorage("simulate", str(trace), *arguments)
     assert ran.code == 2, ran.err
     assert found in ran.err
+    assert "jobs over" not in ran.err, "it is said before anything is run"
     assert "Traceback" not in ran.err
+
+
+async def test_a_file_that_takes_nothing_more_is_told(trace: Path) -> None:
+    ran = await moorage("simulate", str(trace), "--fleet", "1xH100", "--timeline-csv", "/dev/full")
+    assert ran.code == 1
+    assert "/dev/full cannot be written: No space left on device" in ran.err
+    assert "2 of 2 jobs over" in ran.err, "what was found out is told all the same"
+
+
+async def test_who_never_starts_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_text("at_s,runs_s,tenant,gpu\n0,10,t,16\n1,10,t,1\n")
+    ran = await moorage("simulate", str(file), "--fleet", "1x8xH100")
+    assert "1 of 2 jobs over" in ran.err
+    assert "1 never started" in ran.err
 
 
 async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:

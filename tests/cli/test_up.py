@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from moorage.cli.local_tools import end_jobs, supervisors_of
 from moorage.client import AsyncClient
 from moorage.client.target import Up, read_up
 from moorage.worker.run import SUPERVISOR_FOLDER
-from tests.cli.node import Lines, node_on, processes_of, start, talk
+from tests.cli.node import Lines, moorage, node_on, processes_of, start, talk
 from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.waiting import until
 
@@ -56,7 +57,14 @@ async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tm
             server = node.up.children["nats-server"]
             filler = fill(folder)
             await until(lambda: "the disk is full: 0 of 96 MiB free at " in talk(folder), what="told on the screen")
-            await node.run("submit", "--job", "meanwhile", "--timeout", "1s", "--", "true")  # an append fails
+            long = "x" * 30_000  # what the server's last block holds may be taken still
+            for number in range(100):
+                told = await node.run("submit", "--job", f"m{number}", "--timeout", "1s", "--", "true", long)
+                if told.code:
+                    break
+            assert (told.code, "error[no-scheduler]" in told.err) == (5, True), told.err
+            assert "the disk is full: 0 of 96 MiB free at " in told.err, "whoever asks hears why nobody answers"
+            assert "fix: make room there" in told.err
             filler.unlink()
             await until(lambda: "the disk has room again" in talk(folder), what="told on the screen, too")
             await until(lambda: node.up.children["nats-server"] != server, what="its server is another one")
@@ -65,6 +73,40 @@ async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tm
             assert "ended; starting it again" not in talk(folder), "what we end ourselves is no death"
     finally:
         unmount(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have another user own something")
+@pytest.mark.parametrize("planted", ["folder", "link", "link-on-the-way", "file", "link-within"])
+async def test_nothing_is_written_where_another_user_chooses(tmp_path: Path, planted: str) -> None:
+    other = 65_534
+    target, folder = tmp_path / "target", tmp_path / "home" / ".moorage"
+    target.mkdir()
+    folder.parent.mkdir()
+    if planted == "link":
+        folder.symlink_to(target)
+        os.chown(folder, other, other, follow_symlinks=False)
+    elif planted == "link-on-the-way":
+        (tmp_path / "there").symlink_to(target)
+        os.chown(tmp_path / "there", other, other, follow_symlinks=False)
+        folder = tmp_path / "there" / ".moorage"
+    else:
+        folder.mkdir()
+        if planted == "folder":
+            os.chown(folder, other, other)
+        elif planted == "file":
+            (folder / "up.lock").touch()
+            os.chown(folder / "up.lock", other, other)
+        else:
+            (folder / "nats").symlink_to(target)
+            os.chown(folder / "nats", other, other, follow_symlinks=False)
+    before = sorted(folder.iterdir()) if folder.exists() else []
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that it comes to nothing in any case
+        port = str(taken.getsockname()[1])
+        ran = await moorage("up", "--simulate", "1xH100", "--data", str(folder), "--port", port)
+    assert (ran.code, "belongs to" in ran.err) == (1, True), ran.err
+    assert "Traceback" not in ran.err
+    assert list(target.iterdir()) == []
+    assert (sorted(folder.iterdir()) if folder.exists() else []) == before
 
 
 async def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:

@@ -10,9 +10,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from moorage.cli.progress import Progress
+from moorage.client import output
 from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded
 from moorage.client.kept import Joiner, Piece, last_lines
+from moorage.client.output import Captured
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
 from moorage.worker.output_pages import page_of
@@ -28,6 +31,8 @@ class Keeping:
         self.written = 0
         self.is_over = False
         self.asked = 0
+        self.cap: int | None = None  # where the worker stops keeping
+        self.behind = 0  # questions for what is behind that
         self.refusals: list[Exception] = []
 
     async def read(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +43,11 @@ class Keeping:
         ask = ReadLog(
             "s", "acme", asked.job, asked.replica, 1, 7, "process", asked.stream, asked.offset, min(asked.limit, 64)
         )
-        page = page_of(self.data[: self.written], ask, self.is_over) if asked.stream == "out" else LogPage(1, "err")
+        self.behind += asked.stream == "out" and self.cap is not None and self.written > self.cap <= asked.offset
+        kept = self.data[: self.written] if self.cap is None else self.data[: min(self.cap, self.written)]
+        cut = len(kept) < self.written
+        page = page_of(kept, ask, self.is_over or cut) if asked.stream == "out" else LogPage(1, "err")
+        page = msgspec.structs.replace(page, truncated=cut)
         built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(page))
         return built
 
@@ -109,6 +118,47 @@ def test_every_byte_is_given_once_whatever_is_lost_doubled_or_late(seed: int) ->
         return got
 
     assert asyncio.run(scenario()) == data
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_behind_what_a_worker_keeps_every_byte_is_given_or_counted_once(
+    seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(seed)
+    data = b"".join(chance.choice(ALPHABET) for _ in range(chance.randint(1, 40)))
+
+    async def scenario() -> None:
+        source = Keeping(data)
+        source.cap = chance.randint(0, len(data)) if seed % 3 else 0
+        joiner, captured, shown = joiner_on(source), Captured(), Progress("j", whole=True)
+        given = 0
+        pieces = pieces_of(data, chance)
+        for piece in pieces:
+            source.written = piece.behind
+            if chance.random() < 0.5 and piece is not pieces[-1]:
+                continue
+            async for each in joiner.joined(piece):
+                captured.take(each)
+                shown.output(msgspec.structs.replace(each, text="", data=None, next=each.behind))
+                given += each.behind - each.offset
+        source.is_over = True
+        async for each in joiner.kept(0, 1):
+            captured.take(each)
+        assert given + captured.lost_bytes == len(data)
+        assert joiner.lost == captured.lost_bytes
+        told = [int(line.split()[1]) for line in capsys.readouterr().err.splitlines() if "were lost on the way" in line]
+        assert sum(told) == captured.lost_bytes
+        assert source.behind <= 1, "what is cut off is asked for once"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_let_go_of_a_long_output_is_counted_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "STREAM_CHARS_MAX", 10)
+    captured = Captured()
+    for at in range(0, 40, 4):
+        captured.take(Piece(0, 1, "out", at, "�" * 4, next=at + 4, data=b"\xff" * 4))
+    assert (len(captured.text("out")), captured.lost_bytes) == (8, 32)
 
 
 def test_what_nobody_keeps_is_counted_and_the_rest_is_given() -> None:

@@ -221,3 +221,102 @@ def test_views_of_everything_are_plain_data() -> None:
     assert [row["cells"] for row in fleet_view["workers"]] == ["", "##"]
     assert views.ls(drive.engine, "t", {"limit": 0}).__class__.__name__ == "Problem"
     assert views.ls(drive.engine, "t", {"states": ["NO"]}).__class__.__name__ == "Problem"
+
+
+def test_each_filter_that_took_some_is_counted() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.worker("w1", 2, "NVIDIA L40S", gpu_memory_mib=46_068)
+    drive.worker("w2", 4, "NVIDIA L40S", gpu_memory_mib=46_068, labels={"zone": "a"})
+    drive.submit("j", gpu={"count": 3, "model": "L40S"}, requires={"zone": ["b"]})
+    assert why(drive, "j")["workers_left"] == {"known": 3, "label": 0, "matching": 0}
+    drive.submit("k", gpu={"model": "L40S", "min_memory_mib": 60_000})
+    assert why(drive, "k")["workers_left"] == {"known": 3, "model": 2, "memory": 0, "matching": 0}
+    drive.submit("l", gpu={"count": 5, "model": "L40S"})
+    assert why(drive, "l")["workers_left"] == {"known": 3, "model": 2, "count": 0, "matching": 0}
+
+
+def test_who_is_closed_and_why() -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, 2)
+    worker = drive.workers["w1"]
+    drive.operate("cordon", "w0")
+    worker.waiting = True
+    drive.renew()
+    drive.submit("j", gpu={})
+    told = why(drive, "j")
+    assert told["reason"] == "closed"
+    assert told["held_by"] == ["w0: cordoned by me", "w1: kept for a local claim"]
+
+
+def test_what_of_the_host_is_taken_and_by_whom() -> None:
+    drive = Driving()
+    drive.worker("w0", 4, cpu_milli=8_000)
+    drive.submit("eater", gpu={}, resources={"cpu_milli": 6_000})
+    drive.settle()
+    drive.submit("j", gpu={}, resources={"cpu_milli": 4_000})
+    told = why(drive, "j")
+    assert (told["reason"], told["because"]) == ("host-busy", "it asks for 4 cores on one host")
+    assert told["held_by"][0] == "job eater: 1 GPU"
+    assert told["held_by"][1].startswith("w0: 2 of 8 cores, ")
+    drive.submit("big", gpu={}, resources={"cpu_milli": 9_000})
+    told = why(drive, "big")
+    assert told["reason"] == "host-size"
+    assert told["because"].startswith("it asks for 9 cores on one host; the most that one has is 8 cores and ")
+
+
+def test_how_much_of_a_gang_there_is_room_for() -> None:
+    drive = Driving()
+    drive.worker("w0", 4)
+    drive.submit("huge", replicas=5, gpu={"scheduling": "gang"})
+    assert why(drive, "huge")["because"] == "empty, they would hold 4 of its 5"
+    drive.submit("one", gpu={})
+    drive.submit("g", replicas=4, gpu={"scheduling": "gang"})
+    assert why(drive, "g")["because"] == "room for 3 of its 4 replicas"
+
+
+def test_for_whom_hosts_are_held_back() -> None:
+    drive = Driving()
+    drive.worker("w0", 4)
+    drive.submit("runs", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 1_000})
+    drive.settle()
+    drive.submit("big", gpu={"count": 4})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.submit("mine", gpu={})
+    drive.submit("theirs", tenant="u", gpu={})
+    told = why(drive, "mine")
+    assert told["reason"] == "reserved"
+    assert told["held_by"] == ["job big, which has waited longer", "held back: w0"]
+    other = explain_job(drive.engine, "u", "theirs")
+    assert isinstance(other, dict)
+    assert other["held_by"] == ["a job of another tenant, which has waited longer", "held back: w0"]
+
+
+def test_a_place_counts_those_who_wait_and_nobody_else() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("runs", gpu={})
+    drive.settle()
+    for number in range(5):
+        drive.submit(f"j{number}", gpu={})
+    drive.submit("first", gpu={}, priority=90)
+    assert [why(drive, name)["position"] for name in ("first", "j0", "j4")] == [1, 2, 6]
+    for name in ("j0", "j1", "first"):
+        drive.cancel(name)
+    drive.order("hold", job="j2")
+    told = why(drive, "j4")
+    assert (told["position"], told["queued"]) == (2, 2)
+    assert why(drive, "j2")["queued"] == 2
+
+
+def test_a_pause_is_told_as_one_and_has_its_place() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("j", gpu={}, retries=3)
+    drive.settle()
+    drive.run_out("w0", code=1)
+    drive.settle()
+    told = why(drive, "j")
+    assert (told["reason"], told["means"]) == ("backoff", REASONS["backoff"])
+    assert (told["position"], told["queued"]) == (1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
@@ -48,6 +49,26 @@ def test_a_start_is_when_such_runs_end_less_what_has_passed() -> None:
     assert abs(starts["first"].p90_ms - 16 * MINUTE) < 1_000
     assert abs(starts["second"].p50_ms - 16 * MINUTE) < 1_000
     assert starts["second"].worker == "w0"
+
+
+def preempting() -> Driving:
+    """A job of an hour, that may be ended for another, with 40 seconds of grace."""
+    drive = Driving(Config(preempt_priority=80, preempt_after=0))
+    drive.worker("w0", 1)
+    drive.submit("runs", gpu={}, run={"driver": "noop", "timeout_s": 3600, "grace_s": 40})
+    drive.settle()
+    return drive
+
+
+def test_who_makes_room_may_take_its_grace_for_it() -> None:
+    drive = preempting()
+    drive.offer_submit("urgent", gpu={}, priority=90)
+    drive.tick(2_000, obey=False)
+    drive.tick(2_000, obey=False)
+    assert drive.states("runs") == ["ENDING"]
+    start = look_ahead(drive).starts["t"]["urgent"]
+    assert start.p50_ms < 1_000
+    assert 40_000 <= start.p90_ms < 42_000
 
 
 def test_what_waits_for_an_end_that_nobody_knows_is_unknown() -> None:

@@ -608,3 +608,17 @@ def test_a_tenant_set_apart_keeps_every_entry_once() -> None:
 def test_the_state_of_a_new_tenant_holds_nothing() -> None:
     assert not State().tenant("t").ordered
     assert SUBJECTS.admin("hold") == "moorage.admin.hold"
+
+
+@pytest.mark.parametrize("act", ["hold", "limit"])
+def test_in_strict_order_who_is_held_or_over_a_limit_stops_nobody_though_it_found_no_room_before(act: str) -> None:
+    drive = Driving(Config(order="fifo"))
+    drive.worker("w0", 4)
+    drive.submit("runs", tenant="v", gpu={"count": 2})
+    drive.settle()
+    drive.submit("wide", tenant="v", gpu={"count": 4})
+    drive.submit("small", gpu={})
+    drive.tick()
+    assert drive.states("small") == ["QUEUED"]
+    drive.order(act, tenant="v", **({"gpus": 4} if act == "limit" else {}))
+    assert (drive.states("wide", "v"), drive.states("small")) == (["QUEUED"], ["PLACED"])

@@ -163,6 +163,18 @@ def test_whom_it_would_preempt_is_told_though_victims_were_looked_for_just_now()
     assert (told.starts, told.on) == ("later", "w0")
 
 
+def test_a_start_behind_a_preemption_reckons_with_the_grace_of_who_is_ended() -> None:
+    drive = Driving(Config(preempt_priority=80, preempt_after=0))
+    drive.worker("w0", 1)
+    drive.submit("mine", gpu={}, run={"driver": "noop", "timeout_s": 3600, "grace_s": 40})
+    drive.settle()
+    told = planned(drive, {"gpu": {}, "priority": 90})
+    assert told.preempts == {"own": ["mine"], "own_jobs": 1, "other_jobs": 0}
+    assert told.in_ms is not None
+    assert told.in_ms["p50_ms"] < 1_000
+    assert 40_000 <= told.in_ms["p90_ms"] < 42_000
+
+
 def test_of_many_that_go_by_one_plan_at_once_the_first_alone_is_taken() -> None:
     drive = waiting()
     drive.worker("w1", 4)
@@ -185,6 +197,15 @@ def test_after_the_ledger_has_moved_on_the_plan_is_refused_and_time_alone_is_no_
     assert drive.submit("a", gpu={}, if_seq=seq)["duplicate"], "the same id and content is the same job"
     drive.submit("c", gpu={}, if_seq=seq, sequence=3)
     assert drive.job("c").state == "REJECTED"
+
+
+def test_a_record_that_is_not_there_was_seen_by_no_plan_of_this_ledger() -> None:
+    drive = waiting()
+    drive.worker("w1", 1)
+    seq = planned(drive, {"gpu": {}}).ledger
+    early = drive.submit("a", gpu={}, if_seq=seq + 1)
+    assert (early["code"], early["field"]) == ("failed-precondition", "$.if_seq")
+    assert drive.submit("b", gpu={}, if_seq=planned(drive, {"gpu": {}}).ledger)["kind"] == "accepted"
 
 
 @pytest.mark.parametrize(

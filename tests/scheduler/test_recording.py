@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 from pathlib import Path
 
@@ -65,6 +66,37 @@ def test_a_recording_that_breaks_off_is_replayed_as_far_as_it_goes(tmp_path: Pat
     assert 0 < len(list(replay(path))) < count
 
 
+def test_what_a_killed_leader_left_unfinished_hides_no_later_reign(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    recorded(first)
+    recorded(second)
+    whole = first.read_bytes()
+    for lost in (*range(1, 30), 200):
+        first.write_bytes(whole[: len(whole) - lost] + second.read_bytes())
+        found = list(replay(first))
+        assert all(one.same for one in found)
+        assert found[-1].seq == list(replay(second))[-1].seq
+        assert len(found) >= len(list(replay(second))) + 10, "what was whole is there, too"
+
+
+def test_a_foreign_or_empty_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "leader.rec"
+    for content in (b"", b"x", b"GIF89a" + bytes(500), bytes(500), b"{}\n" * 50, Path(__file__).read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(CannotReplay):
+            list(replay(path))
+
+
+def test_a_damaged_recording_ends_with_the_reason_and_no_defect(tmp_path: Path) -> None:
+    path = tmp_path / "leader.rec"
+    recorded(path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), len(whole) // 150):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with contextlib.suppress(CannotReplay):
+            list(replay(path))
+
+
 def test_a_decision_by_other_rules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from moorage.scheduler.core.rank import ranker as rank
 
@@ -81,4 +113,5 @@ def test_what_is_no_recording_is_said(tmp_path: Path) -> None:
     with pytest.raises(CannotReplay):
         list(replay(path))
     path.write_bytes((2).to_bytes(4, "big") + b"\x91\xc0")
-    assert list(replay(path)) == []
+    with pytest.raises(CannotReplay):
+        list(replay(path))

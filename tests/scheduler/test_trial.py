@@ -69,25 +69,51 @@ class World:
             self.drive.order("hold", tenant=tenant, job=name)
         if rng.random() < 0.1:
             self.drive.order("hold", tenant="v")
+        self._trouble(rng)
         for _ in range(3):
             self.drive.settle()
             self.drive.tick(0)
 
+    def _trouble(self, rng: random.Random) -> None:
+        """What befalls workers: an operator's flag, devices that are sick, a claim from outside, an agent that died."""
+        drive, names = self.drive, list(self.drive.workers)
+        if rng.random() < 0.2:
+            drive.operate(rng.choice(["cordon", "drain"]), rng.choice(names))
+        if rng.random() < 0.2:
+            drive.load(rng.choice(names), **{f"s{rng.randint(0, 1)}": "ecc"})
+        if rng.random() < 0.15:
+            drive.workers[rng.choice(names)].waiting = True
+            drive.renew()
+        if rng.random() < 0.15:
+            drive.run_out(rng.choice(names), code=1)  # what has retries waits out a pause
+
     def _submit(self, name: str, *, tick: bool = True) -> None:
         rng = self.rng
-        gpu: dict[str, Any] = {"count": rng.choice([1, 1, 2, 3, 4])}
+        gpu: dict[str, Any] = {"count": rng.choice([1, 1, 1, 2, 2, 3])}
         if rng.random() < 0.4:
-            gpu["model"] = rng.choice(["H100", "L40S", "=H200", ["H100", "A100"]])
+            gpu["model"] = rng.choice(["H100", "H100", "L40S", ["H100", "A100"], "=H200"])
         if rng.random() < 0.2:
             gpu["min_memory_mib"] = rng.choice([20_000, 45_000, 70_000])
         if rng.random() < 0.2:
             gpu["sharing"] = rng.choice(["mps", "time-slice"])
+            if rng.random() < 0.5:
+                gpu["share"] = {"compute_percent": rng.choice([30, 60, 100]), "memory_mib": rng.choice([0, 20_000])}
+            elif gpu["sharing"] == "time-slice" and rng.random() < 0.5:
+                gpu |= {"count": 1, "time_slice_index": rng.randint(0, 5)}
         asks: dict[str, Any] = {"gpu": gpu, "priority": rng.choice([20, 50, 50, 50, 90])}
         if rng.random() < 0.5:
             asks["replicas"] = rng.randint(1, 3)
             gpu["scheduling"] = rng.choice(["gang", "gang", "spread", "best-effort"])
         if rng.random() < 0.2:
             asks["resources"] = {"cpu_milli": rng.choice([1_000, 4_000, 9_000])}
+            if rng.random() < 0.5:
+                asks["resources"]["memory_mib"] = rng.choice([1_000, 60_000])
+        if rng.random() < 0.05:
+            asks["requires"] = {"zone": [rng.choice("abc")]}
+        if rng.random() < 0.05:
+            gpu["vendor"] = rng.choice(["amd", "nvidia", ""])
+        if rng.random() < 0.2:
+            asks["retries"] = 2
         asks["run"] = {"driver": "noop", "grace_s": 1, "timeout_s": rng.choice([60, 300, 900, 5000])}
         if rng.random() < 0.3:
             del asks["run"]["timeout_s"]
@@ -193,7 +219,8 @@ def test_each_kind_of_fix_is_met_and_tried() -> None:
     assert all(
         met[name] for name in ("gpu", "run", "replicas", "resources", "admin limit", "admin priority", "cancel")
     ), met
-    assert all(met[reason] for reason in ("busy", "ahead", "limit", "reserved", "leaving", "held", "gang")), met
+    reasons = ("busy", "ahead", "limit", "reserved", "leaving", "held", "gang", "closed")
+    assert all(met[reason] for reason in reasons), met
 
 
 # --------------------------------------------------------------------------- what the reason calls for comes first
@@ -269,3 +296,55 @@ def test_another_tenants_job_is_not_named() -> None:
     assert "secret" not in json.dumps(told)
     assert isinstance(told, dict)
     assert told["because"] == "a job of another tenant comes first, and has to start before it"
+
+
+# ------------------------------------------------- what the worlds above have shown, each by itself
+
+
+def test_no_end_of_an_own_job_is_told_whose_room_another_takes() -> None:
+    drive = Driving()
+    drive.worker("w0", 3)
+    drive.order("limit", gpus=2)
+    drive.submit("runs", gpu={})
+    drive.settle()
+    drive.submit("wide", tenant="u", gpu={"count": 3}, priority=90)
+    drive.submit("j", gpu={"count": 2})
+    told = explain_job(drive.engine, "t", "j")
+    assert isinstance(told, dict)
+    assert told["reason"] == "limit"
+    assert "moorage cancel runs --tenant t" not in [fix.get("command") for fix in told["fixes"]]
+    drive.cancel("runs")
+    drive.settle()
+    assert (drive.states("wide", "u"), drive.states("j")) == (["RUNNING"], ["QUEUED"])
+
+
+def test_no_release_is_told_behind_an_own_job_that_waits_for_the_limit() -> None:
+    drive = Driving()
+    drive.worker("w0", 4)
+    drive.worker("w1", 4, L40S, gpu_memory_mib=MEMORY[L40S])
+    drive.order("limit", gpus=4)
+    drive.submit("runs", gpu={"count": 2, "model": "L40S"})
+    drive.settle()
+    drive.submit("wide", gpu={"count": 3, "model": "L40S"})
+    drive.submit("j", gpu={"model": "H100"})
+    drive.order("hold", job="j")
+    told = explain_job(drive.engine, "t", "j")
+    assert isinstance(told, dict)
+    assert (told["reason"], [fix for fix in told["fixes"] if "command" in fix]) == ("held", [])
+    drive.order("release", job="j")
+    assert drive.states("j") == ["QUEUED"], "who waits for the limit is not overtaken"
+
+
+def test_nothing_but_time_ends_a_pause() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.submit("j", gpu={}, retries=3)
+    drive.settle()
+    drive.run_out("w0", code=1)
+    drive.submit("runs", gpu={})
+    drive.order("limit", gpus=1)
+    drive.settle()
+    told = explain_job(drive.engine, "t", "j")
+    assert isinstance(told, dict)
+    assert told["reason"] == "limit"
+    assert [fix for fix in told["fixes"] if "command" in fix] == []

@@ -112,9 +112,17 @@ def exit_code_of(error: MoorageError) -> int:
 
 def fail(error: MoorageError, *, json: bool = False) -> int:
     """Tell an error: what, the evidence, how to go on; with `json` its frame, too. Returns the exit code."""
+    told, fixes = error.problem, getattr(error, "fixes", ())
+    if told.code == "no-scheduler":
+        import msgspec
+
+        from moorage.cli.disk import ROOM, full_disk_of
+
+        if (full := full_disk_of(told.message)) is not None:
+            told, fixes = msgspec.structs.replace(told, message=f"{told.message}: {full}"), (ROOM,)
     if json:
-        emit(error.problem)
-    tell_error(error.problem, getattr(error, "fixes", ()))
+        emit(told)
+    tell_error(told, fixes)
     return exit_code_of(error)
 
 

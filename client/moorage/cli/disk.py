@@ -14,6 +14,8 @@ DISK_FREE_MIN: Final = 16 * 1024**2
 ROOM_AGAIN: Final = 2 * DISK_FREE_MIN
 #: statvfs(3) tells nobody when its answer changes, so it is asked
 LOOK_S: Final = 2.0
+#: what helps, for whoever asks meanwhile
+ROOM: Final = "make room there: moorage up then goes on by itself, and nothing that was accepted is lost"
 
 
 class Disk(NamedTuple):
@@ -30,6 +32,21 @@ def disk_of(folder: Path) -> Disk:
     """The file system that the folder is on. Raises OSError."""
     found = os.statvfs(folder)
     return Disk(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+def full_disk_of(message: str) -> str | None:
+    """What is full, where a `moorage up` of this folder runs and a message names its server; else None."""
+    from moorage.client.target import home, read_up
+
+    folder = home()
+    up = read_up(folder)
+    if up is None or up.url not in message:
+        return None
+    try:
+        disk = disk_of(folder)
+    except OSError:
+        return None
+    return f"the disk is full: {disk.text(folder)}" if disk.free < DISK_FREE_MIN else None
 
 
 async def watch_disk(folder: Path, say: Callable[[str], None], room_again: Callable[[], None]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell
+from moorage.cli.instead import as_words
 from moorage.cli.lookup import FIXES, code_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, ordinal
@@ -150,7 +152,7 @@ def starts(data: dict[str, Any]) -> str:
     if band is None:
         return f"unknown: {data['starts_unknown']}" if "starts_unknown" in data else ""
     within = f" (within {age(band['p90_ms'])} nine times in ten)" if "p90_ms" in band else ""
-    return f"in about {age(band['p50_ms'])}{within}"
+    return (f"in about {age(band['p50_ms'])}" if band["p50_ms"] >= 1000 else "in under a second") + within
 
 
 def _leaving(row: dict[str, Any]) -> str:
@@ -167,21 +169,27 @@ def _steps(left: dict[str, int]) -> str:
 
 
 def fix_lines(data: dict[str, Any]) -> list[str]:
-    tried = [_fix_line(fix) for fix in data.get("fixes", [])]
+    tried = [_fix_line(fix, data) for fix in data.get("fixes", [])]
     fix = FIXES.get(data.get("reason", ""))
     if tried or not fix:
         return tried
+    if data["reason"] == "held" and "tenant" in data:
+        return [f"fix: an operator lets it go on: {_release(data)}"]
     return [f"fix: {fix.format(job=data['job'], asks=data.get('asks', ''))}"]
 
 
-def _fix_line(fix: dict[str, Any]) -> str:
-    """What would start it now: a command that somebody gives, or the request changed."""
+def _release(data: dict[str, Any]) -> str:
+    what = "--queue" if "position" in data else data["job"]  # who is held itself has no place
+    return f"moorage admin release {what} --tenant {data['tenant']}"
+
+
+def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
+    """What would start it now: a command that somebody gives. Of what is not submitted yet, the flags to change."""
     if "command" in fix:
         return f"fix: {fix['say']}: {fix['command']}"
-    return f"fix: starts now with: {fix['say']}{_flag(fix)}"
-
-
-def _flag(fix: dict[str, Any]) -> str:
-    limit_s = (fix["request"].get("run") or {}).get("timeout_s") if "run" in fix["request"] else None
-    limit = f"   --time-limit {limit_s:g}s" if limit_s is not None else ""
-    return limit + (f"   --gpu '{fix['gpu']}'" if "gpu" in fix else "")
+    words = as_words(fix)
+    if "tenant" not in data:
+        return f"fix: starts now with: {fix['say']}   {words}"
+    tenant = data["tenant"]
+    of = "" if tenant == (os.environ.get("MOORAGE_TENANT") or "default") else f" --tenant {tenant}"
+    return f"fix: starts now with: {fix['say']}: moorage submit --instead-of {data['job']}{of} {words}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, paint, say, tell
-from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, with_client
+from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
 from moorage.cli.render import GAP, age, many, table
 from moorage.cli.screen import Screen
 from moorage.schemas.gpu import model_matches
@@ -96,9 +96,9 @@ def _drained(within: str | None, begin: str | None, last: str | None, why: str) 
     """What was asked for, as `drained from 22:00, open again 2h after`."""
     parts = [f"drained from {begin}" if begin else "draining"]
     if within:
-        parts.append(f"to be empty within {within}")
+        parts.append(f"to be empty {within} after that" if begin else f"to be empty within {within}")
     if last:
-        parts.append(f"open again {last} after")
+        parts.append(f"open again {last} after{' it began' if within else ''}")
     return ", ".join(parts) + (f": {why}" if why else "")
 
 
@@ -206,7 +206,8 @@ def drain(
     /,
     *,
     within: Annotated[
-        str | None, Parameter(help="What runs there leaves by then, and starts elsewhere.", value="30m")
+        str | None,
+        Parameter(help="What runs there leaves so long after the drain began, and starts elsewhere.", value="30m"),
     ] = None,
     begin: Annotated[
         str | None, Parameter(names=("--from",), help="Not now: it is to be empty at 22:00, or in 2h.", value="WHEN")
@@ -224,7 +225,26 @@ def drain(
     is over by then; without a limit, until ten minutes before. The ledger keeps it through reboots and takeovers;
     uncordon takes it back.
     """
-    return _flag("drain", worker, options, within=within, begin=begin, last=last, why=why)
+
+    def act() -> int:
+        _check_order(within, last)
+        return _flag("drain", worker, options, within=within, begin=begin, last=last, why=why)
+
+    return guarded(options, act)
+
+
+def _check_order(within: str | None, last: str | None) -> None:
+    """Raises `Rejected` for a drain that is over before those who leave have left."""
+    from moorage.client.errors import rejected
+    from moorage.client.values import seconds
+
+    if last is None or seconds(last) > seconds(within or 0):
+        return
+    message = f"--for {last} is no time" if within is None else f"--for {last} ends it before --within {within} is over"
+    raise rejected(
+        "invalid-argument", message, found=last, allowed=f"more than {within or '0s'}",
+        next="both are counted from where the drain begins: now, or --from",
+    )  # fmt: skip
 
 
 def cordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """`quiet` shows nothing of its own. Output goes to stdout and stderr as the job wrote it."""
+    """`quiet` shows nothing of its own. Output goes to stdout and stderr as the job wrote it.
 
-    def __init__(self, job: str, *, quiet: bool = False) -> None:
+    `whole`: it is to come from its beginning, so what is missing there was lost, too.
+    """
+
+    def __init__(self, job: str, *, quiet: bool = False, whole: bool = False) -> None:
         self._job = job
         self._quiet = quiet
+        self._whole = whole
         self._rewrites = is_live(sys.stderr)
         self._line = ""
         self._drawn = False
@@ -71,7 +75,7 @@ class Progress:
     def output(self, piece: Piece) -> None:
         """A piece of the job's output, as it was written."""
         key = (piece.replica, piece.attempt, piece.stream)
-        expected = self._offsets.get(key, piece.offset)
+        expected = self._offsets.get(key, 0 if self._whole else piece.offset)
         if piece.offset > expected:
             self.note(f"warning[output]: {piece.offset - expected} bytes of {piece.stream} were lost on the way")
         self._offsets[key] = max(expected, piece.behind)

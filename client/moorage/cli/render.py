@@ -159,11 +159,11 @@ def _wrapped(text: str, room: int) -> list[str]:
 
 
 def waits(explained: dict[str, Any]) -> str:
-    """Why a job waits, in a line, from what `explain` says: `2nd of 5  ~4m  needs 1 more H100 on one host`."""
+    """Why a job waits, in a line, from what `explain` says: `2nd of 5  ~4m  busy: needs 1 more H100 on one host`."""
     place = f"{ordinal(explained['position'])} of {explained['queued']}" if "position" in explained else ""
     starts = explained.get("starts")
     about = f"~{age(starts['p50_ms'])}" if starts else ""
-    why = f"needs {explained['needs']}" if "needs" in explained else f"{explained['reason']}: {explained['means']}"
+    why = f"{explained['reason']}: " + (f"needs {explained['needs']}" if "needs" in explained else explained["means"])
     return GAP.join(filter(None, (place, about, why)))
 
 

@@ -165,7 +165,8 @@ def _decide_again(file: Path, at: int | None, job: str | None, options: Options)
                     placed += 1
                     _show_placement(row, options)
     except (CannotReplay, OSError) as error:
-        raise rejected("invalid-argument", str(error), found=str(file), next="name a file of --record") from None
+        said = f"{file.name} cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise rejected("invalid-argument", said, found=str(file), next="name a file of --record") from None
     say(f"{records:,} records decided again, {records - differ:,} of them byte for byte; {placed:,} placements")
     return EXIT_DRIFT if differ else 0
 

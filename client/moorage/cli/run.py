@@ -127,7 +127,7 @@ async def _follow(
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, SUCCEEDED
 
-    outcome, progress = Outcome(job), Progress(job, quiet=options.json)
+    outcome, progress = Outcome(job), Progress(job, quiet=options.json, whole=tail is None)
     async with Watch(client, client.job(job).id, past=True, tail=tail, replica=replica) as watch:
         if submit is not None:
             await submit()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -44,8 +47,10 @@ def simulate(
         Parameter(help="A setting of the scheduler: key=value, or key=a,b for a run each.", value="KEY"),
     ] = None,
     until: Annotated[str | None, Parameter(help="Stop the virtual clock there.", value="DURATION")] = None,
-    jobs_csv: Annotated[Path | None, Parameter(help="Write a line a job.", value="FILE")] = None,
-    timeline_csv: Annotated[Path | None, Parameter(help="Write the fleet over time.", value="FILE")] = None,
+    jobs_csv: Annotated[
+        Path | None, Parameter(help="Write a line a job; of several runs, FILE-1 and so on.", value="FILE")
+    ] = None,
+    timeline_csv: Annotated[Path | None, Parameter(help="Write the fleet over time; likewise.", value="FILE")] = None,
     plot: Annotated[Path | None, Parameter(help="Draw all runs as SVG.", value="FILE")] = None,
     options: Options = DEFAULTS,
 ) -> int:
@@ -64,9 +69,25 @@ def simulate(
         until_ms = None if until is None else int(seconds(until) * 1000)
         runs = _runs(ranker or [], set or [])
         files = (jobs_csv, timeline_csv, plot)
+        _check_writable([file for file in files if file is not None])
         return _simulate(trace.name, hosts, jobs, runs, until_ms, files, options)
 
     return guarded(options, act)
+
+
+def _check_writable(files: list[Path]) -> None:
+    """That what takes long to find out can be written in the end. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    for file in files:
+        reason = "Is a directory" if file.is_dir() else None if file.parent.is_dir() else "No such folder"
+        if reason is None and not os.access(file if file.exists() else file.parent, os.W_OK):
+            reason = "Permission denied"
+        if reason is not None:
+            raise rejected(
+                "invalid-argument", f"{file} cannot be written: {reason}", found=str(file),
+                next="name a file in a folder that is there",
+            )  # fmt: skip
 
 
 def _hosts(fleet: str | None) -> list[SimHost]:
@@ -150,19 +171,38 @@ def _simulate(
         done = run_one(name, hosts, jobs, config, run, until_ms=until_ms, progress=_progress(label))
         series.append(Series(label, done.report, done.points))
         suffix = f"-{number + 1}" if len(runs) > 1 else ""
-        if files[0] is not None:
-            write_jobs(_numbered(files[0], suffix), done.runs)
-        if files[1] is not None:
-            write_timeline(_numbered(files[1], suffix), done.points)
         if options.json:
             emit(done.report)
         else:
             _tell(label, done)
+        if files[0] is not None:
+            with _told(files[0]):
+                write_jobs(_numbered(files[0], suffix), done.runs)
+        if files[1] is not None:
+            with _told(files[1]):
+                write_timeline(_numbered(files[1], suffix), done.points)
         if done.report.cut_at_h is not None and until_ms is None:
             break
     if files[2] is not None:
-        files[2].write_text(chart(name, series), encoding="utf-8")
+        with _told(files[2]):
+            files[2].write_text(chart(name, series), encoding="utf-8")
     return EXIT_INTERRUPTED if until_ms is None and series[-1].report.cut_at_h is not None else 0
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    """A file that cannot be written after all, as on a full disk, is an error of its own."""
+    from moorage.client.errors import rejected
+
+    try:
+        yield
+    except OSError as error:
+        raise rejected(
+            "failed-precondition",
+            f"{file} cannot be written: {error.strerror}",
+            found=str(file),
+            next="make room there",
+        ) from None
 
 
 def _numbered(path: Path, suffix: str) -> Path:
@@ -191,10 +231,11 @@ def _tell(label: str, done: Simulated) -> None:
     if is_live(sys.stderr):
         sys.stderr.write("\r\x1b[K")
     cut = "" if report.cut_at_h is None else f", cut at {report.cut_at_h:.1f} h"
+    never = f", {report.never_started:,} never started" if report.never_started else ""
     say(
         f"{label}: {report.ended:,} of {report.jobs:,} jobs over in {report.makespan_h:.1f} h on {report.gpus:,} GPUs"
-        f"{cut}; allocated {report.allocated_percent:.1f} % while jobs came, {report.whole_percent:.1f} % in all; "
-        f"fairness {report.fairness:.2f}"
+        f"{cut}{never}; allocated {report.allocated_percent:.1f} % while jobs came, {report.whole_percent:.1f} % in all"
+        f"; fairness {report.fairness:.2f}"
     )
     header = ["JOBS OF", "JOBS", "STARTED", "WAIT MEAN H", "P50", "P90", "MAX", "JCT MEAN H", "SLOWDOWN", "GPU HOURS"]
     groups = [("all", report.all), *report.classes.items()]

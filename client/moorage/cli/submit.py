@@ -17,6 +17,7 @@ from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
 
 if TYPE_CHECKING:
+    from moorage.cli.instead import Change
     from moorage.client.client import AsyncClient
     from moorage.client.job import Job
     from moorage.schemas.job import Request
@@ -78,7 +79,40 @@ NO_FLAGS: Final = JobFlags()
 def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
     """The checked request, with its job id. Raises `Rejected` with invalid-argument."""
     from moorage.client.errors import rejected
-    from moorage.client.values import build_request, seconds
+    from moorage.client.values import build_request
+
+    fields = fields_of(flags)
+    if not command and flags.driver != "noop":
+        raise rejected(
+            "invalid-argument",
+            "no command to run",
+            field="$.run.argv",
+            next="name it behind --, as: moorage run --gpu 1xH100 -- python train.py",
+        )
+    request = build_request(list(command), flags.gpu, flags.job, fields)
+    scheduling = scheduling_of(flags)
+    if scheduling is None:
+        return request
+    if request.gpu is None:
+        raise rejected("invalid-argument", "--gang and --spread need --gpu", field="$.gpu", next="add --gpu 1xH100")
+    import msgspec
+
+    return build_request(request, msgspec.structs.replace(request.gpu, scheduling=scheduling))
+
+
+def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
+    """Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    if flags.gang and flags.spread:
+        raise rejected("invalid-argument", "--gang and --spread exclude each other", next="take one of them")
+    return "gang" if flags.gang else "spread" if flags.spread else None
+
+
+def fields_of(flags: JobFlags) -> dict[str, Any]:
+    """What the flags say beside GPUs, job id and scheduling, as fields of a request. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+    from moorage.client.values import seconds
 
     fields: dict[str, Any] = {
         name: value
@@ -128,24 +162,7 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
         fields["labels"] = dict(pairs("label", flags.label))
     if flags.requires:
         fields["requires"] = {name: text.split(",") for name, text in pairs("requires", flags.requires)}
-    if not command and flags.driver != "noop":
-        raise rejected(
-            "invalid-argument",
-            "no command to run",
-            field="$.run.argv",
-            next="name it behind --, as: moorage run --gpu 1xH100 -- python train.py",
-        )
-    request = build_request(list(command), flags.gpu, flags.job, fields)
-    if not (flags.gang or flags.spread):
-        return request
-    if flags.gang and flags.spread:
-        raise rejected("invalid-argument", "--gang and --spread exclude each other", next="take one of them")
-    if request.gpu is None:
-        raise rejected("invalid-argument", "--gang and --spread need --gpu", field="$.gpu", next="add --gpu 1xH100")
-    import msgspec
-
-    spec = msgspec.structs.replace(request.gpu, scheduling="gang" if flags.gang else "spread")
-    return build_request(request, spec)
+    return fields
 
 
 def milli_cores(cores: float) -> int:
@@ -205,6 +222,13 @@ def submit(
         str | None,
         Parameter(help="Requests as JSON, one or an array; - is stdin.", names=("--file", "-f"), value="FILE"),
     ] = None,
+    instead_of: Annotated[
+        str | None,
+        Parameter(help="Cancel this job, which waits, and hand it in with what the flags change.", value="JOB"),
+    ] = None,
+    but: Annotated[
+        str | None, Parameter(help="With --instead-of: fields of the request, as JSON.", value="JSON")
+    ] = None,
     flags: JobFlags = NO_FLAGS,
     options: RowOptions = ROWS,
 ) -> int:
@@ -217,6 +241,15 @@ def submit(
         from moorage.client.errors import rejected
         from moorage.client.values import build_request
 
+        if instead_of is not None:
+            from moorage.cli.instead import instead
+
+            if file is not None:
+                raise rejected("invalid-argument", "--instead-of takes the request of that job", next="leave out -f")
+            change = instead(instead_of, flags, command, but)
+            return with_client(options, lambda client: _one_of(client, change, options))
+        if but is not None:
+            raise rejected("invalid-argument", "--but needs --instead-of", next="--instead-of JOB --but '{…}'")
         if file is None:
             request = request_of(flags, command)
             return with_client(options, lambda client: _one(client, request, options))
@@ -232,6 +265,19 @@ def submit(
         return with_client(options, lambda client: _many(client, requests, options))
 
     return guarded(options, act)
+
+
+async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> int | None:
+    from moorage.schemas.errors import MoorageError
+
+    gone, request = await change(client)
+    try:
+        return await _one(client, request, options)
+    except MoorageError:
+        import msgspec
+
+        say(f"{gone} was cancelled, and this is not handed in: {msgspec.json.encode(request).decode()}")
+        raise
 
 
 async def _one(client: AsyncClient, request: Request, options: RowOptions) -> int | None:

@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import gc
 import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -20,6 +21,8 @@ from moorage.schemas.settings_file import FILE_VARIABLE
 from moorage.worker.settings import WorkerSettings
 
 LOCK_FILE: Final = "up.lock"
+#: what `moorage up` makes in its folder
+OUR_NAMES: Final = (LOCK_FILE, "up.json", "ledger-url", "nats", "scheduler.log", "worker.log", "workers")
 
 
 if TYPE_CHECKING:
@@ -81,12 +84,47 @@ def _check_fleet(simulate: str | None) -> None:
         ) from None
 
 
+def _check_owners(folder: Path) -> None:
+    """Follow no link and use no file that somebody else has put there. Raises `Rejected`.
+
+    Whoever owns a folder or a link on the way to a file chooses the file. So the links on the way, the folder, and what
+    stands in it under our names have to be this user's; for others than root root's will do, too, as for /tmp.
+    """
+    user = os.geteuid()
+    trusted = {user, 0}
+    for path in (*reversed(folder.parents), folder):
+        with contextlib.suppress(OSError):
+            if path.is_symlink() and (owner := path.lstat().st_uid) not in trusted:
+                raise _not_ours(path, owner)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if (owner := folder.stat().st_uid) not in trusted:
+            raise _not_ours(folder, owner)
+        for name in OUR_NAMES:
+            with contextlib.suppress(FileNotFoundError):
+                if (owner := (folder / name).lstat().st_uid) != user:
+                    raise _not_ours(folder / name, owner)
+
+
+def _not_ours(path: Path, owner: int) -> Exception:
+    from moorage.client.errors import rejected
+
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = str(owner)
+    return rejected(
+        "failed-precondition", f"{path} belongs to {name}: moorage up writes nowhere that another user chooses",
+        found=str(path), next="name a folder of your own with --data, or MOORAGE_HOME",
+    )  # fmt: skip
+
+
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises `ClientError` with already-running."""
     from moorage.client.errors import ClientError, client_problem
     from moorage.client.target import UP_FILE, read_up
 
+    _check_owners(folder)
     try:
         is_ours = not folder.exists() or (folder / LOCK_FILE).exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

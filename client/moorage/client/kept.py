@@ -11,6 +11,7 @@ import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage
+from moorage.schemas.frames.output import LOG_OFFSET_MAX
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -100,6 +101,7 @@ class Joiner:
         self._job = job
         self._tail = tail
         self._at: dict[_Key, int] = {}
+        self._cut: dict[_Key, int] = {}  # where what is kept of a stream ends for good
         self._over: set[_Key] = set()
 
     async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
@@ -126,7 +128,7 @@ class Joiner:
             at = self._at.get(key, 0)
             if at < piece.offset:
                 self.lost += piece.offset - at
-                at = piece.offset
+                at = self._at[key] = piece.offset
         behind = piece.behind
         if at > piece.offset and at < behind:
             encoded = piece.text.encode() if piece.data is None else piece.data
@@ -158,7 +160,7 @@ class Joiner:
                 offset = -limit
             elif until is not None:
                 limit = min(until - offset, limit)
-            if limit <= 0:
+            if limit <= 0 or offset >= self._cut.get(key, LOG_OFFSET_MAX):
                 return
             try:
                 page = await read_page(self._client, self._job, replica, attempt, stream, offset, limit)
@@ -167,10 +169,13 @@ class Joiner:
                 return
             if page.truncated:
                 self.truncated.add(key)
+                self._cut[key] = page.size
             self._at[key] = max(at or 0, page.next)
             if page.over and not page.truncated:
                 self._over.add(key)
             piece = piece_of(page)
+            if page.truncated:  # what is kept has its end there, and the stream goes on
+                piece = msgspec.structs.replace(piece, end=False)
             if at is None and self._tail is not None:
                 piece = last_lines(piece, self._tail)
             if piece.text or piece.end:

@@ -14,24 +14,26 @@ STREAM_CHARS_MAX: Final = 16 * 1024 * 1024
 class _Stream:
     """One stream of one replica in its newest attempt."""
 
-    __slots__ = ("attempt", "chars", "expected", "lost", "texts")
+    __slots__ = ("attempt", "chars", "expected", "lost", "sizes", "texts")
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
         self.texts: deque[str] = deque()
+        self.sizes: deque[int] = deque()  # of each in bytes, as they were written
         self.chars = 0
         self.expected = 0
         self.lost = 0
 
     def add(self, piece: Piece) -> None:
         self.lost += max(piece.offset - self.expected, 0)
-        self.expected = piece.behind
+        self.expected = max(self.expected, piece.behind)
         self.texts.append(piece.text)
+        self.sizes.append(piece.behind - piece.offset)
         self.chars += len(piece.text)
         while self.chars > STREAM_CHARS_MAX and len(self.texts) > 1:
             gone = self.texts.popleft()
             self.chars -= len(gone)
-            self.lost += len(gone.encode())
+            self.lost += self.sizes.popleft()
 
 
 class Captured:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from moorage.client.errors import rejected
 
+#: hosts that one plan may add: the leader takes no more
+ADDED_MAX: Final = 1_024
 #: GPUs that the asking tenant may have, or by tenant
 Quota = int | Mapping[str, int]
 #: by tenant: its weight, or that and the GPUs guaranteed to it
@@ -45,7 +47,7 @@ def _added(add: str | None) -> list[dict[str, Any]]:
     from moorage.worker.inventory.simulated import simulated_hosts
 
     try:
-        hosts = simulated_hosts(add, "add")
+        hosts = simulated_hosts(add, "add", ADDED_MAX)
     except ValueError as error:
         raise rejected("invalid-argument", str(error), found=add, next="write it as 2x8xA100+1x4xL40S") from None
     found: dict[tuple[Any, ...], dict[str, Any]] = {}

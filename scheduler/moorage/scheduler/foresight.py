@@ -79,7 +79,7 @@ class Foresight:
         found = self._engine.state.job(tenant, job)
         if found is not None and self._waits(found):
             self._follow(tenant, job)
-            if self._wants_forecast(tenant, job) and self._look_ahead(tenant, job, reply, json):
+            if self._wants_forecast(found) and self._look_ahead(tenant, job, reply, json):
                 return
         self._tell(tenant, job, reply, json)
 
@@ -115,11 +115,15 @@ class Foresight:
     def _waits(self, job: Job) -> bool:
         return any(replica.state == QUEUED for replica in job.replicas)
 
-    def _wants_forecast(self, tenant: str, job: str) -> bool:
+    def _wants_forecast(self, job: Job) -> bool:
         if self.children is None:
             return False
         known = self._forecast
-        return known is None or self._now_ms() - known.time_ms > FORECAST_KEPT_MS
+        if known is None:
+            return True
+        age_ms = self._now_ms() - known.time_ms
+        # of who came since it says nothing
+        return age_ms > (FORECAST_KEPT_MS if job.accepted_ms <= known.time_ms else FORECAST_KEPT_MS // 4)
 
     def _look_ahead(self, tenant: str, job: str, reply: str, json: bool) -> bool:
         """Ask for a forecast, or wait for the one under way; False where neither can be."""
@@ -205,7 +209,7 @@ class Foresight:
             job = state.job(*key)
             if job is None or now_ms > followed.until_ms or not self._waits(job):
                 continue
-            if self._wants_forecast(*key):
+            if self._wants_forecast(job):
                 self._look_ahead(*key, "", True)
             data = self.explained(*key, fixes=False)
             told, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
@@ -234,8 +238,12 @@ def _starts_at_ms(data: dict[str, Any], now_ms: int) -> int:
 
 
 def _moved(before_ms: int, now_is_ms: int, now_ms: int) -> bool:
-    """Whether a start that was told for one time is now expected at quite another one."""
+    """Whether a start that was told for one time is now expected at quite another one.
+
+    A run of which nothing is known is expected to go on for as long as it has: what waits for it is told each time that
+    it is off by a fifth of what is left now, and not every few seconds.
+    """
     if not before_ms or not now_is_ms:
         return before_ms != now_is_ms
     off = abs(now_is_ms - before_ms)
-    return off > CHANGED_MS and off * 5 > max(0, before_ms - now_ms)
+    return off > CHANGED_MS and off * 5 > max(before_ms - now_ms, now_is_ms - now_ms)

@@ -9,6 +9,7 @@ The file holds request bodies and lease sessions: it is for operators' eyes, and
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,9 +33,11 @@ from moorage.scheduler.core.events import (
     Submit,
 )
 from moorage.scheduler.core.ledger import snapshot
+from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.records import Record, decode_record
 from moorage.scheduler.core.state import Job, State
 from moorage.scheduler.core.tell.outputs import Outputs
+from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.operate import ACTS, DrainAct
 from moorage.schemas.subjects import Subjects
@@ -45,6 +48,15 @@ FORMAT: Final = 1
 #: a recording ends there, and the leader goes on without it
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
+#: how the body of a frame begins that begins a reign: an array of seven, the first of them its name
+_REIGN: Final = b"\x97\xa5reign"
+#: what the core and the readers raise at what no leader ever wrote
+_DAMAGED: Final = (
+    LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError, Refused, BadSnapshot,
+    msgspec.MsgspecError,
+)  # fmt: skip
+#: a frame's length, and what tells that it is one
+_HEAD_BYTES: Final = 6
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
 _frame: Final = msgspec.msgpack.Decoder(Join | Goodbye | FactFrame | Renew).decode
@@ -181,19 +193,59 @@ class Replayed(NamedTuple):
 
 
 def _frames(path: Path) -> Iterator[list[Any]]:
+    """Its frames in order. Where a leader was killed while it wrote, what it did not finish is passed over: the next
+    reign begins behind it. Raises CannotReplay where the file does not begin as a recording does, and OSError."""
     with path.open("rb") as file:
-        while head := file.read(4):
-            size = int.from_bytes(head, "big")
-            body = file.read(size) if size < FRAME_BYTES_MAX else b""
-            if len(head) < 4 or len(body) < size:
-                return  # the leader was killed while it wrote
-            try:
-                frame = _decode(body)
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise CannotReplay(f"{path.name}: {error}") from None
-            if not isinstance(frame, list) or not frame:
-                raise CannotReplay(f"{path.name} is no recording of a leader")
-            yield frame
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise CannotReplay(f"{path.name} is empty: a scheduler writes to it once it leads")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            at = 0
+            while at < size:
+                frame, then = _frame_at(data, at)
+                if not at and (not frame or frame[0] != "reign"):
+                    raise CannotReplay(f"{path.name} is no recording of a leader")
+                if frame is not None:
+                    yield frame
+                else:
+                    log.warning("%s breaks off at byte %d, and goes on with the next reign", path.name, at)
+                    then = _next_reign(data, at + 1)
+                at = then
+
+
+def _frame_at(data: mmap.mmap, at: int) -> tuple[list[Any] | None, int]:
+    """The frame that begins there and where the next one does; None where there is no whole one."""
+    body_at = at + 4
+    then = body_at + int.from_bytes(data[at:body_at], "big")
+    if then - body_at >= FRAME_BYTES_MAX or then > len(data):
+        return None, then
+    try:
+        frame = _decode(data[body_at:then])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, then
+    is_one = isinstance(frame, list) and bool(frame) and isinstance(frame[0], str) and _goes_on(data, then)
+    return (frame if is_one else None), then
+
+
+def _goes_on(data: mmap.mmap, at: int) -> bool:
+    """Whether a frame may begin there, or the file ends: else what seemed one has swallowed part of the next reign."""
+    if at + _HEAD_BYTES > len(data):
+        return True
+    head = data[at + 4 : at + _HEAD_BYTES]
+    if 0x91 <= head[0] <= 0x9F and 0xA0 < head[1] < 0xC0:  # a short array, a short text first
+        return True
+    return data.find(_REIGN, at + 4, at + 4 + _HEAD_BYTES + len(_REIGN)) >= 0  # behind the beginning of a torn one
+
+
+def _next_reign(data: mmap.mmap, start: int) -> int:
+    """Where the next whole frame begins that begins a reign; the end where none does."""
+    found = data.find(_REIGN, start + 4)
+    while found >= 0:
+        frame, _ = _frame_at(data, found - 4)
+        if frame is not None:
+            return found - 4
+        found = data.find(_REIGN, found + 1)
+    return len(data)
 
 
 def replay(path: Path) -> Iterator[Replayed]:
@@ -204,23 +256,28 @@ def replay(path: Path) -> Iterator[Replayed]:
     engine: Engine | None = None
     again = was = b""
     for kind, *rest in _frames(path):
-        if kind == "reign":
-            engine = _begin(path, rest)
-        elif engine is None:
-            continue  # of a reign that took another course
-        elif kind == "offer":
-            engine.offer(_read(engine, rest[0], rest[1:]))
-        elif kind == "load":
-            engine.offer_load(rest[0], _load(rest[1]), rest[2])
-        elif kind == "kept":
-            engine.kept(engine.state.jobs[rest[0]], rest[1])
-        elif kind == "build":
-            again, was = engine.build(rest[0], rest[1]), rest[2]
-        elif kind == "commit":
-            if again == was:
-                engine.commit(rest[0], rest[1])
-            yield Replayed(rest[0], decode_record(was), again == was, engine.state)
-            if again != was:
+        try:
+            if kind == "reign":
+                engine = _begin(path, rest)
+            elif engine is None:
+                continue  # of a reign that took another course
+            elif kind == "offer":
+                engine.offer(_read(engine, rest[0], rest[1:]))
+            elif kind == "load":
+                engine.offer_load(rest[0], _load(rest[1]), rest[2])
+            elif kind == "kept":
+                engine.kept(engine.state.jobs[rest[0]], rest[1])
+            elif kind == "build":
+                again, was = engine.build(rest[0], rest[1]), rest[2]
+            elif kind == "commit":
+                if again == was:
+                    engine.commit(rest[0], rest[1])
+                one = Replayed(rest[0], decode_record(was), again == was, engine.state)
+        except _DAMAGED as error:
+            raise CannotReplay(f"{path.name} is damaged: its {kind!r} cannot be read: {error}") from error
+        if kind == "commit":
+            yield one
+            if not one.same:
                 engine = None
 
 

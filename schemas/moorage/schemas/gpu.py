@@ -209,3 +209,18 @@ def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
             parts += [f"{spec.share.memory_mib}M"] if spec.share.memory_mib else []
             text += f"={','.join(parts)}" if parts else ""
     return text
+
+
+def said_anew(spec: GpuSpec | None, token: str) -> GpuSpec | None:
+    """A spec with what a token says in place of its own: count, models, memory, sharing. What no token can say stays:
+    vendor, scheduling and the like. None where there is no spec, or where the two do not go together."""
+    if spec is None:
+        return None
+    said = parse_token(token)[1]
+    try:
+        return msgspec.structs.replace(
+            spec, count=said.count, model=said.model, min_memory_mib=said.min_memory_mib, sharing=said.sharing,
+            share=said.share,
+        )  # fmt: skip
+    except ValueError:
+        return None

@@ -70,6 +70,10 @@ class Play:
         """Exit code and reason of a member that ends by itself."""
         return 0, "exit"
 
+    def told_to_end(self, held: Held) -> None:
+        """It ends at once, as most do at SIGTERM."""
+        self._finish(held, -15, "end")
+
     def on_placed(self, held: Held) -> None:
         """It holds devices from now on."""
 
@@ -138,7 +142,7 @@ class Play:
         for end in frame.end:
             held = self.held.get((end.tenant, end.job, end.replica, end.fence))
             if held is not None:
-                self._finish(held, -15, "end")
+                self.told_to_end(held)
 
     def _place(self, worker: str, place: Place) -> None:
         held = Held(place.tenant, place.job, place.replica, place.attempt, place.fence, worker, place.slots)

@@ -173,17 +173,17 @@ def _idle(health: Health = "ok") -> SlotReading:
 # ------------------------------------------------------------------------------------------------------ a fleet's word
 
 
-def simulated_hosts(word: str, name: str = "sim") -> list[SimulatedHost]:
+def simulated_hosts(word: str, name: str = "sim", most: int = HOSTS_MAX) -> list[SimulatedHost]:
     """The hosts of a fleet's word, named `<name>-0000` and so on; the grammar stands at the top of this module.
 
-    Raises ValueError naming the part that is off, or for more than `HOSTS_MAX` hosts.
+    Raises ValueError naming the part that is off, or for more than `most` hosts.
     """
     hosts: list[SimulatedHost] = []
     for part in word.replace(" ", "").split("+"):
         repeated = _HOSTS.match(part)
         count = int(repeated["count"]) if repeated else 1
-        if not 1 <= count <= HOSTS_MAX - len(hosts):
-            raise ValueError(f"a simulated fleet has 1..{HOSTS_MAX} hosts, found {count} in {part!r}")
+        if not 1 <= count <= most - len(hosts):
+            raise ValueError(f"a simulated fleet has 1..{most} hosts, found {count} in {part!r}")
         groups = parse_groups(part[repeated.end() :] if repeated else part)
         hosts += [build_host(f"{name}-{len(hosts) + number:04d}", groups) for number in range(count)]
     return hosts

@@ -53,9 +53,10 @@ NEVER_REASONS: Final = frozenset(
 class Explanation:
     """`counts` is how many workers were left after each filter, in the filters' order; `held_on` the hosts that would
     do if others had not taken what it asks for; `missing` how many GPUs more the best host would have to have free, 0
-    where that is not what it waits for; `troubles` what is wrong with devices or hosts that would do, in words."""
+    where that is not what it waits for; `troubles` what is wrong with devices or hosts that would do, in words;
+    `because` how much it asks for or would get, where the counts do not say that."""
 
-    __slots__ = ("counts", "held_on", "missing", "reason", "troubles")
+    __slots__ = ("because", "counts", "held_on", "missing", "reason", "troubles")
 
     def __init__(
         self,
@@ -65,15 +66,18 @@ class Explanation:
         missing: int = 0,
         *,
         troubles: Sequence[str] = (),
+        because: str = "",
     ) -> None:
         self.reason = reason
         self.counts = counts
         self.held_on = held_on
         self.missing = missing
         self.troubles = list(troubles)
+        self.because = because
 
     def as_data(self) -> dict[str, Any]:
-        return {"reason": self.reason, "means": REASONS[self.reason], "workers_left": self.counts}
+        because = {"because": self.because} if self.because else {}
+        return {"reason": self.reason, "means": REASONS[self.reason], **because, "workers_left": self.counts}
 
 
 HOLDERS_MAX: Final = 5
@@ -100,6 +104,11 @@ def explain(
             failed[fit.reason] = failed.get(fit.reason, 0) + len(cls.hosts)
         else:
             left.extend(cls.hosts.values())
+    passed = len(fleet.hosts)
+    for name in _ORDER:  # a filter that took nobody is not named
+        if gone := failed.get(name):
+            passed -= gone
+            counts[name] = passed
     counts["matching"] = len(left)
     if not left:
         # the filters run in one order, so the reason that came farthest names what is nearest to a fit
@@ -107,9 +116,10 @@ def explain(
     sized = [host for host in left if host.could_ever(shape)]
     counts["large-enough"] = len(sized)
     if not sized:
-        return Explanation("host-size", counts, [])
-    if sum(host.replicas_of(shape, "ever") for host in sized) < shape.together:
-        return Explanation("gang-size", counts, [])
+        return Explanation("host-size", counts, [], because=f"{_asked_of_host(shape)}; {_largest(left)}")
+    ever = sum(host.replicas_of(shape, "ever") for host in sized)
+    if ever < shape.together:
+        return Explanation("gang-size", counts, [], because=f"empty, they would hold {ever} of its {shape.together}")
     heard = [host for host in sized if host.heard]
     counts["heard"] = len(heard)
     if not heard:
@@ -117,7 +127,7 @@ def explain(
     open_hosts = [host for host in heard if host.usable and not (host.waiting and shape.count)]
     counts["open"] = len(open_hosts)
     if not open_hosts:
-        return Explanation("closed", counts, [])
+        return Explanation("closed", counts, [], troubles=[_closed(host) for host in heard[:HOLDERS_MAX]])
     free = [host for host in open_hosts if _free(host, shape) >= shape.count]
     counts["with-free-gpus"] = len(free)
     if not free:
@@ -132,7 +142,7 @@ def explain(
     roomy = [host for host in free if host.fits_host(shape)]
     counts["with-cpu-and-memory"] = len(roomy)
     if not roomy:
-        return Explanation("host-busy", counts, free)
+        return Explanation("host-busy", counts, free, because=_asked_of_host(shape))
     unbarred = [host for host in roomy if host.worker.num not in barred]
     counts["not-reserved"] = len(unbarred)
     if not unbarred:
@@ -142,9 +152,32 @@ def explain(
     if not staying:
         drained = [f"{host.worker.id}: is to be drained" for host in unbarred[:HOLDERS_MAX]]
         return Explanation("leaving", counts, [], troubles=drained)
-    if shape.together > 1 and _now(staying, shape) < shape.together:
-        return Explanation("gang" if _now(unbarred, shape) < shape.together else "leaving", counts, open_hosts)
+    now = _now(staying, shape)
+    if shape.together > 1 and now < shape.together:
+        reason = "gang" if _now(unbarred, shape) < shape.together else "leaving"
+        return Explanation(reason, counts, open_hosts, because=f"room for {now} of its {shape.together} replicas")
     return Explanation("placing", counts, [])
+
+
+def _closed(host: Host) -> str:
+    """Why nothing new is placed on a host that was heard."""
+    worker = host.worker
+    if worker.flag != "open":
+        return f"{worker.id}: {worker.flag}" + (f" by {worker.by}" if worker.by else "")
+    if not worker.session:
+        return f"{worker.id}: lost"
+    return f"{worker.id}: " + ("its load frames are missed" if host.stale else "kept for a local claim")
+
+
+def _asked_of_host(shape: Shape) -> str:
+    asked = [f"{shape.cpu_milli / 1000:g} cores"] if shape.cpu_milli else []
+    asked += [f"{shape.memory_mib / 1024:.1f} GiB".replace(".0 ", " ")] if shape.memory_mib else []
+    return f"it asks for {' and '.join(asked)} on one host" if asked else ""
+
+
+def _largest(hosts: list[Host]) -> str:
+    cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
+    return f"the most that one has is {cores:g} cores and {gib} GiB"
 
 
 def _now(hosts: list[Host], shape: Shape) -> int:
@@ -170,12 +203,12 @@ def _free(host: Host, shape: Shape) -> int:
     return mask.bit_count()
 
 
-def holders(hosts: list[Host], shape: Shape, tenant: str) -> dict[str, Any]:
+def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = False) -> dict[str, Any]:
     """Who holds what a shape asks for on these hosts, as a tenant may know it.
 
     Its own jobs by name, those with most GPUs first; of everybody else how many jobs and GPUs, and no name. `workers`
-    are a few of the hosts with how much is leased there. At most `MEMBERS_LOOKED_MAX` members are looked at; `more`
-    says that there were others.
+    are a few of the hosts with how much is leased there, or `of_host` how much of the host itself is free. At most
+    `MEMBERS_LOOKED_MAX` members are looked at; `more` says that there were others.
     """
     own: dict[str, int] = {}
     others: set[int] = set()
@@ -185,11 +218,12 @@ def holders(hosts: list[Host], shape: Shape, tenant: str) -> dict[str, Any]:
         mask = host.cls.fit(shape).mask
         if len(workers) < HOLDERS_MAX:
             leased = (host.lent & ~host.free).bit_count()
-            workers.append(f"{host.worker.id}: {leased} of {len(host.cls.devices)} GPUs leased")
+            of_gpus = f"{leased} of {len(host.cls.devices)} GPUs leased"
+            workers.append(f"{host.worker.id}: {_left_of_host(host) if of_host else of_gpus}")
         for member in host.worker.members.values():
             looked += 1
             held = (member.mask & mask).bit_count()
-            if shape.count and not held:
+            if shape.count and not held and not of_host:
                 continue
             job = member.replica.job
             if job.tenant == tenant:
@@ -208,6 +242,11 @@ def holders(hosts: list[Host], shape: Shape, tenant: str) -> dict[str, Any]:
         "workers": workers,
         **({"more": True} if looked >= MEMBERS_LOOKED_MAX else {}),
     }
+
+
+def _left_of_host(host: Host) -> str:
+    cores = f"{host.cpu_free / 1000:g} of {host.cpu_milli / 1000:g} cores"
+    return f"{cores}, {host.memory_free // 1024} of {host.memory_mib // 1024} GiB free"
 
 
 def _but_for_health(host: Host, shape: Shape) -> int:

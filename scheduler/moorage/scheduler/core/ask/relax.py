@@ -16,7 +16,7 @@ import msgspec
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.line.backfill import FREED_MS
-from moorage.schemas.gpu import format_token, model_matches
+from moorage.schemas.gpu import format_token, model_matches, said_anew
 from moorage.schemas.job import Request, Resources
 
 #: fixes that are told, the ones that change least first
@@ -33,18 +33,21 @@ _MODEL_WORD: Final = re.compile(r"(?=[^ ]*\d)[A-Za-z][A-Za-z0-9]*")
 
 
 class Fix(NamedTuple):
-    """One change. `fields` are the fields of the request that take the place of those sent."""
+    """One change. `fields` are the fields of the request that take the place of those sent, `before` that request."""
 
     say: str
     request: Request
     fields: tuple[str, ...]
+    before: Request
 
     def as_data(self) -> dict[str, Any]:
-        """As `explain` tells it: what to change, the new fields, and the GPUs as a token where they change."""
+        """As `explain` tells it: what to change, the new fields, and the GPUs as a token where that says it all."""
         request = msgspec.to_builtins(self.request)
         data: dict[str, Any] = {"say": self.say, "request": {name: request.get(name) for name in self.fields}}
         if {"gpu", "replicas"} & set(self.fields):
-            data["gpu"] = format_token(self.request.effective_gpu, self.request.replicas)
+            token = format_token(self.request.effective_gpu, self.request.replicas)
+            if said_anew(self.before.effective_gpu, token) == self.request.effective_gpu:
+                data["gpu"] = token
         return data
 
 
@@ -85,7 +88,7 @@ class Relaxer:
                 break
             for say, changed, name in kind(self._fleet, self._request):
                 if self.starts(changed):
-                    found.append(Fix(say, changed, (name,)))
+                    found.append(Fix(say, changed, (name,), self._request))
                     break
         return found
 
@@ -100,7 +103,7 @@ class Relaxer:
                         key = msgspec.msgpack.encode(both)
                         if key not in seen and self.starts(both):
                             seen.add(key)
-                            yield Fix(f"{say}, {more}", both, tuple(dict.fromkeys((name, second))))
+                            yield Fix(f"{say}, {more}", both, tuple(dict.fromkeys((name, second))), self._request)
                             break
 
     def _time_limit(self, fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -203,6 +206,9 @@ def _share(fleet: Fleet, request: Request) -> Iterator[_Change]:
                 yield say, _with_gpu(request, share=share), "gpu"
     if gpu.time_slice_index is None:
         yield "a whole GPU", _with_gpu(request, sharing=None, share=None), "gpu"
+    else:
+        say = f"any GPU instead of the one with index {gpu.time_slice_index}"
+        yield say, _with_gpu(request, time_slice_index=None), "gpu"
 
 
 def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -221,6 +227,9 @@ def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
     if less_memory:
         say = f"{_gib(gib)} GiB of host memory instead of {_gib(asked.memory_mib)}"
         yield say, msgspec.structs.replace(request, resources=Resources(asked.cpu_milli, gib)), "resources"
+    if less_cpu and less_memory:
+        say = f"{cores / 1000:g} cores and {_gib(gib)} GiB of host memory"
+        yield say, msgspec.structs.replace(request, resources=Resources(cores, gib)), "resources"
 
 
 def _gang(fleet: Fleet, request: Request) -> Iterator[_Change]:

@@ -111,5 +111,10 @@ def _release(trials: Trials) -> Iterator[dict[str, Any]]:
     job = trials.job
     if trials.draft.is_tenant_held(job.tenant) or not trials.draft.is_held(job):
         return  # who else of the queue goes on then cannot be told
-    if trials.in_place(lets_go=lambda line: line.blocked_at != trials.engine.fleet.changes):
+    before = _of_tenant(trials) if trials.gpus_max else 0
+    if before is None:
+        return
+    if trials.in_place(
+        gpus=trials.leased + before, lets_go=lambda line: line.blocked_at != trials.engine.fleet.changes
+    ):
         yield _order("ask your operator to let it go on", f"moorage admin release {job.name} --tenant {job.tenant}")

@@ -89,6 +89,7 @@ class Trials:
         self.leased = self.draft.leased_by(job.tenant)
         self.gpus_max = self.draft.limits_of(job.tenant)[0]
         self.item = entry(job.num, next(replica.index for replica in job.replicas if replica.state == QUEUED))
+        self._pauses = any(replica.not_before > self.now_ms for replica in job.replicas)
         self._strict = engine.planner.order == "fifo"
         self._may_take: dict[int, frozenset[int]] = {}
 
@@ -114,7 +115,9 @@ class Trials:
         lets_go: Callable[[Line], bool],
         without: frozenset[int] = _NOBODY,
     ) -> bool:
-        """Whether the job itself starts at once by a change of what stands around it."""
+        """Whether the job itself starts at once by a change of what stands around it; never in a pause."""
+        if self._pauses:
+            return False
         return self.is_placed(
             Case(
                 self.request, self.shape, self.priority if priority < 0 else priority, self.job.deadline_ms,
@@ -235,6 +238,8 @@ class Trials:
         if len(moving) > LINES_MAX:
             return False
         taken = frozenset[int]().union(*map(self._takes, moving))
+        if moving:
+            taken |= self._left_by(case.without)
         taken |= engine.windows.barred_to(case.request.workload.timeout_s, case.deadline_ms, self.now_ms)
         taken |= engine.planner.preempting.held(self.draft, shape, case.priority, tenant)
         with engine.fleet.avoiding(shape.avoid):
@@ -272,6 +277,17 @@ class Trials:
         if found is None:
             found = self._may_take[line.shape.index] = might_take(self.engine.fleet, line.shape)
         return found
+
+    def _left_by(self, nums: frozenset[int]) -> frozenset[int]:
+        """The hosts that these jobs leave by going: who finds no room now might find it there."""
+        jobs = (self.engine.state.jobs.get(num) for num in nums)
+        return frozenset(
+            replica.member.worker.num
+            for job in jobs
+            if job is not None
+            for replica in job.replicas
+            if replica.member is not None
+        )
 
     def _reserved(self, case: Case) -> frozenset[int]:
         """Hosts that are held back for somebody else, or would be once this job has gone."""

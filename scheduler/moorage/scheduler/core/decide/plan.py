@@ -112,10 +112,12 @@ class Planner:
             if head_of is not None and (now := head_of(line)) != head:
                 heapreplace(ready, (now, line.entries[0], line))
                 continue
-            waits = strict and line.blocked_at == fleet.changes
+            waits = strict and line.blocked_at == fleet.changes and self._may(draft, line)
             if waits and (not self._prune(draft, line) or line.entries[0] != ready[0][1]):
                 heappop(ready)  # whoever stood there first has gone, and stops nobody
                 if line.entries:
+                    if line.barred:  # by a time limit of its own
+                        line.barred, line.blocked_at = False, -1
                     heappush(ready, (head_of(line) if head_of is not None else head, line.entries[0], line))
                 continue
             placed, filled, first, over = 0, 0, 0, False
@@ -141,6 +143,7 @@ class Planner:
                     continue
                 if choice is None:
                     line.blocked_at = fleet.changes
+                    line.barred = line.barred or (strict and self._waits_out_a_drain(draft, item))
                     waits = True
                     filled += self._fill_in(draft, line, room)
                     break

@@ -190,6 +190,16 @@ class Admission:
         """Whether something was decided since the plan that the request goes by, this very record included."""
         seen = event.request.if_seq
         moved = self.state.seq + 1 if not draft.empty else self.moved_seq
+        if seen is not None and seen > self.state.seq:
+            return problem(
+                "failed-precondition",
+                f"this ledger has no record {seen} yet: no plan of it has seen that",
+                field="$.if_seq",
+                found=seen,
+                allowed=f"at most {self.state.seq}",
+                job=event.name,
+                next="plan again, at the server that you submit to",
+            )
         if seen is None or moved <= seen:
             return None
         return problem(

@@ -1,0 +1,154 @@
+"""Fixes as they are printed: pasted into a shell they do what they say, on a server and for every made-up state."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moorage.cli.instead import as_words, changed
+from moorage.cli.submit import JobFlags, fields_of, scheduling_of
+from moorage.client import AsyncClient
+from moorage.client.errors import Rejected
+from moorage.schemas.job import Request
+from tests.cli.node import Node
+from tests.scheduler.test_relax import ASKS, HOSTS, fixes, world
+from tests.scheduler.test_trial import World
+
+_FLAGS = {"--gpu": "gpu", "--replicas": "replicas", "--cpu": "cpu", "--memory": "memory", "--time-limit": "time_limit"}
+_OF = {"replicas": int, "cpu": float}
+
+
+def made(asked: dict[str, Any], words: list[str]) -> Request:
+    """What `submit --instead-of` would hand in for these words."""
+    said: dict[str, Any] = {}
+    fresh: dict[str, Any] = {}
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        if option == "--but":
+            fresh = json.loads(value)
+        else:
+            name = _FLAGS[option]
+            said[name] = _OF.get(name, str)(value)
+    flags = JobFlags(**said)
+    return changed(asked, flags, (), fields_of(flags), scheduling_of(flags), fresh)
+
+
+def same(asked: dict[str, Any], fix: dict[str, Any]) -> None:
+    """The words of a fix make the very request that was tried."""
+    wanted = {name: value for name, value in {**asked, **fix["request"]}.items() if value is not None}
+    words = shlex.split(as_words(fix))
+    found = made(asked, words)
+    tried = msgspec.convert(json.loads(msgspec.json.encode({**wanted, "job": found.job})), Request)
+    assert (found.effective_gpu, found.replicas) == (tried.effective_gpu, tried.replicas), (asked, fix, words)
+    assert msgspec.structs.replace(found, gpu=None, resource_requirements=None) == msgspec.structs.replace(
+        tried, gpu=None, resource_requirements=None
+    ), (asked, fix, words)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(HOSTS, st.lists(ASKS, max_size=6), ASKS)
+def test_the_words_of_a_fix_are_what_was_tried(
+    hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], asks: dict[str, Any]
+) -> None:
+    drive = world(hosts, jobs, asks)
+    for fix in fixes(drive, "j") if drive.states("j")[0] == "QUEUED" else []:
+        same({"run": {"driver": "noop"}, **asks}, fix)
+
+
+def test_so_are_those_under_every_rule_of_the_queue() -> None:
+    met = 0
+    for seed in range(120):
+        asked = World(seed)
+        for key in asked.waiting():
+            for fix in asked.told(key).get("fixes", []):
+                if "command" not in fix:
+                    same(asked.asked[key], fix)
+                    met += 1
+    assert met > 50
+
+
+def test_what_no_token_can_say_stays_as_it_was_asked() -> None:
+    asked = {
+        "gpu": {"count": 2, "vendor": "amd", "scheduling": "gang"}, "replicas": 3, "run": {"argv": ["a"]},
+        "requires": {"a": ["b"], "c": ["d"]}, "labels": {"team": "x"},
+    }  # fmt: skip
+    found = made(asked, ["--gpu", "1xMI300X", "--cpu", "4"])
+    assert found.gpu is not None
+    assert (found.gpu.vendor, found.gpu.scheduling, found.gpu.model) == ("amd", "gang", "MI300X")
+    assert (found.replicas, found.requires, found.labels) == (3, asked["requires"], asked["labels"])
+    flags = JobFlags(requires=["a="])
+    assert changed(asked, flags, (), fields_of(flags), None, {}).requires == {"c": ["d"]}
+
+
+async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: str) -> None:
+    waiting: dict[str, dict[str, Any]] = {
+        "model": {"gpu": {"count": 1, "model": "T4"}},
+        "vendor": {"gpu": {"vendor": "amd"}},
+        "memory": {"gpu": {"min_memory_mib": 900_000}},
+        "slot": {"gpu": {"sharing": "time-slice", "time_slice_index": 60}},
+        "count": {"gpu": {"count": 6, "model": "H100"}},
+        "label": {"gpu": {}, "requires": {"zone": ["nowhere"]}},
+        "host-size": {"gpu": {}, "resources": {"cpu_milli": 9_000_000, "memory_mib": 99_999_999}},
+        "gang-size": {"gpu": {"count": 4, "scheduling": "gang"}, "replicas": 5},
+    }
+    async with AsyncClient(node.url, tenant=unique) as client:
+        for reason, asks in waiting.items():
+            job = await client.submit({**asks, "run": {"argv": ["true"]}})
+            told = await node.run("explain", job.id, tenant=unique)
+            assert dict(row[:2] for row in told.rows)["reason"].startswith(f"{reason}:"), told.out
+            lines = [line for line in told.err.splitlines() if "moorage submit --instead-of" in line]
+            assert lines, (reason, told.err)
+            words = shlex.split(lines[0][lines[0].index("moorage submit") :])
+            pasted = await node.run(*words[1:], tenant=unique)
+            assert pasted.code == 0, pasted.err
+            assert (await client.job(pasted.out.strip()).result("30s")).state == "SUCCEEDED"
+            gone = await job.show()
+            assert (gone["state"], gone["why"]) == ("CANCELLED", f"{pasted.out.strip()} is handed in instead")
+
+
+async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        runs = await client.submit(["sleep", "60"], gpu="1xH100")
+        async for event in runs.events():
+            if event.state == "RUNNING":
+                break
+        waits = await client.submit(["true"], gpu="1xT4")
+        await client.admin.limit(gpus=2, tenant=unique)
+        for words, code, found in (
+            ((runs.id, "--gpu", "1xL40S"), 1, "only what waits is changed"),
+            ((waits.id,), 2, "nothing to change"),
+            ((waits.id, "--gpu", "4xH100"), 1, "error[failed-precondition]"),
+            ((waits.id, "--but", "[]"), 2, "an object with fields of the request"),
+            ((waits.id, "--but", "{"), 2, "--but is not JSON"),
+            ((waits.id, "--but", '{"nosuch": 1}'), 2, "nosuch"),
+            (("nosuch", "--gpu", "1"), 3, "error[not-found]"),
+        ):
+            ran = await node.run("submit", "--instead-of", *words, tenant=unique)
+            assert (ran.code, found in ran.err) == (code, True), (words, ran.err)
+            assert "Traceback" not in ran.err
+        assert (await waits.show())["state"] == "QUEUED"
+        assert (await runs.show())["state"] == "RUNNING"
+        await client.admin.limit(gpus=0, tenant=unique)
+        for job in (waits, runs):
+            await job.cancel()
+
+
+def test_a_change_that_cannot_be_is_refused_before_anything_is_asked() -> None:
+    asked = {"gpu": {"sharing": "time-slice", "time_slice_index": 1}, "run": {"argv": ["a"]}}
+    with pytest.raises(Rejected, match="by its index"):
+        made(asked, ["--gpu", "2xH100"])
+
+
+def test_words_survive_any_model_name() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        model = "".join(rng.choice("ABx-9 '\"$`=") for _ in range(6)).strip(" =") or "A"
+        gpu = {"count": 1, "model": ["H100", model]}
+        fix = {"say": "", "request": {"gpu": gpu}}
+        assert made({"gpu": {"model": "H100"}, "run": {"argv": ["a"]}}, shlex.split(as_words(fix))).gpu is not None
