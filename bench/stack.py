@@ -15,7 +15,7 @@ import msgspec
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
-from moorage.cli.demo import end_supervisor
+from moorage.cli.local_tools import end_jobs_now
 from moorage.schemas.subjects import Subjects
 
 HERE = Path(__file__).resolve().parent
@@ -95,7 +95,7 @@ async def stack(
             yield it
         finally:
             await it.end()
-            await end_supervisor(folder / "worker")  # it outlives its agent, unless somebody ends it
+            await end_jobs_now(folder / "worker")  # it outlives its agent, unless somebody ends it
             await server.stop()
 
 

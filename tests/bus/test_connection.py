@@ -101,6 +101,23 @@ async def test_a_cancelled_request_leaves_nothing_behind(nats_url: str, unique: 
         assert len(a._answers) == 0
 
 
+async def test_a_cancelled_flush_leaves_the_connection_reading(nats_url: str, unique: str) -> None:
+    """Its PONG comes all the same, and finds nobody."""
+    heard = asyncio.Event()
+    async with await connect(nats_url, "asker") as connection:
+        await connection.subscribe(unique, lambda _: heard.set())
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(connection.flush(), 0)
+            flushing = asyncio.create_task(connection.flush())
+            await until(lambda: connection._client._pongs, what="it has sent its PING")
+            flushing.cancel()
+        await connection.send([(unique, b"", "")])
+        await connection.flush(2.0)
+        await asyncio.wait_for(heard.wait(), 2.0)
+        assert connection.counters.reconnects == 0
+
+
 async def test_queue_groups_share(nats_url: str, unique: str) -> None:
     async with await connect(nats_url, "a") as a:
         first: list[Delivery] = []

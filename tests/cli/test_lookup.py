@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from moorage.bus.embedded import find_binary
 from moorage.bus.errors import BUS_CODES
 from moorage.cli import checks
 from moorage.cli.console import EXIT_OF_CODE
@@ -19,8 +20,11 @@ from moorage.cli.main import VERBS
 from moorage.client.errors import CLIENT_CODES
 from moorage.scheduler.core.ask.explain import REASONS
 from moorage.schemas.errors import CODES
+from tests.bus.test_encrypted import speaking_first
 from tests.cli.node import Node, environment, moorage
 from tests.disk import TINY_MIB, fill, mount_small, unmount
+from tests.leftover import ends_with_the_test
+from tests.waiting import until
 
 
 def test_every_code_has_a_page_and_every_fix_and_exit_code_a_code() -> None:
@@ -144,3 +148,90 @@ async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> 
     assert "hunter2" not in nowhere.out + nowhere.err
     wrong = await moorage("doctor", "--nats", "no-such-context")
     assert (wrong.code, {row[1]: row for row in wrong.rows}["context"][0]) == (1, "fail")
+
+
+async def test_the_doctor_says_what_has_the_port() -> None:
+    """A server that is silent, and one of another protocol that speaks first."""
+
+    for greeting in (b"", b"SSH-2.0-OpenSSH_9.6\r\n"):
+        async with await asyncio.start_server(speaking_first(greeting), "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            told = await moorage("doctor", "--nats", f"nats://127.0.0.1:{port}", "--timeout", "300ms")
+            rows = {row[1]: row for row in told.rows}
+            assert (told.code, rows["nats"][0]) == (1, "fail")
+            assert "did not greet as a NATS server" in rows["nats"][2]
+            assert rows["nats"][3].startswith("see who has that port: ss -ltnp")
+
+
+async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) -> None:
+    conf = tmp_path / "nats.conf"
+    conf.write_text(f'listen: "127.0.0.1:-1"\nports_file_dir: "{tmp_path}"\n')
+    process = ends_with_the_test(
+        await asyncio.create_subprocess_exec(find_binary(), "-c", str(conf), stderr=asyncio.subprocess.DEVNULL)
+    )
+    ports = tmp_path / f"nats-server_{process.pid}.ports"
+    await until(lambda: ports.exists() and ports.read_text().endswith("}"), what="it listens")
+    [url] = msgspec.json.decode(ports.read_bytes())["nats"]
+    told = await moorage("doctor", "--nats", url, "--timeout", "300ms")
+    rows = {row[1]: row for row in told.rows}
+    assert rows["jetstream"][0] == "warn"
+    assert "it is off on this server" in rows["jetstream"][2]
+    assert told.code == 1, "nobody leads there"
+
+
+async def test_the_doctor_tells_of_a_moorage_up_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "up.json").write_text('{"url": "nats://127.0.0.1:1", "pid": 1, "started_ticks": 1}')
+    told = await moorage("doctor", env={"MOORAGE_HOME": str(tmp_path)})
+    rows = {row[1]: row for row in told.rows}
+    assert (told.code, rows["context"][0]) == (1, "fail")
+    assert "was killed" in rows["context"][2]
+    assert (await moorage("ls", env={"MOORAGE_HOME": str(tmp_path)})).code == 2
+
+
+def test_the_doctor_names_the_workers_that_are_not_heard() -> None:
+    def row(name: str, state: str) -> dict[str, object]:
+        return {"worker": name, "state": state, "simulated": False}
+
+    stale = checks._workers([row("a", "up"), *(row(f"n{number}", "stale") for number in range(5))])
+    assert (stale.verdict, stale.found) == ("warn", "5 stale: n0 n1 n2 and 2 more, 1 up")
+    assert "worker.log" in stale.fix
+    assert checks._workers([row("a", "up"), row("gone", "lost")]).verdict == "ok"
+    assert checks._workers([row("gone", "lost")]).verdict == "warn"
+
+
+async def test_the_doctor_refuses_flags_that_say_nothing(nats_url: str) -> None:
+    assert (await moorage("doctor", "--nats", nats_url, "--timeout", "soon")).code == 2
+    told = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "Bad Tenant")
+    assert "submitter's role" not in told.out
+
+
+async def test_the_doctor_looks_at_the_folder_of_secrets(tmp_path: Path, nats_url: str) -> None:
+    folder, settings = tmp_path / "secrets", tmp_path / "moorage.toml"
+    settings.write_text(f'[worker]\nsecrets_dir = "{folder}"\n')
+    settings.chmod(0o600)
+
+    async def found() -> list[str]:
+        told = await moorage(
+            "doctor", "--nats", nats_url, "--timeout", "300ms", env={"MOORAGE_SETTINGS": str(settings)}
+        )
+        return next(row for row in told.rows if row[1] == "secrets")
+
+    assert (await found())[:3] == ["warn", "secrets", f"{folder} cannot be read: No such file or directory"]
+    folder.mkdir(mode=0o700)
+    assert (await found())[0] == "ok"
+    (folder / "hf").write_text("hunter2")
+    (folder / "hf").chmod(0o644)
+    told = await found()
+    assert (told[0], "chmod 600" in told[3], "hunter2" in "".join(told)) == ("warn", True, False)
+    (folder / "hf").chmod(0o600)
+    (folder / "..data").mkdir()
+    assert (await found())[0] == "ok"
+    folder.chmod(0o770)
+    assert "may be written to by others" in (await found())[2]
+
+
+def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:
+    jumped = checks._clock({"server": {"time": "2020-01-01T00:00:00.123456789Z"}})
+    assert jumped.verdict == "warn"
+    assert "ms" not in jumped.found
+    assert jumped.found.endswith("more than 1 s")

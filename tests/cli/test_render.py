@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
 
+from moorage.cli.console import plain, say, tell, tell_error
 from moorage.cli.fields import filled
 from moorage.cli.fleet import model_words, packed
 from moorage.cli.render import Rows, age, facts, many, ordinal, table, waits
 from moorage.cli.screen import Screen, cut
 from moorage.cli.submit import mebibytes
 from moorage.client.errors import Rejected
+from moorage.schemas.errors import problem
 from moorage.schemas.gpu import model_matches, parse_token
 
 
@@ -153,13 +156,26 @@ def test_a_line_is_cut_with_its_colours_ended() -> None:
 
 def test_many_workers_stand_several_in_a_line() -> None:
     workers = [{"worker": f"n{at:02}", "cells": "····", "state": "up" if at else "draining"} for at in range(7)]
-    assert packed(workers, 42) == [
+    assert packed(workers, 42, 20)[0] == [
         "n00 ···· draining  n04 ····",
         "n01 ····           n05 ····",
         "n02 ····           n06 ····",
         "n03 ····",
     ]
-    assert len(packed(workers, 10)) == 7
+    assert len(packed(workers, 10, 20)[0]) == 7
+
+
+def test_a_fleet_without_room_shows_what_wants_a_look_first_and_counts_the_rest() -> None:
+    workers = [{"worker": f"n{at:03}", "cells": "····", "state": "up"} for at in range(100)]
+    workers[70] |= {"cells": "··!·"}
+    workers[90] |= {"state": "stale"}
+    lines, unseen = packed(workers, 40, 6)
+    assert len(lines) == 5  # and one says how many are not shown
+    shown = " ".join(lines)
+    assert lines[0].startswith("n070 ··!·")
+    assert "n090 ···· stale" in shown
+    assert unseen == 100 - len(re.findall(r"n\d{3}", shown))
+    assert packed(workers[:4], 40, 6)[1] == 0
 
 
 def test_a_model_has_a_word_that_means_no_other() -> None:
@@ -219,3 +235,25 @@ def test_a_format_that_is_none_is_told(template: str, says: str) -> None:
         filled(template, {"job": "a", "gpus": ["x"], "request": {"run": {}}})
     assert told.value.code == "invalid-argument"
     assert any(says in fix for fix in told.value.fixes)
+
+
+def test_what_others_wrote_is_shown_and_not_obeyed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker names its devices, a tenant its reasons: an operator's terminal does not do what they say."""
+    evil = "\x1b[2J\x1b]0;mine\x07H100\x9b1A\u202e"
+    shown = "\\x1b[2J\\x1b]0;mine\\x07H100\\x9b1A\\u202e"
+    assert plain(evil) == shown
+    assert plain("Größe\t·\n\x1b[31mred\x1b[0m") == "Größe\t·\n\x1b[31mred\x1b[0m"
+    assert shown in table(["MODELS"], [[[evil]]])
+    assert table(["A", "B"], [["x\ny", ["r\now"]]]).splitlines()[1] == "x y\tr ow"
+    tell(evil)
+    say(evil)
+    tell_error(problem("not-found", evil, found=evil, next=evil))
+    monkeypatch.setenv("TERM", "xterm")
+    drawn = Terminal()
+    Screen(drawn).draw([evil])
+    out, err = capsys.readouterr()
+    for text in (out, err, drawn.getvalue()):
+        assert shown in text
+        assert not set(text) & set("\x1b\x07\x9b\u202e")

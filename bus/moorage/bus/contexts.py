@@ -173,9 +173,12 @@ def load_context(name: str, env: Mapping[str, str] | None = None, why: str = "")
     except FileNotFoundError:
         raise BadContext(f"there is no context {name!r}{named}", file=file, next_step=_nearest(name, env)) from None
     except OSError as error:
-        raise BadContext(f"context {name!r} cannot be read: {error.strerror}", file=file) from None
+        fix = f"nats context edit {name}, or the file's permissions"
+        raise BadContext(f"context {name!r} cannot be read: {error.strerror}", file=file, next_step=fix) from None
     if len(raw) > CONTEXT_BYTES_MAX:
-        raise BadContext(f"context {name!r} is over {CONTEXT_BYTES_MAX} bytes", file=file)
+        raise BadContext(
+            f"context {name!r} is over {CONTEXT_BYTES_MAX} bytes", file=file, next_step="`nats context edit`"
+        )
     try:
         fields = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -199,7 +202,10 @@ def _from_fields(name: str, file: Path, fields: dict[str, Any], env: Mapping[str
         wanted = bool if key == "tls_first" else str
         if not isinstance(value, wanted):
             raise BadContext(
-                f"context {name!r}: {key} is {type(value).__name__}, must be {wanted.__name__}", file=file, key=key
+                f"context {name!r}: {key} is {type(value).__name__}, must be {wanted.__name__}",
+                file=file,
+                key=key,
+                next_step=f"nats context edit {name}",
             )
         taken[key] = value
     for key in ("creds", "nkey", "cert", "key", "ca"):

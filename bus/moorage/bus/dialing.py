@@ -19,8 +19,8 @@ import tenacity
 from nats.aio.client import Client
 
 from moorage.bus.contexts import Context
-from moorage.bus.direct import DirectClient
-from moorage.bus.errors import BadContext, BusError, CannotConnect, NotAuthorized
+from moorage.bus.direct import DirectClient, NotEncrypted
+from moorage.bus.errors import BadContext, BusError, CannotConnect, NotAuthorized, NotNats
 
 #: A silent server is noticed within about PING_INTERVAL_S * (PINGS_OUTSTANDING_MAX + 1).
 PING_INTERVAL_S: Final = 2
@@ -38,6 +38,10 @@ BACKLOG_WAIT_S_MAX: Final = 2.0
 
 #: What touching a client without a living socket may raise: asyncio's transports OSError, uvloop's RuntimeError.
 DEAD_CLIENT: Final = (nats.errors.Error, OSError, AssertionError, RuntimeError)
+
+_TRUST: Final = "set ca in the context to the authority of the server's certificate, and name the server as that does"
+
+_CERTIFICATE: Final = "set cert and key in the context to a pair that the server's authority has signed"
 
 OnError = Callable[[DirectClient, Exception], None]
 OnLost = Callable[[DirectClient], None]
@@ -68,7 +72,7 @@ class Dialer:
         return await attempts(self._dial_once)
 
     async def _dial_once(self) -> DirectClient:
-        client = DirectClient()
+        client = DirectClient(encrypted=self._context.tls() is not None)
         causes: list[Exception] = []
         connected = False
 
@@ -96,7 +100,7 @@ class Dialer:
             )
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await abandon(client)
-            raise self._why_not(causes[0] if causes else error) from None
+            raise self._why_not(causes[0] if causes else error, client.was_heard) from None
         except BaseException:
             await abandon(client)
             raise
@@ -105,12 +109,22 @@ class Dialer:
         self._gossiped = [uri.geturl() for uri in client.discovered_servers] or self._gossiped
         return client
 
-    def _why_not(self, cause: Exception) -> BusError:
+    def _why_not(self, cause: Exception, was_heard: bool) -> BusError:
         text = str(cause).lower()
         if "authorization violation" in text or "authentication" in text:
             return NotAuthorized(self._context.safe_url, str(cause).removeprefix("nats: "))
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return BadContext(f"TLS: {cause.verify_message}", key="ca", next_step="set ca to the server's authority")
+            return BadContext(f"TLS: {cause.verify_message}", key="ca", next_step=_TRUST)
+        if "CERTIFICATE_REQUIRED" in str(cause):
+            return BadContext("TLS: the server asks for a certificate of ours", key="cert", next_step=_CERTIFICATE)
+        if isinstance(cause, NotEncrypted):
+            return BadContext(
+                f"TLS: the server at {self._context.safe_url} offers none, and nothing was sent to it",
+                key="url",
+                next_step="give the server a tls block, or name it nats:// and no ca or cert",
+            )
+        if was_heard and (isinstance(cause, TimeoutError) or "INFO message" in str(cause)):
+            return NotNats(self._context.safe_url)
         return CannotConnect(self._context.safe_url, cause)
 
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
@@ -48,13 +49,49 @@ def callback_of(handler: Handler) -> Callable[[Msg], Awaitable[None]]:
     return on_message
 
 
+class NotEncrypted(nats.errors.Error):
+    """The server offers no TLS where the context wants it."""
+
+
 class DirectClient(Client):
-    def __init__(self) -> None:
+    """`encrypted` says that nothing may be said without TLS: nats-py takes what the server's first line says, also
+    for a URL of tls://, and anybody on the way can write that line."""
+
+    def __init__(self, *, encrypted: bool = False) -> None:
         super().__init__()
         self._ps = DirectParser(self)
         self._telling: set[asyncio.Task[None]] = set()
         #: whoever publishes calls `write` in this turn: nats-py's task need not wake
         self.gathers = False
+        self._encrypted = encrypted
+        #: whether anything took a connection where the context says
+        self.was_heard = False
+
+    async def _process_connect_init(self) -> None:
+        self.was_heard = True
+        try:
+            await super()._process_connect_init()
+        except Exception:
+            # nats-py waits for the end of this socket, which after a TLS handshake that failed nobody is told of
+            if isinstance(self._transport, TcpTransport) and self._transport._io_writer is not None:
+                self._transport._io_writer.transport.abort()
+                self._transport._io_writer = None
+            raise
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # a handshake that came first, and a web socket's, are over by now
+        is_plain = isinstance(self._transport, TcpTransport) and not self.options["tls_handshake_first"]
+        if initial_connection and is_plain and self._encrypted and not info.get("tls_required"):
+            if not info.get("tls_available"):
+                raise NotEncrypted
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    async def _process_pong(self) -> None:
+        """The answer to a PING that nobody waits for any more is none to the next one; nats-py would read no more."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
     def read_at_once(self) -> None:
         """From now on what the socket brings goes to its handlers as it comes in. Call it once connected."""

@@ -65,6 +65,13 @@ class CannotConnect(BusError):
         )
 
 
+class NotNats(CannotConnect):
+    """Something takes connections there, and is silent or speaks another protocol."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, ConnectionError("something listens there, but it did not greet as a NATS server does"))
+
+
 class NotAuthorized(BusError):
     bus_code = "not-authorized"
 

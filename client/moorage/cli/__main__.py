@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorage.cli.main import main
+from moorage.cli.start import main
 
 if __name__ == "__main__":
     main()

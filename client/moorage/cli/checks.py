@@ -18,7 +18,7 @@ import msgspec
 
 from moorage.cli.disk import DISK_FREE_MIN, disk_of
 from moorage.cli.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
-from moorage.cli.render import many
+from moorage.cli.render import age, many
 from moorage.schemas.errors import MoorageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ CLOCK_OFF_S_MAX: Final = 1.0
 #: a round trip that makes renewals and appends slow
 ROUND_TRIP_MS_MAX: Final = 100.0
 _CONF_BYTES_MAX: Final = 64 * 1024
+#: workers that a line names
+NAMES_MAX: Final = 3
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -47,11 +49,19 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
 
 async def all_checks(options: Options) -> AsyncIterator[Check]:
-    """Every check in the order in which one would ask; those that need what is missing are left out."""
+    """Every check in the order in which one would ask; those that need what is missing are left out.
+
+    Raises `Rejected` where a flag itself is wrong.
+    """
+    from moorage.client.values import seconds
+
     options = options.settled()
+    seconds(options.timeout or TIMEOUT_DEFAULT)
     for check in [_python(), _uvloop(), _cgroup(), await _nvml()]:
         yield check
     yield _settings()
+    if (secrets := _secrets()) is not None:
+        yield secrets
     context: Context | None = None
     try:
         from moorage.client.target import find_context
@@ -85,6 +95,25 @@ def _settings() -> Check:
     if file is NO_FILE:
         return Check("settings", "ok", "no settings file: defaults, environment and flags")
     return Check("settings", "ok", f"{file.path}: {', '.join(f'[{name}]' for name in file.tables) or 'empty'}")
+
+
+def _secrets() -> Check | None:
+    """The folder that the settings name for a worker on this machine, as this user finds it; None where none is."""
+    from moorage.cli.settings import the_file
+    from moorage.schemas.settings import settle
+    from moorage.worker.environment import trouble_with_secrets
+    from moorage.worker.settings import SECTION, WorkerSettings
+
+    try:
+        folder: Path | None = settle(SECTION, WorkerSettings, file=the_file())["secrets_dir"].value
+    except MoorageError:
+        return None  # the line of the settings has told it
+    if folder is None:
+        return None
+    if trouble := trouble_with_secrets(folder):
+        fix = f"as the worker's user: mkdir -p -m 700 {folder}; chmod 700 {folder}; chmod 600 {folder}/*"
+        return Check("secrets", "warn", trouble, fix)
+    return Check("secrets", "ok", f"{folder}, for this user alone")
 
 
 def _python() -> Check:
@@ -187,9 +216,13 @@ def _round_trip(connection: Connection, milliseconds: float) -> Check:
 
 async def _asked(connection: Connection, subject: str) -> dict[str, Any]:
     """The JSON that answers on a subject of the server's own; {} where nobody may ask, or it says nothing."""
+    from moorage.bus.errors import NoResponders
+
     try:
         answer = (await connection.request(subject, b"", ANSWER_S_MAX)).data
         data: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
+    except NoResponders:
+        return {"error": {"description": "nobody answers for it: it is off on this server, or in this account"}}
     except (MoorageError, msgspec.MsgspecError):
         return {}
     return data
@@ -210,9 +243,10 @@ def _clock(info: dict[str, Any]) -> Check:
         return Check(
             "clock", "warn", "cannot be compared with the server's", "let this user publish on $SYS.REQ.USER.INFO"
         )
-    found = f"{abs(off_s) * 1000:.0f} ms {'before' if off_s > 0 else 'behind'} the server's"
+    found = f"{age(abs(off_s) * 1000)} {'before' if off_s > 0 else 'behind'} the server's"
     if abs(off_s) > CLOCK_OFF_S_MAX:
-        return Check("clock", "warn", found, "run chrony or ntpd: deadlines are told in wall time at a takeover")
+        fix = "run chrony or ntpd: deadlines are told in wall time at a takeover"
+        return Check("clock", "warn", f"{found}, more than {CLOCK_OFF_S_MAX:g} s", fix)
     return Check("clock", "ok", found)
 
 
@@ -227,9 +261,8 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
     if not info:
         return Check("jetstream", "warn", "this user may not ask for it", "submitters need none; schedulers do")
     if error := info.get("error"):
-        return Check(
-            "jetstream", "fail", str(error.get("description", error)), "turn it on: jetstream {} in the server's file"
-        )
+        fix = "turn it on: jetstream {} in the server's file, and jetstream: enabled in the account; a ledger needs it"
+        return Check("jetstream", "warn", str(error.get("description", error)), fix)
     return Check("jetstream", "ok", f"{many(info['streams'], 'stream')}, {info['storage'] // 1024} KiB on disk")
 
 
@@ -286,7 +319,11 @@ async def _of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check
             async for check in _of_operators(client, listed.ledger):
                 yield check
     except MoorageError as error:
-        yield _failed("submitter", error, fix=f"give this user the submitter's role of tenant {options.tenant or '…'}")
+        from moorage.client.errors import NotPermitted
+        from moorage.client.target import find_tenant
+
+        role = f"give this user the submitter's role of tenant {find_tenant(options.tenant)}, or name one with --tenant"
+        yield _failed("submitter", error, fix=role if isinstance(error, NotPermitted) else "")
 
 
 async def _may_hear(client: AsyncClient) -> Check:
@@ -336,12 +373,23 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
 def _workers(rows: list[dict[str, Any]]) -> Check:
     if not rows:
         return Check("workers", "warn", "none has joined", "start one: moorage worker")
-    counts: dict[str, int] = {}
+    counts: dict[str, list[str]] = {}
     for row in rows:
-        counts[row["state"]] = counts.get(row["state"], 0) + 1
+        counts.setdefault(row["state"], []).append(row["worker"])
     simulated = sum(row["simulated"] for row in rows)
-    found = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    found = ", ".join(f"{len(names)} {state}{_named(state, names)}" for state, names in sorted(counts.items()))
     found += f" ({simulated} simulated)" if simulated else ""
-    if counts.get("up", 0) == 0:
-        return Check("workers", "warn", found, "moorage fleet shows them")
+    if "stale" in counts or "not-heard" in counts:
+        fix = "see the log of its moorage worker (of a moorage up: worker.log in its folder), and its way to the server"
+        return Check("workers", "warn", found, fix)
+    if "up" not in counts:
+        return Check("workers", "warn", found, "moorage fleet shows them; moorage worker starts one")
     return Check("workers", "ok", found)
+
+
+def _named(state: str, names: list[str]) -> str:
+    """Which ones are not as they should be, up to `NAMES_MAX`."""
+    if state == "up":
+        return ""
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return f": {' '.join(sorted(names)[:NAMES_MAX])}{more}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -58,6 +59,12 @@ EXIT_OF_CODE: Final[Mapping[str, int]] = {
 FIXES_MAX: Final = 3
 _STYLES: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
+#: all but the tab and the end of a line: control characters, and those that turn the direction of what follows
+_ESCAPED: Final = {
+    **{at: f"\\x{at:02x}" for at in (*range(9), *range(11, 32), *range(127, 160))},
+    **{at: f"\\u{at:04x}" for at in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))},
+}
+
 _choice: Colour = "auto"
 
 
@@ -90,14 +97,32 @@ def paint(text: str, style: str, stream: TextIO) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
+def plain(text: str) -> str:
+    """What stands in it is shown and not obeyed: names and reasons come from workers and tenants, and a terminal does
+    what control characters say. Our own colours stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    shown = text.translate(_ESCAPED)
+    if "\x1b" in text:
+        for style in ("0", *_STYLES.values()):
+            shown = shown.replace(f"\\x1b[{style}m", f"\x1b[{style}m")
+    return shown
+
+
 def say(text: str) -> None:
     """A line of talk."""
-    print(text, file=sys.stderr, flush=True)
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def say_if_heard(text: str) -> None:
+    """As `say`, of one who must go on where nobody reads any more: the terminal is closed, the pipe has no reader."""
+    with contextlib.suppress(OSError):
+        say(text)
 
 
 def tell(text: str) -> None:
     """A line of data."""
-    print(text, flush=True)
+    print(plain(text), flush=True)
 
 
 def emit(frame: object) -> None:

@@ -26,10 +26,14 @@ from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
 from moorage.bus.inbox import Mux
+from moorage.bus.parentage import die_with_parent
 from moorage.bus.transport import Delivery
 from moorage.cli.arguments import Parameter
+from moorage.cli.console import say_if_heard
 from moorage.cli.demo_jobs import Planned, fleet_file, hosts, planned
 from moorage.cli.demo_judge import Verdict, judge
+from moorage.cli.interrupts import end_in_order
+from moorage.cli.local_tools import end_jobs_now
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 
@@ -49,6 +53,8 @@ class Stack:
         self.record = folder / "record"
         self.server: EmbeddedServer | None = None
         self.scheduler: asyncio.subprocess.Process | None = None
+        self.processes: list[asyncio.subprocess.Process] = []
+        self.spawning: asyncio.Task[asyncio.subprocess.Process] | None = None
         self.worker: asyncio.subprocess.Process | None = None
 
     @property
@@ -73,12 +79,18 @@ class Stack:
         environment = {**os.environ, "MOORAGE_LEDGER_URL": self.server.ledger_url}
         self.scheduler = await self._spawn("scheduler", ["-m", "moorage.scheduler", "--nats", self.url], environment)
 
-    async def _spawn(self, name: str, arguments: list[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
+    async def _spawn(self, *words: Any) -> asyncio.subprocess.Process:
+        self.spawning = asyncio.create_task(self._start(*words))
+        return await asyncio.shield(self.spawning)
+
+    async def _start(self, name: str, arguments: list[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 sys.executable, *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=die_with_parent(),
             )  # fmt: skip
+        self.processes.append(process)
+        return process
 
     async def kill_scheduler(self) -> None:
         """kill -9, then a new one: it folds the ledger, waits for silence, and leads."""
@@ -96,8 +108,10 @@ class Stack:
         return ""
 
     async def stop(self) -> None:
-        for process in (self.worker, self.scheduler):
-            if process is not None and process.returncode is None:
+        if self.spawning is not None:  # one whose start was cut off is known when it has started
+            await asyncio.gather(self.spawning, return_exceptions=True)
+        for process in sorted(self.processes, key=lambda process: process is not self.worker):
+            if process.returncode is None:
                 process.send_signal(signal.SIGTERM)
                 try:
                     async with asyncio.timeout(15):
@@ -105,21 +119,9 @@ class Stack:
                 except TimeoutError:
                     process.kill()
                     await process.wait()
-        await end_supervisor(self.folder / "worker")
+        await end_jobs_now(self.folder / "worker")
         if self.server is not None:
             await self.server.stop()
-
-
-async def end_supervisor(state: Path) -> None:
-    """End the supervisor that outlives its agent, and whatever it still runs."""
-    from moorage.worker.run import SUPERVISOR_FOLDER
-    from moorage.worker.supervisor.client import Supervised, SupervisorError
-
-    try:
-        supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
-        await supervised.shutdown(0.0)
-    except (SupervisorError, OSError):
-        return  # none is left
 
 
 class Following:
@@ -164,6 +166,7 @@ class Demo:
             background = [asyncio.create_task(self._ask(connection)), asyncio.create_task(self._cancel_endless(mux))]
             try:
                 killing = asyncio.create_task(self._kill_in_the_middle())
+                background.append(killing)  # it would start a scheduler behind the end
                 await asyncio.gather(*(self._submit(mux, plan) for plan in self.plans))
                 await self._until_over()
                 await killing
@@ -255,7 +258,7 @@ class Demo:
 
     def _say(self, text: str) -> None:
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            say_if_heard(text)
 
 
 def table(verdict: Verdict, demo: Demo, fleet_words: str) -> str:
@@ -297,16 +300,29 @@ def main(
 ) -> int:
     """Run several hundred real requests on simulated GPUs, kill the scheduler in the middle, and judge the records.
 
-    Exit code 1 when any promise was broken.
+    Exit code 1 when any promise was broken. Ctrl-C ends all of it, and then nothing is judged.
     """
-    folder = Path(tempfile.mkdtemp(prefix="moorage-demo-"))
+    by: list[int] = []
+
+    def ending(number: int) -> None:
+        by.append(number)
+        say_if_heard("ending …" if len(by) == 1 else "still ending: what it started is never left behind")
+
+    async def until_a_signal() -> int:
+        end_in_order(ending)
+        folder = Path(tempfile.mkdtemp(prefix="moorage-demo-"))
+        try:
+            return await _run(folder, jobs, workers, seed, json)
+        finally:
+            if keep:
+                say_if_heard(f"kept: {folder}")
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
     try:
-        return asyncio.run(_run(folder, jobs, workers, seed, json))
-    finally:
-        if keep:
-            print(f"kept: {folder}", file=sys.stderr)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        return asyncio.run(until_a_signal())
+    except asyncio.CancelledError:
+        return 128 + by[0]
 
 
 async def _run(folder: Path, jobs: int, workers: int, seed: int, json: bool) -> int:

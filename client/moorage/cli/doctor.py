@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import Annotated, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.checks import Check, all_checks
 from moorage.cli.console import EXIT_FAILED, emit, paint, say, tell
+from moorage.cli.interrupts import run
 from moorage.cli.options import DEFAULTS, Options, guarded
 
 _STYLE: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -45,7 +45,7 @@ def doctor(
             say(", ".join(f"{number} {verdict}" for verdict, number in counts.items()))
         return EXIT_FAILED if counts["fail"] else 0
 
-    return guarded(options, lambda: asyncio.run(look()))
+    return guarded(options, lambda: run(look()))
 
 
 def _show_settings(options: Options) -> int:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: lines about single devices under the table; --json has all
 TROUBLES_MAX: Final = 20
 WORKER_HELP: Final = "The worker's id, as moorage fleet shows it."
+#: cells of devices that somebody should look at
+_ODD: Final = frozenset("!x?")
 LEGEND: Final = "· free  # leased  2-9 sharers  ! sick  x used by others  - not lent  ? lost"
 
 _Worker: TypeAlias = Annotated[str, Parameter(help=WORKER_HELP, lists="fleet --format {worker}")]
@@ -161,38 +163,51 @@ async def _watch(client: AsyncClient, options: RowOptions) -> None:
             continue
         text = _frame_line(frame)
         if screen.live:
-            screen.draw(_frame_lines(frame), tail=[paint(LEGEND, "dim", sys.stdout)])
+            lines, unseen = _frame_lines(frame)
+            screen.draw(lines, tail=[paint(LEGEND, "dim", sys.stdout)], unseen=unseen)
         elif text != before:
             tell(text)
         before = text
 
 
-def _frame_lines(frame: FleetFrame) -> list[str]:
-    """The fleet on a terminal: a table, or where that is too high several workers a line."""
+def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
+    """The fleet on a terminal: a table, or where that is too high several workers a line; and how many have no room."""
     tag = "sim  " if any(worker["simulated"] for worker in frame.workers) else ""
     cells = "".join(worker["cells"] for worker in frame.workers)
     counts = f"{many(len(frame.workers), 'worker')}  {cells.count('·')} of {many(len(cells), 'GPU')} free"
     head = f"{tag}epoch {frame.epoch}  {counts}  {frame.queued} queued  {frame.running} running"
     columns, lines = shutil.get_terminal_size()
     if len(frame.workers) > lines - 4:
-        return [head, *packed(frame.workers, columns)]
+        shown, unseen = packed(frame.workers, columns, lines - 3)
+        return [head, *shown], unseen
     rows = [
         [worker["worker"], "sim" if worker["simulated"] else "real", worker["state"], worker["cells"]]
         for worker in frame.workers
     ]
-    return [head, *table(["WORKER", "KIND", "STATE", "CELLS"], rows).splitlines()]
+    return [head, *table(["WORKER", "KIND", "STATE", "CELLS"], rows).splitlines()], 0
 
 
-def packed(workers: Sequence[dict[str, Any]], columns: int) -> list[str]:
-    """Name and cells of each worker, in columns read downwards; a state is named where it is not `up`."""
+def packed(workers: Sequence[dict[str, Any]], columns: int, lines: int) -> tuple[list[str], int]:
+    """Name and cells of each worker, in columns read downwards; a state is named where it is not `up`.
+
+    Where not all have room those that want a look come first, and a line is left to say how many are not shown.
+    """
     entries = [
         f"{worker['worker']} {worker['cells']}" + ("" if worker["state"] == "up" else f" {worker['state']}")
         for worker in workers
     ]
     width = max(map(len, entries)) + len(GAP)
     across = max((columns + len(GAP)) // width, 1)
+    if len(entries) > across * lines:
+        order = sorted(range(len(entries)), key=lambda at: _is_well(workers[at]))
+        entries = [entries[at] for at in order[: across * max(lines - 1, 1)]]
     down = -(-len(entries) // across)
-    return ["".join(entry.ljust(width) for entry in entries[at::down]).rstrip() for at in range(down)]
+    shown = ["".join(entry.ljust(width) for entry in entries[at::down]).rstrip() for at in range(down)]
+    return shown, len(workers) - len(entries)
+
+
+def _is_well(worker: dict[str, Any]) -> bool:
+    return worker["state"] == "up" and not _ODD.intersection(worker["cells"])
 
 
 def _frame_line(frame: FleetFrame) -> str:

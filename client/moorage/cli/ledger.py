@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
+from moorage.cli.interrupts import run
 from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
 from moorage.cli.render import many, table
 from moorage.cli.settings import FILE_HELP, the_file
@@ -37,7 +37,7 @@ def backup(
         from moorage.scheduler.settings import ledger_url
 
         held, target = scheduler_of(settings, options)
-        file, header = asyncio.run(take(ledger_url(held.ledger_url_file) or target or held.nats, held.prefix, to))
+        file, header = run(take(ledger_url(held.ledger_url_file) or target or held.nats, held.prefix, to))
         if options.json:
             import msgspec
 
@@ -71,7 +71,7 @@ def restore(
 
         held, target = scheduler_of(settings, options)
         users = target or held.nats
-        state = asyncio.run(
+        state = run(
             make(ledger_url(held.ledger_url_file) or users, users, held.prefix, held.replicas, file, replace=replace,
                  say=say)
         )  # fmt: skip

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from moorage.cli.console import EXIT_INTERRUPTED, emit, paint, say
+from moorage.cli.console import EXIT_INTERRUPTED, emit, paint
+from moorage.cli.console import say_if_heard as say
 from moorage.cli.disk import watch_disk
 from moorage.cli.local_tools import end_jobs, until_gone, write_private
 from moorage.cli.options import Options

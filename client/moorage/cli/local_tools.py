@@ -72,6 +72,13 @@ async def end_jobs(state: Path, hard: asyncio.Event) -> None:
     supervised.close()
 
 
+async def end_jobs_now(state: Path) -> None:
+    """As `end_jobs`, without grace."""
+    at_once = asyncio.Event()
+    at_once.set()
+    await end_jobs(state, at_once)
+
+
 def supervisors_of(folder: Path) -> list[int]:
     """The supervisors that run on this folder, also those that do not listen yet or no more."""
     wanted = (b"moorage.worker.supervisor", b"--state", os.fsencode(folder))

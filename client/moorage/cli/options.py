@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from moorage.cli import console
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_INTERRUPTED, Colour, emit, fail, tell
+from moorage.cli.console import Colour, emit, fail, tell
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.settings_file import find_file
 
@@ -80,7 +78,13 @@ Work = Callable[["AsyncClient"], Awaitable[int | None]]
 
 def with_client(options: Options, work: Work) -> int:
     """Connect, do the work, close; errors are told. Returns the exit code."""
-    return guarded(options, lambda: asyncio.run(_connected(options, work)))
+
+    def act() -> int | None:
+        from moorage.cli.interrupts import run
+
+        return run(_connected(options, work))
+
+    return guarded(options, act)
 
 
 def guarded(options: Options, act: Callable[[], int | None]) -> int:
@@ -96,30 +100,6 @@ def guarded(options: Options, act: Callable[[], int | None]) -> int:
 async def _connected(options: Options, work: Work) -> int | None:
     async with client_of(options) as client:
         return await work(client)
-
-
-async def detachable(following: Coroutine[Any, Any, int | None], detach: Callable[[], None]) -> int | None:
-    """Follow until the end, or until Ctrl-C: then say how to go on. A second Ctrl-C is Python's own."""
-    loop = asyncio.get_running_loop()
-    task: asyncio.Task[int | None] = loop.create_task(following)
-    interrupted = False
-
-    def on_interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        loop.remove_signal_handler(signal.SIGINT)
-        task.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, on_interrupt)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
-        detach()
-        return EXIT_INTERRUPTED
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
 
 
 def client_of(options: Options) -> AsyncClient:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from moorage.cli.console import is_live, say
+from moorage.cli.console import is_live, plain, say
 from moorage.cli.render import age, state, waits
 from moorage.cli.screen import cut
 
@@ -135,7 +135,7 @@ class Progress:
             self._at_line_start = True
         waited = age((time.monotonic() - self._began_s) * 1000)
         room = shutil.get_terminal_size().columns - len(waited) - 3
-        shown = cut(text, room)
+        shown = cut(plain(text), room)
         sys.stderr.write(f"\r\x1b[K{shown}  {waited}")
         sys.stderr.flush()
         self._drawn = True

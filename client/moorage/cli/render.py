@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, TextIO, TypeVar
 
-from moorage.cli.console import paint
+from moorage.cli.console import paint, plain
 from moorage.client.values import age
 
 __all__ = ["Rows", "age", "facts", "many", "ordinal", "state", "table", "utc", "waits"]
@@ -123,9 +123,8 @@ def _line(
 def _text(cell: Any) -> str:
     if cell is None or cell == "":
         return "-"
-    if isinstance(cell, (list, tuple)):
-        return ",".join(map(str, cell)) or "-"
-    return str(cell).replace("\n", " ")
+    text = (",".join(map(str, cell)) or "-") if isinstance(cell, (list, tuple)) else str(cell)
+    return plain(text.replace("\n", " "))
 
 
 def state(text: str, stream: TextIO) -> str:

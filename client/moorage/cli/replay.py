@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_DRIFT, emit, say, tell
+from moorage.cli.interrupts import run
 from moorage.cli.ledger import SETTINGS, ledger_guarded, scheduler_of
 from moorage.cli.options import DEFAULTS, Options
 
@@ -56,7 +56,7 @@ def replay(
         from moorage.scheduler.settings import ledger_url
 
         where = ledger_url(held.ledger_url_file) or target or held.nats
-        return asyncio.run(_look_back(where, held.prefix, at, job, options))
+        return run(_look_back(where, held.prefix, at, job, options))
 
     return ledger_guarded(options, act)
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, paint, say, tell_error
-from moorage.cli.options import DEFAULTS, Options, detachable, guarded, with_client
+from moorage.cli.interrupts import detachable
+from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.selectors import HELP_ONE, LISTED, one_id
-from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warnings
+from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, say_interrupted, tell_warnings
 from moorage.cli.wait import exit_code_of_result
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ def run(
             tell_warnings(job.accepted)
 
         def detach() -> None:
-            if not submitted:
-                say(f"interrupted before the answer: {job_id} may have been accepted")
-            _say_detached(job_id)
+            if submitted:
+                _say_detached(job_id)
+            else:
+                say_interrupted([request])
 
         return await detachable(_follow(client, job_id, options, submit), detach)
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Final, TextIO
 
-from moorage.cli.console import is_live
+from moorage.cli.console import is_live, plain
 
 _STYLED: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
@@ -33,7 +33,7 @@ class Screen:
             shown.append(f"… and {unseen:,} more")
         shown += tail
         back = f"\x1b[{self._drawn}F\x1b[J" if self._drawn else ""
-        self._stream.write(back + "".join(cut(line, columns) + "\n" for line in shown))
+        self._stream.write(back + "".join(cut(plain(line), columns) + "\n" for line in shown))
         self._stream.flush()
         self._drawn = len(shown)
 

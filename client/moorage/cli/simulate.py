@@ -159,6 +159,7 @@ def _simulate(
     name: str, hosts: list[SimHost], jobs: list[TraceJob], runs: list[dict[str, str]], until_ms: int | None,
     files: tuple[Path | None, Path | None, Path | None], options: Options,
 ) -> int:  # fmt: skip
+    from moorage.cli.interrupts import raise_once
     from moorage.scheduler.settings import scheduler_settings
     from moorage.scheduler.simulate.chart import Series, chart
     from moorage.scheduler.simulate.measures import write_jobs, write_timeline
@@ -166,6 +167,7 @@ def _simulate(
 
     configs = [scheduler_settings(run, env={})[0] for run in runs]  # all are checked before the first is run
     series: list[Series] = []
+    raise_once()
     for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
         label = " ".join(run.values()) or config.ranker
         done = run_one(name, hosts, jobs, config, run, until_ms=until_ms, progress=_progress(label))

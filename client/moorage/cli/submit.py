@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, emit, exit_code_of, say, tell, tell_error
+from moorage.cli.interrupts import detachable
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import waits
 from moorage.schemas.frames import Accepted
@@ -262,7 +263,11 @@ def submit(
             request = build_request(content)
             return with_client(options, lambda client: _one(client, request, options))
         requests = [build_request(body) for body in content]
-        return with_client(options, lambda client: _many(client, requests, options))
+
+        async def work(client: AsyncClient) -> int | None:
+            return await detachable(_many(client, requests, options), lambda: say_interrupted(requests))
+
+        return with_client(options, work)
 
     return guarded(options, act)
 
@@ -281,12 +286,25 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
 
 
 async def _one(client: AsyncClient, request: Request, options: RowOptions) -> int | None:
-    job = await client.submit(request)
-    assert job.accepted is not None
-    if not options.shown(job.accepted, [job.accepted]):
-        tell(job.id)
-        _talk(job, request)
-    return None
+    async def ask() -> None:
+        job = await client.submit(request)
+        assert job.accepted is not None
+        if not options.shown(job.accepted, [job.accepted]):
+            tell(job.id)
+            _talk(job, request)
+
+    return await detachable(ask(), lambda: say_interrupted([request]))
+
+
+def say_interrupted(requests: Sequence[Request]) -> None:
+    """Nobody can know whether what was sent is in the ledger; their ids make it safe to ask, and to send again."""
+    if len(requests) == 1:
+        job = requests[0].job
+        say(f"interrupted before the answer: {job} may have been accepted")
+        say(f"  look: moorage show {job}   cancel: moorage cancel {job}")
+    else:
+        say(f"interrupted before the answer: any of the {len(requests)} jobs may have been accepted")
+        say("  look: moorage ls; jobs that have an id in the file can be sent again: they are the same jobs")
 
 
 def _talk(job: Job, request: Request) -> None:

@@ -154,6 +154,8 @@ def _only_one(folder: Path) -> Iterator[None]:
                 "run another: moorage up --data OTHER_FOLDER",
             ),
         ) from None
+    with contextlib.suppress(OSError):
+        (folder / UP_FILE).unlink(missing_ok=True)  # of one that was killed
     try:
         yield
     finally:

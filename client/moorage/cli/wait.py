@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, is_live, say, tell
+from moorage.cli.interrupts import detachable
 from moorage.cli.jobs import why_of
-from moorage.cli.options import ROWS, RowOptions, detachable, with_client
+from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.render import Rows, many, state, waits
 from moorage.cli.selectors import HELP, HELP_ONE, LISTED, ids_of, one_id

@@ -17,6 +17,7 @@ from moorage.bus.errors import (
     Disconnected,
     NoResponders,
     NotAuthorized,
+    NotNats,
     PayloadTooLarge,
     PermissionRefused,
     RequestTimeout,
@@ -185,7 +186,9 @@ def no_server(error: CannotConnect) -> Unreachable:
     return Unreachable(
         problem,
         (
-            "start one on this machine: moorage up",
+            "see who has that port: ss -ltnp; where it is NATS with handshake_first, set tls_first in the context"
+            if isinstance(error, NotNats)
+            else "start one on this machine: moorage up",
             "name another: --nats URL or a nats context, or NATS_CONTEXT, or NATS_URL",
         ),
     )

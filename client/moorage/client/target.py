@@ -64,10 +64,17 @@ def started_ticks(pid: int) -> int:
 def find_context(target: Context | str | None = None, env: Mapping[str, str] | None = None) -> Context:
     """`bus.contexts.resolve`, and where nothing is said at all the `moorage up` of this folder. Raises `BadContext`."""
     context = resolve(target, env)
-    if context.source == "default":
-        _refuse_anothers(home(env=env))
-    if context.source == "default" and (up := read_up(home(env=env))) is not None:
-        return Context(source=str(home(env=env) / UP_FILE), url=up.url)
+    if context.source != "default":
+        return context
+    folder = home(env=env)
+    _refuse_anothers(folder)
+    if (up := read_up(folder)) is not None:
+        return Context(source=str(folder / UP_FILE), url=up.url)
+    if (folder / UP_FILE).exists():  # one that ends in order takes its file along
+        raise BadContext(
+            f"the moorage up of {folder} was killed, or the machine went down: it does not run any more",
+            next_step=f"moorage up --data {folder} goes on from there; or name a server: --nats URL",
+        )
     return context
 
 

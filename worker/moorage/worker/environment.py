@@ -293,6 +293,25 @@ def resolve_secrets(requested: Mapping[str, str | Secret], folder: Path | None) 
     )
 
 
+def trouble_with_secrets(folder: Path) -> str:
+    """Why no secret, or which one, could be read from this folder now; "" where nothing stands in the way."""
+    try:
+        mode = folder.stat().st_mode
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}"
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{folder} may be written to by others (mode {stat.S_IMODE(mode):o})"
+    for name in names:
+        if name.startswith(".") or not _SECRET_NAME.fullmatch(name):
+            continue  # nobody's secret
+        try:
+            _read_secret(name, folder)
+        except SecretRefused as refused:
+            return str(refused)
+    return ""
+
+
 def _read_secret(name: str, folder: Path | None) -> str:
     if not _SECRET_NAME.fullmatch(name) or name in (".", ".."):
         raise SecretRefused(name, "name")

@@ -20,6 +20,7 @@ from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.environment import trouble_with_secrets
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, folder_machine, host_facts
@@ -85,6 +86,8 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     facts = host_facts(settings.state_dir)
     hosts = simulated_of(settings)
     _check(settings, hosts)
+    if settings.secrets_dir is not None and (trouble := trouble_with_secrets(settings.secrets_dir)):
+        log.warning("secrets: %s; a job that needs it fails", trouble)
 
     def on_state(state: State) -> None:
         if state is State.CONNECTED and host is not None:

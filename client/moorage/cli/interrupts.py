@@ -1,0 +1,102 @@
+"""Signals while a verb works: the first Ctrl-C ends it in order, the next one at once; neither with a stack trace."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from moorage.cli.console import EXIT_INTERRUPTED
+
+Result = TypeVar("Result")
+
+#: what ends a command in order that has processes of its own: Ctrl-C, `kill`, a terminal that is closed
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_happened = False
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """As `asyncio.run`. Ctrl-C cancels the work and raises KeyboardInterrupt once it is over, the next one ends us."""
+
+    async def watched() -> Result:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def on_interrupt() -> None:
+            global _happened
+            _happened = True
+            loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            hush()
+            task.cancel()
+
+        if before is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGINT, on_interrupt)
+        return await work
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
+        if not _happened:
+            raise
+        raise KeyboardInterrupt from None
+    finally:
+        if not _happened:
+            signal.signal(signal.SIGINT, before)  # the loop leaves Python's own behind
+
+
+async def detachable(following: Coroutine[Any, Any, int | None], detach: Callable[[], None]) -> int | None:
+    """Inside `run`: follow until the end, or until Ctrl-C; then say how to go on."""
+    try:
+        return await following
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not _happened or task is None:
+            raise
+        task.uncancel()
+        detach()
+        return EXIT_INTERRUPTED
+
+
+def end_in_order(told: Callable[[int], None]) -> None:
+    """Have the first of `ENDING` cancel this task. Those behind it are told and change nothing: it ends already."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    ending = False
+
+    def on_signal(number: int) -> None:
+        nonlocal ending
+        told(number)
+        if not ending:
+            ending = True
+            hush()
+            task.cancel()
+
+    for number in ENDING:
+        loop.add_signal_handler(number, on_signal, number)
+
+
+def hush() -> None:
+    """What libraries say from now on of work that was cut off is news to nobody."""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    sys.unraisablehook = lambda _: None
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+
+
+def raise_once() -> None:
+    """Outside a loop: the first Ctrl-C raises KeyboardInterrupt, the next one ends us."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return
+
+    def on_interrupt(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, on_interrupt)

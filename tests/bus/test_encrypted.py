@@ -1,0 +1,106 @@
+"""Where TLS is asked for nothing is said without it, and a handshake that fails is told at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from moorage.bus.connection import connect
+from moorage.bus.contexts import Context
+from moorage.bus.embedded import find_binary
+from moorage.bus.errors import BadContext
+from tests.leftover import ends_with_the_test
+from tests.waiting import until
+
+#: a certificate for 127.0.0.1, signed by itself: nobody trusts it who does not say so
+OPENSSL: Final = (
+    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {0}/key.pem -out {0}/cert.pem "
+    "-days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+)
+
+
+def speaking_first(
+    greeting: bytes, heard: bytearray | None = None
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A listener that is no NATS server: it says this, and keeps what it hears."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        try:
+            while piece := await reader.read(4096):
+                (bytearray() if heard is None else heard).extend(piece)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    return serve
+
+
+@contextlib.asynccontextmanager
+async def tls_server(folder: Path) -> AsyncIterator[str]:
+    """A server of its own that asks for TLS, with the certificate `cert.pem` in this folder."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is missing: it makes a certificate")
+    making = await asyncio.create_subprocess_exec(*OPENSSL.format(folder).split(), stderr=asyncio.subprocess.DEVNULL)
+    assert await making.wait() == 0
+    conf = folder / "nats.conf"
+    conf.write_text(
+        f'listen: "127.0.0.1:-1"\nports_file_dir: "{folder}"\n'
+        f'tls {{ cert_file: "{folder}/cert.pem", key_file: "{folder}/key.pem" }}\n'
+    )
+    process = ends_with_the_test(
+        await asyncio.create_subprocess_exec(find_binary(), "-c", str(conf), stderr=asyncio.subprocess.DEVNULL)
+    )
+    ports = folder / f"nats-server_{process.pid}.ports"
+    await until(lambda: ports.exists() and ports.read_text().endswith("}"), what="it listens")
+    [url] = msgspec.json.decode(ports.read_bytes())["nats"]
+    try:
+        yield f"tls://{urlsplit(url).netloc}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def test_a_server_without_tls_is_refused(nats_url: str) -> None:
+    with pytest.raises(BadContext, match="offers none") as refused:
+        await connect(f"tls://{urlsplit(nats_url).netloc}", "in secret")
+    assert refused.value.key == "url"
+
+
+async def test_who_stands_between_hears_no_secret() -> None:
+    """The first line is in the open, so that anybody on the way can take the TLS out of it."""
+    heard = bytearray()
+    line = b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n'
+    async with await asyncio.start_server(speaking_first(line, heard), "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        context = Context(url=f"tls://127.0.0.1:{port}", user="me", password="hunter2")
+        with pytest.raises(BadContext, match="nothing was sent"):
+            await connect(context, "in secret")
+    assert bytes(heard) == b""
+
+
+async def test_a_certificate_that_nobody_trusts_is_told_at_once(tmp_path: Path) -> None:
+    """nats-py waits for ever for the end of a socket whose handshake failed."""
+    async with tls_server(tmp_path) as url, asyncio.timeout(10):
+        with pytest.raises(BadContext, match="self-signed") as refused:
+            await connect(url, "in secret")
+    assert refused.value.key == "ca"
+    assert "ca" in refused.value.problem.next
+
+
+async def test_one_that_is_trusted_encrypts(tmp_path: Path) -> None:
+    async with (
+        tls_server(tmp_path) as url,
+        await connect(Context(url=url, ca=str(tmp_path / "cert.pem")), "in secret") as connection,
+    ):
+        writer = connection._client._transport._io_writer  # type: ignore[union-attr]
+        assert writer.get_extra_info("cipher") is not None

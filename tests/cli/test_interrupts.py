@@ -1,0 +1,147 @@
+"""Ctrl-C, `kill` and a terminal that is closed: in order, told how to go on, no stack trace, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorage.client import AsyncClient
+from tests.cli.node import COMMAND, Lines, Node, environment, processes_of, start
+from tests.waiting import until
+
+#: SIGINT comes at the moment at which the command's own code is looked for
+WHILE_IT_LOADS = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "moorage.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["moorage", "ls"]
+from moorage.cli.start import main
+main()
+"""
+
+
+def test_while_it_loads_it_ends_without_a_word() -> None:
+    ran = subprocess.run([sys.executable, "-c", WHILE_IT_LOADS], capture_output=True, timeout=30, env=environment())
+    assert (ran.returncode, ran.stdout, ran.stderr) == (-signal.SIGINT, b"", b"")
+
+
+async def test_before_the_answer_it_says_what_may_be(nats_url: str, unique: str) -> None:
+    for verb in ("submit", "run"):
+        process = await start(verb, "--nats", nats_url, "--tenant", unique, "--timeout", "30s", "--", "true")
+        err = Lines(process.stderr)
+        await err.until("no scheduler answers yet")
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+        await err.until("cancel: moorage cancel")
+        [job] = re.findall(r"^interrupted before the answer: (\w+) may have been accepted$", err.text, re.MULTILINE)
+        assert f"look: moorage show {job}" in err.text
+
+
+async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path: Path) -> None:
+    many = tmp_path / "many.json"
+    many.write_text('[{"job": "a", "run": {"argv": ["true"]}}, {"job": "b", "run": {"argv": ["true"]}}]')
+    process = await start("submit", "--nats", nats_url, "--tenant", unique, "--timeout", "30s", "-f", str(many))
+    err = Lines(process.stderr)
+    await err.until("no scheduler answers yet")
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
+    await err.until("look: moorage ls")
+    assert "any of the 2 jobs may have been accepted" in err.text
+
+
+@pytest.mark.parametrize(("verb", "first"), [("events", "RUNNING"), ("logs", "begun")])
+async def test_a_second_one_ends_it_at_once_and_without_a_trace(node: Node, unique: str, verb: str, first: str) -> None:
+    await node.run("submit", "--job", "long", "--", "sh", "-c", "echo begun; sleep 600", tenant=unique)
+    async with AsyncClient(node.url, tenant=unique) as client:
+        await until(lambda: _is(client, "long", "RUNNING"), what="it runs")
+    process = await start(verb, "long", env=node.env(unique))
+    await Lines(process.stdout).until(first)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert process.returncode in (130, -signal.SIGINT)
+    assert b"Traceback" not in err
+    assert b"never" not in err, "a future or a coroutine that was cut off"
+    await node.run("cancel", "long", tenant=unique)
+
+
+async def test_who_was_started_to_ignore_it_does(node: Node, unique: str) -> None:
+    """As behind `nohup`, and behind `&` in a script."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "events", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env=environment(**node.env(unique)), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    out = Lines(process.stdout)
+    await _until_heard(node, unique, out, "before")
+    process.send_signal(signal.SIGINT)
+    await _until_heard(node, unique, out, "behind")
+    process.terminate()
+    await process.wait()
+
+
+async def _until_heard(node: Node, tenant: str, out: Lines, name: str) -> None:
+    """Submit until one of its jobs is told: what came before it listened is not."""
+    for number in range(100):
+        await node.run("submit", "--job", f"{name}-{number}", "--", "true", tenant=tenant)
+        try:
+            async with asyncio.timeout(0.5):
+                await out.until(f"{name}-")
+        except TimeoutError:
+            continue
+        return
+    raise AssertionError(f"nothing of {name} was told: {out.text}")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+async def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    process = await start("demo", env={"TMPDIR": str(tmp_path)})
+    err = Lines(process.stderr)
+    await err.until("running")  # jobs of it run
+    process.send_signal(number)
+    process.send_signal(number)  # whoever is impatient does not leave jobs behind either
+    await process.communicate()
+    assert process.returncode == code
+    # a copy of the scheduler that forecasts ends by itself a moment after it
+    await until(lambda: not processes_of(str(tmp_path)), what="the last of it has gone")
+    assert list(tmp_path.glob("moorage-demo-*")) == []
+
+
+async def test_up_ends_in_order_where_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    """The terminal was closed: it is told so by SIGHUP, and each word to that terminal fails."""
+    folder = tmp_path / "up"
+    read, write = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "up", "--simulate", "1xH100", "--data", str(folder), "--port", "0",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=write, env=environment(),
+    )  # fmt: skip
+    os.close(write)
+    said = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(said), os.fdopen(read, "rb")
+    )
+    node = Node(folder, process)
+    try:
+        await Lines(said).until("Ctrl-C ends all of it")
+        await node.run("submit", "--job", "long", "--", "sleep", "31415")
+        async with AsyncClient(node.url) as client:
+            await until(lambda: _is(client, "long", "RUNNING"), what="it runs")
+        transport.close()
+        assert await node.stop(signal.SIGHUP) == 0
+    finally:
+        await node.stop(signal.SIGKILL)
+    assert processes_of(str(folder)) == []
+
+
+async def _is(client: AsyncClient, job: str, state: str) -> bool:
+    found: str = (await client.job(job).show())["state"]
+    return found == state
