@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from moorage.scheduler.core.fleet import NO_GPU
+from moorage.scheduler.core.host import NO_GPU
 from moorage.scheduler.core.rank.table import CPU, NO_ROOM, ROOM, ROOMS, TYPE, UNCOUNTED, HostTable, Ints
 from moorage.scheduler.core.rank.waste import WEIGHTS
 from moorage.scheduler.core.shape import Shape
