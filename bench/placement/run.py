@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from bench import book
 from bench.placement import relatives
 from bench.placement.openb import CLASSES, Outcome, run
 from moorage.scheduler.simulate.openb import node_list, pod_lists, read_hosts
@@ -167,6 +168,29 @@ def reproduced(found: Found, names: list[str], policies: list[str]) -> list[str]
     return lines
 
 
+def figures_of(found: Found, names: list[str]) -> dict[str, list[float]]:
+    """For the book: percent allocated by seed, and the worst of what must stay near FGD and near what was published."""
+    figures = {f"{name}, allocated %": [o.allocated[AT] for o in found[OURS, name, False]] for name in names}
+    for which, made in (("lists of the folder", False), ("made lists", True)):
+        more = [
+            lost_percent(found[OURS, name, False], kind) - lost_percent(found["fgd", name, True], kind)
+            for name in names
+            for kind in CLASSES
+            if name.startswith(relatives.PREFIX) == made and ("fgd", name, True) in found
+        ]
+        figures[f"most that a class loses over FGD, points, {which}"] = [max(p for p in more if not math.isnan(p))]
+    off: dict[bool, list[float]] = {}
+    for (policy, name, told), outcomes in found.items():
+        said = found_published.get((name, PUBLISHED.get(policy, "")))
+        if said is not None and told:
+            mean, _ = mean_and_error(outcome.allocated[AT] for outcome in outcomes)
+            off.setdefault(policy == "fgd", []).append(abs(mean - said))
+    for fgd, who in ((True, "FGD"), (False, "another classic policy")):
+        if fgd in off:
+            figures[f"{who} off the published, points, at most"] = [max(off[fgd])]
+    return {name: values for name, values in figures.items() if values}
+
+
 def _cell(value: float | str) -> str:
     return value if isinstance(value, str) else "–" if math.isnan(value) else f"{value:.2f}"
 
@@ -237,7 +261,7 @@ def main() -> int:
     if lacking and any(name.startswith(relatives.PREFIX) for name in names):
         parser.error(f"{options.traces} lacks the list {lacking[0]!r}, which others are made from; leave --made out")
     found_published.update(published(options.traces))
-    began = time.monotonic()
+    busy, began = book.busy_percent(), time.monotonic()
     found: Found = {}
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for outcome in pool.imap_unordered(one, jobs_of(options, names)):
@@ -248,6 +272,8 @@ def main() -> int:
     print(text)
     if not options.dry:
         RESULTS.write_text(text)
+        seeds = f"seeds {FIRST_SEED}..{FIRST_SEED + options.seeds - 1}"
+        book.keep("placement", "make bench-placement", {seeds: figures_of(found, names)}, busy, RESULTS.name)
     return 0
 
 
