@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final, NamedTuple
 
+from bench import book
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.simulate.philly import CLUSTERS, HOST_GPUS, hosts_of, read_philly
 from moorage.scheduler.simulate.run import simulate
@@ -165,11 +166,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="also write the table there")
     out = parser.parse_args().out
+    busy = book.busy_percent()
     policies: dict[str, Start] = {"FIFO": fifo, "EASY, told": easy, "greedy": greedy, "SJF, told": sjf}
     lines = [
         "| virtual cluster, GPUs | policy | mean wait h | gangs of 8 and more | longest |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
+    figures: dict[str, list[float]] = {}
     for name, gpus in CLUSTERS.items():
         tasks = tasks_of(name)
         rows = {policy: run(tasks, gpus, start) for policy, start in policies.items()}
@@ -178,6 +181,9 @@ def main() -> int:
         for policy, waits in rows.items():
             lines.append(f"| {name}, {gpus} | {policy} | {waits.mean:.1f} | {waits.gangs:.1f} | {waits.longest:.0f} |")
         mine, told, strict = rows["ours"], rows["EASY, told"], rows["FIFO"]
+        figures[f"{name}, mean wait / EASY's"] = [mine.mean / told.mean]
+        figures[f"{name}, gangs' wait / FIFO's"] = [mine.gangs / strict.gangs]
+        figures[f"{name}, longest wait / FIFO's"] = [mine.longest / strict.longest]
         holds = mine.mean <= told.mean, mine.longest <= 1.2 * strict.longest, mine.gangs <= strict.gangs
         said = ("mean <= EASY", "longest <= 1.2 FIFO", "gangs <= FIFO")
         verdict = ", ".join(f"{what}: {'yes' if true else 'no'}" for what, true in zip(said, holds, strict=True))
@@ -186,6 +192,7 @@ def main() -> int:
     print(text)
     if out is not None:
         out.write_text(text + "\n")
+        book.keep("queueing", "make bench-queueing", {"four virtual clusters": figures}, busy, out.name)
     return 0
 
 

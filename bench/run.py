@@ -1,4 +1,4 @@
-"""`make bench`: every figure of the README, min / median / max of five rounds, into bench/RESULTS.md.
+"""`make bench`: every figure of the README, min / median / max of five rounds, into bench/RESULTS.md (see `book`).
 
 Ratios are between numbers of one round on one machine; absolute numbers are this machine's alone.
 """
@@ -8,12 +8,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import importlib.metadata
 import json
 import os
-import platform
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -24,7 +20,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench import processes, scale, sdk  # noqa: E402
+from bench import book, processes, scale, sdk  # noqa: E402
 from bench.callers import Callers, quantile  # noqa: E402
 from bench.stack import stack  # noqa: E402
 from moorage.client import AsyncClient  # noqa: E402
@@ -221,70 +217,33 @@ QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
 }
 
 
-def busy_percent() -> float:
-    """How busy the machine is before anything is measured."""
-
-    def sample() -> tuple[int, int]:
-        values = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-        return sum(values), values[3] + values[4]
-
-    before = sample()
-    time.sleep(1)
-    after = sample()
-    return 100 * (1 - (after[1] - before[1]) / (after[0] - before[0]))
-
-
-def head(busy: float, rounds: int) -> list[str]:
-    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.machine())  # fmt: skip
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("nats-py", "msgspec", "uvloop"))
-    server = subprocess.run([Path(sys.executable).parent / "nats-server", "--version"], capture_output=True, text=True)
-    return [
-        "# Results",
-        "",
-        "Written by `make bench`. Every process (server, scheduler, fleet, callers) shares the cores named here;",
-        "JetStream fsyncs every append (`sync_interval: always`); GPUs are **simulated**, and noop members start no",
-        "process. Compare ratios of one run; absolute numbers are this machine's.",
-        "",
-        f"- {os.cpu_count()} cores of {model}, {platform.system()} {platform.release()}, "
-        f"Python {platform.python_version()}",
-        f"- {server.stdout.strip()}, {versions}",
-        f"- {time.strftime('%Y-%m-%d', time.gmtime())}, {rounds} rounds, machine {busy:.0f} % busy before the first",
-        "",
-    ]
-
-
-def table(figures: dict[str, list[float]]) -> list[str]:
-    lines = ["| figure | min | median | max |", "| --- | ---: | ---: | ---: |"]
-    for name, values in figures.items():
-        cells = " | ".join(_number(v) for v in (min(values), statistics.median(values), max(values)))
-        lines.append(f"| {name} | {cells} |")
-    return lines
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=sorted(QUESTIONS), nargs="*", help="some questions alone")
+    parser.add_argument(
+        "--only",
+        choices=sorted(QUESTIONS),
+        nargs="*",
+        help="some questions alone, in place of what the book has of them",
+    )
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
     arguments = parser.parse_args()
-    busy = busy_percent()
-    figures: dict[str, list[float]] = {}
+    busy = book.busy_percent()
+    chapters: dict[str, dict[str, list[float]]] = {}
     for name in arguments.only or QUESTIONS:
+        figures = chapters.setdefault(name, {})
         for number in range(arguments.rounds):
             gc.collect()
             for figure, value in uvloop.run(_answer(name)).items():
                 figures.setdefault(figure, []).append(value)
             print(f"{name} {number + 1}/{arguments.rounds}", file=sys.stderr, flush=True)
-        _ratio(figures)
-    text = "\n".join([*head(busy, arguments.rounds), *table(figures)]) + "\n"
-    print(text)
+    _ratio(chapters)
+    print("| figure | min | median | max |\n| --- | ---: | ---: | ---: |")
+    for figures in chapters.values():
+        for figure, values in figures.items():
+            print(f"| {figure} | {book.spread(values)} |")
     if not arguments.dry:
-        (ROOT / "bench" / "RESULTS.md").write_text(text)
+        book.keep("bench", "make bench", chapters, busy)
     return 0
 
 
@@ -292,12 +251,12 @@ async def _answer(name: str) -> Figures:
     return await QUESTIONS[name]()
 
 
-def _ratio(figures: dict[str, list[float]]) -> None:
+def _ratio(chapters: dict[str, dict[str, list[float]]]) -> None:
     """Ours against the bare ledger scheduler, round by round of the same run."""
-    ours = figures.get("endpoint, 1,000 callers, 2,048 slots, jobs/s")
-    stick = figures.get("bare ledger scheduler (stick), jobs/s")
-    if ours and stick and len(ours) == len(stick):
-        figures["endpoint / bare ledger scheduler"] = [a / b for a, b in zip(ours, stick, strict=True)]
+    if "endpoint" in chapters and "sticks" in chapters:
+        [ours] = [values for name, values in chapters["endpoint"].items() if name.endswith("2,048 slots, jobs/s")]
+        [stick] = chapters["sticks"].values()
+        chapters["sticks"]["endpoint / bare ledger scheduler"] = [a / b for a, b in zip(ours, stick, strict=True)]
 
 
 if __name__ == "__main__":

@@ -8,18 +8,17 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvloop
 
+from bench import book
 from bench.peers import environments, ours
 from bench.peers.environments import NoPeer, measured, python_of
 from bench.peers.stick import told
-from bench.run import _number, busy_percent
 
 ROOT = Path(__file__).resolve().parents[2]
 Figures = dict[str, float]
@@ -83,7 +82,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="what begins so, as Ray or moorage")
     parser.add_argument("--dry", action="store_true", help="print, write nothing")
     arguments = parser.parse_args()
-    busy = busy_percent()
+    busy = book.busy_percent()
     found: dict[tuple[str, str], list[float]] = {}
     missing: dict[str, str] = {}
     for number in range(arguments.rounds):
@@ -103,7 +102,17 @@ def main() -> int:
     print(text)
     if not arguments.dry:
         (ROOT / "bench" / "RESULTS-peers.md").write_text(text)
+        compared = {f"{figure}: {us} / {them}": values for us, them, figure, _, values in ratios(found)}
+        book.keep("peers", "make bench-peers", {"ours / theirs": compared}, busy, "RESULTS-peers.md")
     return 0
+
+
+def ratios(found: dict[tuple[str, str], list[float]]) -> Iterator[tuple[str, str, str, str, list[float]]]:
+    """Ours over theirs, round by round, of what was measured: ours, theirs, figure, what is wanted, ratios."""
+    for us, them, figure, wanted in RATIOS:
+        mine, theirs = found.get((us, figure), []), found.get((them, figure), [])
+        if mine and theirs:
+            yield us, them, figure, wanted, [a / b for a, b in zip(mine, theirs, strict=False)]
 
 
 def report(found: dict[tuple[str, str], list[float]], missing: dict[str, str], busy: float, rounds: int) -> str:
@@ -119,20 +128,13 @@ def report(found: dict[tuple[str, str], list[float]], missing: dict[str, str], b
         "| --- | --- | ---: | ---: | ---: |",
     ]
     for (name, figure), values in found.items():
-        lines.append(f"| {name} | {figure} | {_spread(values)} |")
+        lines.append(f"| {name} | {figure} | {book.spread(values)} |")
     lines += ["", "| ours / theirs, round by round | figure | must / goal | min | median | max |"]
     lines.append("| --- | --- | --- | ---: | ---: | ---: |")
-    for us, them, figure, wanted in RATIOS:
-        mine, theirs = found.get((us, figure), []), found.get((them, figure), [])
-        if mine and theirs:
-            spread = _spread([a / b for a, b in zip(mine, theirs, strict=False)])
-            lines.append(f"| {us} / {them} | {figure} | {wanted} | {spread} |")
+    for us, them, figure, wanted, values in ratios(found):
+        lines.append(f"| {us} / {them} | {figure} | {wanted} | {book.spread(values)} |")
     lines += [f"\nNot measured: {name}: {why}" for name, why in missing.items()]
     return "\n".join(lines) + "\n"
-
-
-def _spread(values: list[float]) -> str:
-    return " | ".join(_number(value) for value in (min(values), statistics.median(values), max(values)))
 
 
 if __name__ == "__main__":

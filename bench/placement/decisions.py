@@ -17,25 +17,27 @@ import platform
 import random
 import statistics
 import time
-import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy
 
+from bench import book
 from bench.placement.openb import NO_PEERS, NOBODY, fleet_of, request_of
-from bench.run import busy_percent
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.rank.ranker import RANKERS, Ranker
+from moorage.scheduler.core.rank.ranker import RANKERS, Choice, Ranker
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.simulate.openb import TraceHost, TraceTask, node_list, pod_lists, read_hosts, read_tasks
 
 TRACES: Final = Path(__file__).resolve().parents[1] / "traces/openb"
 PAGE: Final = Path(__file__).resolve().parents[1] / "DECISIONS.md"
 FULL_PERCENT: Final = 90
+#: gangs that are taken and given back at the end, and replicas of each
+GANGS: Final = 50
+GANG: Final = 64
 #: arrivals between two looks at whether a fleet still fills
 LOOK_EVERY: Final = 2_000
 SEED: Final = 42
@@ -54,6 +56,7 @@ class Cost:
     memory_mib: float
     full_percent: float
     failed: int
+    gang: list[float] = field(default_factory=list)  # taking one replica of a gang, the mean of each gang
 
 
 def openb_hosts() -> list[TraceHost]:
@@ -88,12 +91,7 @@ def measure(hosts: list[TraceHost], tasks: list[TraceTask], name: str, decisions
     """Fill the fleet, let it live until all is warm, then measure."""
     shapes = Shapes()
     kinds = [(shapes.of(request_of(task)), task.gpu_demand_milli) for task in tasks]
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
     ranker: Ranker = RANKERS[name]()
-    after = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    del before, after
     chance = random.Random(SEED)
     fleet = fleet_of(hosts, SEED)
     capacity = 1000 * sum(host.gpus for host in hosts)
@@ -139,7 +137,27 @@ def measure(hosts: list[TraceHost], tasks: list[TraceTask], name: str, decisions
     )
     cost.full_percent = 100 * used / capacity
     cost.memory_mib = held_mib(ranker)
+    cost.gang = _gangs(fleet, ranker, shapes.of(request_of(TraceTask("gang", 1000, 1024, 1, 1000))))
     return cost
+
+
+def _gangs(fleet: Fleet, ranker: Ranker, shape: Shape) -> list[float]:
+    """µs that taking the devices of one replica takes, the mean of each gang; only whole gangs count."""
+    clock, off = time.process_time_ns, clock_us()
+    means: list[float] = []
+    for _ in range(GANGS):
+        taken: list[Choice] = []
+        spent = 0
+        while len(taken) < GANG and (choice := ranker.choose(fleet, shape, NO_PEERS, NOBODY)) is not None:
+            began = clock()
+            fleet.take(choice.host, shape, choice.mask)
+            spent += clock() - began
+            taken.append(choice)
+        for choice in taken:
+            fleet.give(choice.host, shape, choice.mask)
+        if len(taken) == GANG:
+            means.append(max(0.0, spent / 1000 / GANG - off))
+    return means
 
 
 def _arrive(fleet: Fleet, ranker: Ranker, members: list[tuple[Host, Shape, int, int]], shape: Shape, milli: int) -> int:
@@ -172,11 +190,12 @@ def fleets() -> dict[str, Callable[[], tuple[list[TraceHost], list[TraceTask]]]]
 HEAD: Final = """# What a decision costs
 
 Written by `make bench-decisions`, in µs of processor time; the fleets are described in `bench/placement/decisions.py`.
-Must and goal are mean / p99.
+Must and goal are mean / p99; `gang` is what taking the devices of one replica of a gang of 64 takes, `MiB` what the
+ranker holds.
 
 """
-COLUMNS: Final = """| fleet | full % | mean µs | p50 | p99 | must | goal | take | give | no room % | ranker's MiB |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+COLUMNS: Final = """| fleet | full % | mean µs | p50 | p99 | must | goal | take | give | gang | no room % | MiB |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 
 
 def row(name: str, cost: Cost) -> str:
@@ -186,8 +205,22 @@ def row(name: str, cost: Cost) -> str:
     return (
         f"| {name} | {cost.full_percent:.1f} | {statistics.fmean(ranks):.1f} | {p50:.1f} | {p99:.1f} | "
         f"{mean_must} / {p99_must} | {mean_goal} / {p99_goal} | {statistics.fmean(cost.take):.1f} | "
-        f"{statistics.fmean(cost.give):.1f} | {100 * cost.failed / len(ranks):.1f} | {cost.memory_mib:.1f} |"
+        f"{statistics.fmean(cost.give):.1f} | {statistics.fmean(cost.gang or [0]):.1f} | "
+        f"{100 * cost.failed / len(ranks):.1f} | {cost.memory_mib:.1f} |"
     )
+
+
+def figures_of(name: str, cost: Cost) -> dict[str, list[float]]:
+    """For the book; µs, but for the memory."""
+    ranks = sorted(cost.choose)
+    return {
+        f"{name}, mean, µs": [statistics.fmean(ranks)],
+        f"{name}, p99, µs": [ranks[len(ranks) * 99 // 100]],
+        f"{name}, commit, µs": [statistics.fmean(cost.take)],
+        f"{name}, release, µs": [statistics.fmean(cost.give)],
+        f"{name}, a gang's replica, µs": cost.gang,
+        f"{name}, the ranker's MiB": [cost.memory_mib],
+    }
 
 
 def main() -> int:
@@ -196,17 +229,20 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=list(WANTED), help="some fleets alone; writes no page")
     parser.add_argument("--ranker", default="fragments", choices=list(RANKERS))
     options = parser.parse_args()
-    busy = busy_percent()
+    busy = book.busy_percent()
     print(COLUMNS, flush=True)
-    rows = []
+    rows, chapters = [], {}
     for name, make in fleets().items():
         if not options.only or name in options.only:
-            rows.append(row(name, measure(*make(), options.ranker, options.decisions)))
+            cost = measure(*make(), options.ranker, options.decisions)
+            rows.append(row(name, cost))
+            chapters[name] = figures_of(name, cost)
             print(rows[-1], flush=True)
     if not options.only and options.ranker == "fragments":
         machine = f"{os.cpu_count()} cores, Python {platform.python_version()}, numpy {numpy.__version__}"
         on = f"- {machine}, {time.strftime('%Y-%m-%d', time.gmtime())}, machine {busy:.0f} % busy before"
         PAGE.write_text("\n".join((HEAD + on, "", COLUMNS, *rows, "")))
+        book.keep("decisions", "make bench-decisions", chapters, busy, PAGE.name)
     return 0
 
 

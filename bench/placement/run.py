@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from bench import book
 from bench.placement import relatives
 from bench.placement.openb import CLASSES, Outcome, run
 from moorage.scheduler.simulate.openb import node_list, pod_lists, read_hosts
@@ -264,6 +265,29 @@ def _mean(outcomes: list[Outcome]) -> float:
     return mean_and_error(outcome.allocated[AT] for outcome in outcomes)[0]
 
 
+def figures_of(found: Found, more: Found, names: list[str]) -> dict[str, list[float]]:
+    """For the book: percent allocated by seed, and the worst of what must stay near FGD and near what was published."""
+    figures = {f"{name}, allocated %": [o.allocated[AT] for o in found[OURS, name, False]] for name in names}
+    for which, made in (("lists of the folder", False), ("made lists", True)):
+        worse = [
+            lost_percent(found[OURS, name, False], kind) - lost_percent(found["fgd", name, True], kind)
+            for name in names
+            for kind in CLASSES
+            if name.startswith(relatives.PREFIX) == made and ("fgd", name, True) in found
+        ]
+        figures[f"most that a class loses over FGD, points, {which}"] = [max(p for p in worse if not math.isnan(p))]
+    off: dict[str, list[float]] = {}
+    for (policy, name, told), outcomes in found.items():
+        said = found_published.get((name, PUBLISHED.get(policy, "")))
+        if said is not None and told:
+            who = "FGD" if policy == "fgd" else "another classic policy"
+            off.setdefault(f"{who} off the published, points, at most", []).append(abs(_mean(outcomes) - said))
+            pooled = [*outcomes, *more.get((policy, name, True), [])]
+            off.setdefault(f"{who}, with more seeds where it is over", []).append(abs(_mean(pooled) - said))
+    figures |= {figure: [max(each)] for figure, each in off.items()}
+    return {name: values for name, values in figures.items() if values}
+
+
 def _cell(value: float | str) -> str:
     return value if isinstance(value, str) else "–" if math.isnan(value) else f"{value:.2f}"
 
@@ -339,7 +363,7 @@ def main() -> int:
     if lacking and any(name.startswith(relatives.PREFIX) for name in names):
         parser.error(f"{options.traces} lacks the list {lacking[0]!r}, which others are made from; leave --made out")
     found_published.update(published(options.traces))
-    began = time.monotonic()
+    busy, began = book.busy_percent(), time.monotonic()
     found: Found = {}
     more: Found = {}
     jobs = jobs_of(options, names)
@@ -358,6 +382,8 @@ def main() -> int:
         if options.keep:  # it is told: the same command measures anew
             for path in paths_of(jobs + jobs_more, options).values():
                 path.unlink()
+        seeds = f"seeds {FIRST_SEED}..{FIRST_SEED + options.seeds - 1}"
+        book.keep("placement", "make bench-placement", {seeds: figures_of(found, more, names)}, busy, RESULTS.name)
     return 0
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import statistics
 import tomllib
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from bench.book import read
 from moorage.cli.main import VERBS
 from tests.cli.node import processes_of
 from tests.docs.driver import environment, run
@@ -17,7 +19,7 @@ from tests.docs.markdown import page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text()
-#: a row of the README's table -> the figure of bench/RESULTS.md that it rounds
+#: a row of the README's table -> the figure of `make bench` that it rounds
 FIGURES: Final = {
     "submit → start, one in flight": "one in flight, submit→start p50 ms",
     "submit → start at 200 jobs/s, p99": "200 jobs/s, submit→start p99 ms",
@@ -50,9 +52,9 @@ def number(text: str) -> float:
 @pytest.mark.parametrize("row", FIGURES)
 def test_a_figure_is_the_benchs_median(row: str) -> None:
     [shown] = re.findall(rf"^\| {re.escape(row)} \| ([^|]+) \|$", README, re.MULTILINE)
-    results = (ROOT / "bench" / "RESULTS.md").read_text()
-    [median] = re.findall(rf"^\| {re.escape(FIGURES[row])} \| [^|]+ \| ([^|]+) \|", results, re.MULTILINE)
-    assert number(shown) == pytest.approx(number(median), rel=0.03)
+    bench = read("bench")
+    assert bench is not None
+    assert number(shown) == pytest.approx(statistics.median(bench.figures[FIGURES[row]]), rel=0.03)
 
 
 def test_every_figure_is_held() -> None:

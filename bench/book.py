@@ -1,0 +1,169 @@
+"""What was measured, kept as numbers beside the pages: bench/figures/<book>.json, one book for each command.
+
+A book holds chapters, each with what it was measured with. A command that measures some of its chapters again replaces
+those alone, and every command writes bench/RESULTS.md anew from all books: the bounds with what came (`bounds`), then
+every figure of `make bench`. So the page never mixes rounds of two runs in one row, and each row tells its run.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+BOOKS: Final = ROOT / "bench" / "figures"
+PAGE: Final = ROOT / "bench" / "RESULTS.md"
+
+
+class Chapter(msgspec.Struct):
+    """Figures of one run: of each its value in every round, in the unit that its name tells."""
+
+    at: str  # UTC
+    rounds: int
+    busy_percent: float  # the machine, before the first round
+    machine: str
+    versions: str
+    figures: dict[str, list[float]]
+
+
+class Book(msgspec.Struct):
+    """All that a command measures, by chapter."""
+
+    command: str
+    page: str  # beside RESULTS.md, with what else there is to say; empty where this is all
+    chapters: dict[str, Chapter]
+
+    @property
+    def figures(self) -> dict[str, list[float]]:
+        return {name: values for chapter in self.chapters.values() for name, values in chapter.figures.items()}
+
+
+def read(name: str) -> Book | None:
+    """A book by its name; None where its command never ran."""
+    path = BOOKS / f"{name}.json"
+    return msgspec.json.decode(path.read_bytes(), type=Book) if path.exists() else None
+
+
+def keep(
+    name: str,
+    command: str,
+    chapters: Mapping[str, Mapping[str, Sequence[float]]],
+    busy_percent: float,
+    page: str = "",
+) -> None:
+    """Put chapters into a book in place of what it held of them, and write the page anew."""
+    book = read(name) or Book(command, page, {})
+    book.command, book.page = command, page
+    for title, figures in chapters.items():
+        rounds = max((len(values) for values in figures.values()), default=0)
+        book.chapters[title] = Chapter(
+            at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+            rounds=rounds,
+            busy_percent=round(busy_percent, 1),
+            machine=machine(),
+            versions=versions(),
+            figures={
+                figure: [float(f"{value:.5g}") for value in values] for figure, values in figures.items() if values
+            },
+        )
+    BOOKS.mkdir(exist_ok=True)
+    encoded = msgspec.json.format(msgspec.json.encode(book), indent=1)
+    (BOOKS / f"{name}.json").write_bytes(encoded + b"\n")
+    PAGE.write_text(render())
+
+
+def busy_percent() -> float:
+    """How busy the machine is before anything is measured."""
+
+    def sample() -> tuple[int, int]:
+        values = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+        return sum(values), values[3] + values[4]
+
+    before = sample()
+    time.sleep(1)
+    after = sample()
+    return 100 * (1 - (after[1] - before[1]) / (after[0] - before[0]))
+
+
+def machine() -> str:
+    """Cores, processor, kernel and Python."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.machine())
+    return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def versions() -> str:
+    """The server's, and those of the packages that figures hang on."""
+    server = subprocess.run([Path(sys.executable).parent / "nats-server", "--version"], capture_output=True, text=True)
+    packages = ("nats-py", "msgspec", "uvloop", "numpy")
+    return ", ".join([server.stdout.strip(), *(f"{name} {importlib.metadata.version(name)}" for name in packages)])
+
+
+HEAD: Final = """# Results
+
+Written by the commands that it names. Every process (server, scheduler, fleet, callers) shares the cores named here;
+JetStream fsyncs every append (`sync_interval: always`); GPUs are **simulated**, and noop members start no process.
+Compare ratios of one run; absolute numbers are this machine's. The numbers of every round stand in `bench/figures`.
+"""
+
+
+def render() -> str:
+    """RESULTS.md from all books."""
+    from bench.bounds import BOUNDS
+
+    lines = [HEAD, "## What was aimed at, and what came", ""]
+    verdicts = [bound.verdict() for bound in BOUNDS]
+    met, goals, missed = (sum(v in of for v in verdicts) for of in (("must", "goal"), ("goal",), ("missed",)))
+    kept = f"{met} of {len(BOUNDS)} bounds are kept, {goals} of them at their goal; {missed} missed."
+    lines.append(f"{kept} The column in the middle decides.")
+    for name in dict.fromkeys(bound.book for bound in BOUNDS):
+        book = read(name)
+        if book is None:
+            lines += ["", f"### {name}", "", "Never run here."]
+            continue
+        linked = f", with all there is to it in [{book.page}]({book.page})" if book.page else ""
+        lines += ["", f"### `{book.command}`{linked}", ""]
+        middle = "mean" if name == "placement" else "median"
+        lines += [f"| figure | must | goal | min | {middle} | max | kept |", "| --- |" + " ---: |" * 5 + " --- |"]
+        for bound in BOUNDS:
+            if bound.book == name:
+                lines.append(bound.row())
+        lines += ["", *_runs(book)]
+    bench = read("bench")
+    if bench is not None:
+        lines += ["", "## Every figure of `make bench`", ""]
+        lines += ["| figure | min | median | max |", "| --- | ---: | ---: | ---: |"]
+        for figure, values in bench.figures.items():
+            lines.append(f"| {figure} | {spread(values)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _runs(book: Book) -> list[str]:
+    """When the chapters of a book were measured, and on what; those alike in one line."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for title, chapter in book.chapters.items():
+        when = f"{chapter.at} UTC, {chapter.rounds} rounds, machine {chapter.busy_percent:.0f} % busy before"
+        if chapter.rounds == 1:
+            when = f"{chapter.at} UTC, machine {chapter.busy_percent:.0f} % busy before"
+        alike.setdefault((chapter.machine, chapter.versions), []).append(f"{title}: {when}")
+    return [f"- {on}; {with_}. {'; '.join(each)}" for (on, with_), each in alike.items()]
+
+
+def spread(values: Sequence[float]) -> str:
+    """min | median | max."""
+    return " | ".join(number(value) for value in (min(values), statistics.median(values), max(values)))
+
+
+def number(value: float) -> str:
+    """As a table shows it: whole from a hundred on, four digits that count from ten on, else three."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}" if abs(value) >= 10 else f"{value:.3g}"

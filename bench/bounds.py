@@ -1,0 +1,128 @@
+"""What each figure must come to, and should: judged by the median of its rounds, in bench/RESULTS.md.
+
+Allocation under saturation is judged by the mean of its seeds, as it was published.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Final, Literal, NamedTuple
+
+from bench.book import number, read
+
+Verdict = Literal["goal", "must", "missed", "not measured"]
+
+
+class Bound(NamedTuple):
+    """A figure of a book, and from which value on it is good enough; `at_most` where less is better."""
+
+    book: str
+    figure: str
+    must: float
+    goal: float | None
+    at_most: bool
+    by_mean: bool = False  # of its rounds, in place of the median
+
+    def verdict(self) -> Verdict:
+        book = read(self.book)
+        values = book.figures.get(self.figure) if book is not None else None
+        if not values:
+            return "not measured"
+        middle = self._middle(values)
+        if self.goal is not None and self._keeps(middle, self.goal):
+            return "goal"
+        return "must" if self._keeps(middle, self.must) else "missed"
+
+    def _middle(self, values: list[float]) -> float:
+        return statistics.fmean(values) if self.by_mean else statistics.median(values)
+
+    def _keeps(self, value: float, bound: float) -> bool:
+        return value <= bound if self.at_most else value >= bound
+
+    def row(self) -> str:
+        """Its line of the table."""
+        book, sign, verdict = read(self.book), "≤" if self.at_most else "≥", self.verdict()
+        values = book.figures.get(self.figure) if book is not None else None
+        goal = f"{sign} {number(self.goal)}" if self.goal is not None else ""
+        shown = f"**{verdict}**" if verdict in ("missed", "not measured") else verdict
+        cells = [f"{sign} {number(self.must)}", goal, *[""] * 3]
+        if values:
+            cells[2:] = [number(value) for value in (min(values), self._middle(values), max(values))]
+        return f"| {self.figure} | {' | '.join(cells)} | {shown} |"
+
+
+def _most(book: str, figure: str, must: float, goal: float | None = None) -> Bound:
+    return Bound(book, figure, must, goal, True)
+
+
+def _least(book: str, figure: str, must: float, goal: float | None = None) -> Bound:
+    return Bound(book, figure, must, goal, False)
+
+
+PHILLY: Final = ("6c71a0", "b436b2", "0e4a51", "2869ce")
+
+BOUNDS: Final = (
+    # the whole way of a job
+    _least("bench", "endpoint, 1,000 callers, 2,048 slots, jobs/s", 20_000, 40_000),
+    _least("bench", "endpoint, 1,000 callers, 512 slots, jobs/s", 15_000, 30_000),
+    _least("bench", "submit_many of 64, accepted/s", 40_000, 80_000),
+    _most("bench", "one in flight, submit→start p50 ms", 1.0, 0.6),
+    _most("bench", "one in flight, submit→start p99 ms", 3.0, 1.2),
+    _least("bench", "endpoint / bare ledger scheduler", 0.25, 0.5),
+    _most("bench", "endpoint, 2,048 slots, CPU µs a job, scheduler", 35, 18),
+    _most("bench", "ledger bytes a job over its body", 150, 60),
+    _most("bench", "longest pause of the loop, 100,000 queued, CPU ms", 20),
+    _least("bench", "submit_many of 10,000, to the terminal state, jobs/s", 15_000),
+    _least("bench", "1,000 callers, SDK / bare inboxes", 0.9),
+    _most("bench", "1,000 followers / tenant alone, scheduler's CPU", 1.1),
+    _most("bench", "1,000 workers report, scheduler's share of a core %", 15, 6),
+    _most("bench", "backlog of 1,000,000, scheduler RSS MiB", 1024, 300),
+    _most("bench", "backlog of 1,000,000 / of 50,000, scheduler's CPU", 1.5),
+    _most("bench", "backlog of 1,000,000, killed and started, until a job ends, s", 30, 10),
+    # where it goes
+    *(
+        Bound("placement", f"{name}, allocated %", must, goal, at_most=False, by_mean=True)
+        for name, must, goal in (
+            ("default", 95.5, 95.8),
+            ("gpuspec33", 93.5, 94.5),
+            ("cpu050", 95.5, 95.8),
+            ("gpushare100", 86.7, 87.0),
+            ("multigpu50", 97.0, 97.3),
+        )
+    ),
+    _most("placement", "most that a class loses over FGD, points, lists of the folder", 2.0, 0.0),
+    _most("placement", "most that a class loses over FGD, points, made lists", 2.0, 0.0),
+    _most("placement", "FGD off the published, points, at most", 0.3),
+    _most("placement", "another classic policy off the published, points, at most", 0.3),
+    _most("placement", "another classic policy, with more seeds where it is over", 0.3),
+    # what a decision costs
+    *(
+        _most("decisions", f"{fleet}, {what}, µs", must, goal)
+        for fleet, what, must, goal in (
+            ("1213", "mean", 50, 25),
+            ("1213", "p99", 200, 100),
+            ("10000", "mean", 150, 70),
+            ("10000", "p99", 500, 250),
+            ("tenants", "mean", 150, 80),
+            ("tenants", "p99", 500, 220),
+            ("10000", "commit", 8, 5),
+            ("10000", "release", 8, 5),
+            ("10000", "a gang's replica", 20, 5),
+        )
+    ),
+    _most("decisions", "10000, the ranker's MiB", 100),
+    # who is next
+    *(_most("queueing", f"{name}, mean wait / EASY's", 1.0) for name in PHILLY),
+    *(_most("queueing", f"{name}, gangs' wait / FIFO's", 1.0) for name in PHILLY),
+    *(_most("queueing", f"{name}, longest wait / FIFO's", 1.2) for name in PHILLY),
+    _most("fairness", "weights 3:1, off by %", 5),
+    # beside others
+    _least("peers", "jobs/s: moorage, no-op, 2,048 slots / Ray, warm tasks, 8 slots", 6, 12),
+    _least("peers", "jobs/s: moorage, no-op, 2,048 slots / Dask distributed, 8 slots", 5, 10),
+    _most("peers", "p50 ms: moorage, no-op, 2,048 slots / Ray, warm tasks, 8 slots", 1.3, 0.8),
+    _most("peers", "p50 ms: moorage, no-op, 8 slots / Ray, warm tasks, 8 slots", 1.3, 0.8),
+    _least("peers", "groups/s: moorage, gangs of 8 / Ray, placement groups of 8", 2, 5),
+    _least("peers", "jobs/s: moorage, a process a job, 8 slots / HyperQueue, a process a job, 8 slots", 1.2, 1.5),
+    _most("peers", "p50 ms: moorage, a process a job, 8 slots / HyperQueue, a process a job, 8 slots", 0.5),
+    _least("peers", "jobs/s: moorage, a process a job, 8 slots / Slurm, a process a job, 8 slots", 10),
+)
