@@ -226,7 +226,8 @@ async def test_a_servers_folder_from_an_older_backup_is_led_by_nobody(
         third = await start(made)
         await second.kill()
         await acme.leader(3)
-        await acme.workers_up("w1")  # it has heard of this reign
+        await acme.submit("told")  # who is up may not have been answered yet; who ran it has heard of this reign
+        await acme.reaches("told", "SUCCEEDED")
 
         await mortal_server.stop()
         await third.kill()
