@@ -22,7 +22,7 @@ def reserved(timeout_s: float | None = 600) -> Driving:
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    assert drive.engine.planner.reservation is not None
+    assert drive.engine.planner.holding.reservation is not None
     return drive
 
 
@@ -75,7 +75,7 @@ def test_the_hosts_reserved_are_those_that_are_free_first() -> None:
         drive.settle()
     drive.submit("big", gpu={"count": 8, "scheduling": "gang"}, replicas=2)
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reservation
+    held = drive.engine.planner.holding.reservation
     assert held is not None
     assert {drive.engine.fleet.hosts[num].worker.id for num in held.hosts} == {"w1", "w3"}
 
@@ -136,7 +136,7 @@ def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most() 
     order: list[str] = []
     while "RUNNING" not in drive.states("half"):
         drive.pass_time(PATIENCE_MS + 2_000)
-        held = drive.engine.planner.reservation
+        held = drive.engine.planner.holding.reservation
         assert held is not None
         order.append(drive.state.jobs[held.num].name)
         (host,) = held.hosts
@@ -156,7 +156,7 @@ def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_an
     for name in ("gang", "next"):
         drive.submit(name, replicas=2, gpu={"count": 8, "scheduling": "gang"})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reservation
+    held = drive.engine.planner.holding.reservation
     assert held is not None  # it is first at once
     assert drive.state.jobs[held.num].name == "gang"
     drive.pass_time(1_000_000)
@@ -165,15 +165,15 @@ def test_hosts_are_closed_for_a_gang_the_later_the_more_of_the_fleet_it_takes_an
     drive.settle()
     assert "RUNNING" in drive.states("gang")
     drive.pass_time(200_000)
-    assert drive.engine.planner.reservation is None
+    assert drive.engine.planner.holding.reservation is None
     drive.pass_time(100_000)
-    held = drive.engine.planner.reservation
+    held = drive.engine.planner.holding.reservation
     assert held is not None
     assert drive.state.jobs[held.num].name == "next"
     assert len(held.hosts) == 2
     drive.lead()
     drive.pass_time(1_500)
-    assert drive.engine.planner.reservation is not None, "whoever leads now does not let it wait once more"
+    assert drive.engine.planner.holding.reservation is not None, "whoever leads now does not let it wait once more"
 
 
 def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
@@ -184,7 +184,7 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
         drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reservation
+    held = drive.engine.planner.holding.reservation
     assert held is not None
     assert [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] == ["w0"]
     drive.submit("short", gpu={"count": 8}, priority=90, run=limited(60))
@@ -192,7 +192,7 @@ def test_a_reservation_moves_to_hosts_that_will_be_free_sooner() -> None:
     drive.run_out("w1")
     drive.settle()  # w1 is free, and whoever has the higher priority takes it for a minute
     drive.pass_time(3_000)  # at every look, in a fleet of two
-    held = drive.engine.planner.reservation
+    held = drive.engine.planner.holding.reservation
     where = [drive.engine.fleet.hosts[num].worker.id for num in held.hosts] if held is not None else ["started"]
     assert where in (["w1"], ["started"])
 
@@ -207,7 +207,7 @@ def test_a_reservation_that_is_late_closes_one_host_more_and_again_each_time_it_
     drive.submit("big", gpu={"count": 8})
     drive.submit("small", gpu={"count": 1}, run=limited(10**6))
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reservation
+    held = drive.engine.planner.holding.reservation
     assert held is not None
     assert held.start_ms is None, "nobody knows how long such jobs run"
     closed = [len(held.hosts)]
@@ -232,7 +232,7 @@ def test_a_reservation_is_not_late_as_long_as_it_takes_little_more_than_was_expe
         drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reservation
+    held = drive.engine.planner.holding.reservation
     assert held is not None
     assert held.start_ms is not None
     expected_ms = held.start_ms - held.since_ms
@@ -255,7 +255,7 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reservation
+    held = drive.engine.planner.holding.reservation
     assert held is not None
     assert held.start_ms is not None
     assert held.start_ms - drive.now < 20_000
@@ -265,7 +265,7 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     changes = drive.engine.fleet.changes
     drive.pass_time(40_000)  # "runs" has outlived all that is known of its kind, and may go on as long again
     assert drive.states("short") != ["QUEUED"]
-    assert drive.engine.planner.reservation is held, "and nothing else has happened"
+    assert drive.engine.planner.holding.reservation is held, "and nothing else has happened"
     assert drive.engine.fleet.changes == changes
 
 
@@ -282,7 +282,7 @@ def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_chan
     drive.settle()
     drive.submit("big", tenant="a", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    held = drive.engine.planner.reservation
+    held = drive.engine.planner.holding.reservation
     assert held is not None
     drive.submit("owed", tenant="b", gpu={"count": 2})
     drive.pass_time(60_000)
@@ -292,5 +292,5 @@ def test_to_whom_more_is_owed_by_and_by_passes_a_reservation_though_nothing_chan
         drive.pass_time(1_000)
         waited_s += 1
         assert waited_s < 3_600, "what b has used is long forgotten, and a uses on"
-    assert drive.engine.planner.reservation is held
+    assert drive.engine.planner.holding.reservation is held
     assert drive.engine.fleet.changes == changes, "nothing else has happened"

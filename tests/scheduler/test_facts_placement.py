@@ -242,7 +242,7 @@ def test_fact_33_the_default_packs() -> None:
     drive.worker("small", 2)
     drive.submit("a", gpu={})
     assert drive.placed_on("a") == ["small"]
-    assert drive.engine.planner.ranker.name == "fragments"
+    assert drive.engine.planner.placing.ranker.name == "fragments"
 
 
 def test_fact_33_score_weighs_utilisation_seven_to_three() -> None:

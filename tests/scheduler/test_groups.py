@@ -46,7 +46,7 @@ def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, tuple[str, l
     """A random life of a fleet, and where everybody was after each record."""
     chance = random.Random(seed)
     drive = Driving(Config())
-    drive.engine.planner.ranker = ranker
+    drive.engine.planner.placing.ranker = ranker
     for number in range(6):
         models = [chance.choice(MODELS) for _ in range(chance.choice((1, 4, 8)))]
         drive.worker(
@@ -102,7 +102,7 @@ def test_groups_are_placed_as_one_by_one(seed: int) -> None:
 def test_a_full_host_asks_once() -> None:
     drive = Driving()
     drive.worker("w0", 8)
-    ranker = drive.engine.planner.ranker = Counted()
+    ranker = drive.engine.planner.placing.ranker = Counted()
     drive.submit("j", gpu={}, replicas=20)
     assert drive.states("j").count("PLACED") == 8
     assert ranker.asked == 2  # for the host, and once more in vain

@@ -177,11 +177,11 @@ def test_after_a_takeover_the_mix_is_that_of_the_live_jobs() -> None:
     drive.worker("w0", 2, cpu_milli=8_000)
     for number in range(6):
         drive.submit(f"j{number}", gpu={"count": 1 + number % 2}, replicas=1 + number % 3)
-    before = drive.engine.planner.ranker
+    before = drive.engine.planner.placing.ranker
     assert isinstance(before, Fragments)
     counted = sorted((shape.key, count) for shape, count in before.mix.counts.items())
     drive.lead()
-    after = drive.engine.planner.ranker
+    after = drive.engine.planner.placing.ranker
     assert isinstance(after, Fragments)
     assert after is not before
     assert sorted((shape.key, count) for shape, count in after.mix.counts.items()) == counted

@@ -27,8 +27,8 @@ def report(drive: Driving, worker: str, util_percent: int) -> None:
 
 def test_the_configuration_selects_it_by_name() -> None:
     assert isinstance(RANKERS["headroom"](), Headroom)
-    assert headroom().engine.planner.ranker.name == "headroom"
-    assert Driving().engine.planner.ranker.name == "fragments"
+    assert headroom().engine.planner.placing.ranker.name == "headroom"
+    assert Driving().engine.planner.placing.ranker.name == "fragments"
 
 
 #: devices, of them taken, processors in thousandths, of them reserved, reported utilisation -> score in thousandths

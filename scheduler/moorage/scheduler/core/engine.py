@@ -109,7 +109,7 @@ class Engine:
         )
         self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.windows = Windows(state, self.fleet, self.lifecycle)
-        self.planner.barred_by_limits = self._barred_by_limits
+        self.planner.placing.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.clearing = Clearing(state, self.requests, config)
         self.leaving = Leaving(state, config, self.sessions, self.request_of, self._arm)
@@ -153,7 +153,7 @@ class Engine:
             job.own_subject = True  # whom the leader before told of it is not known here
             if not job.over:
                 self._index(job, self.request_of(job))
-                self.planner.ranker.arrived(self.shape_of(job), len(job.replicas))
+                self.planner.placing.ranker.arrived(self.shape_of(job), len(job.replicas))
 
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job's waiting replicas in the queue and its times in the timers."""
@@ -416,10 +416,10 @@ class Engine:
             return
         if self.state.windows:
             self._accepting[num] = event.request
-        if self.planner.reservation is not None:
+        if self.planner.holding.reservation is not None:
             self.planner.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
-        self.planner.ranker.arrived(shape, event.request.replicas)
+        self.planner.placing.ranker.arrived(shape, event.request.replicas)
         for index in range(1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)
 
@@ -536,7 +536,7 @@ class Engine:
     def _reshape(self, job: Job) -> None:
         """It asks differently from now on: what waits of it moves to the line of those that ask so."""
         old, job.shape = self.shape_of(job), None
-        self.planner.forget(job.num)
+        self.planner.holding.forget(job.num)
         if job.over or job.hold is not None:
             return  # a release adds it anew
         new, priority = self.shape_of(job), self.priority_of(job)

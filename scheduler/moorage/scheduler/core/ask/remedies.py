@@ -100,7 +100,7 @@ def _cancel_ahead(trials: Trials) -> Iterator[dict[str, Any]]:
 def _go_ahead(trials: Trials) -> Iterator[dict[str, Any]]:
     job = trials.job
     stops = trials.stops(trials.priority, trials.item, frozenset((job.num,)))
-    aged = trials.engine.planner.aged_of
+    aged = trials.engine.planner.lines.aged_of
     priority = 1 + max((aged(line.priority, item) for line, item in stops), default=PRIORITY_MAX)
     if priority <= PRIORITY_MAX and trials.in_place(priority=priority, lets_go=lambda line: True):
         say = f"ask your operator for priority {priority}: then it is first"

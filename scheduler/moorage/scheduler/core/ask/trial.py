@@ -90,7 +90,7 @@ class Trials:
         self.gpus_max = self.draft.limits_of(job.tenant)[0]
         self.item = entry(job.num, next(replica.index for replica in job.replicas if replica.state == QUEUED))
         self._pauses = any(replica.not_before > self.now_ms for replica in job.replicas)
-        self._strict = engine.planner.order == "fifo"
+        self._strict = engine.planner.lines.order == "fifo"
         self._may_take: dict[int, frozenset[int]] = {}
 
     # ------------------------------------------------------------------------------------------ what is tried
@@ -128,7 +128,7 @@ class Trials:
 
     def _goes_without(self, line: Line) -> bool:
         """Whether a line may move once this job is gone from the queue."""
-        held = self.engine.planner.reservation
+        held = self.engine.planner.holding.reservation
         if self._strict or (held is not None and held.num == self.job.num):
             return True
         return line.blocked_at != self.engine.fleet.changes or (bool(self.gpus_max) and line.tenant == self.job.tenant)
@@ -149,7 +149,7 @@ class Trials:
         """The first of a line that wait: enough to see whether anybody but this job does."""
         planner, queue, found = self.engine.planner, self.engine.queue, list[int]()
         for item in line.entries:
-            if not queue.is_taken(line, item) and planner.waits(self.draft, item):
+            if not queue.is_taken(line, item) and planner.lines.waits(self.draft, item):
                 found.append(item)
                 if len(found) > len(self.job.replicas) + DEPTH_MAX:
                     break
@@ -175,13 +175,13 @@ class Trials:
 
     def comes_before(self, line: Line, first: int, priority: int, item: int | None) -> bool:
         """Whether the first of a line goes before an entry of this priority; under fair share it may be anybody."""
-        if self.engine.planner.is_fair(self.draft):
+        if self.engine.planner.lines.is_fair(self.draft):
             return True
         planner = self.engine.planner
-        theirs, mine = planner.standing_of(line.priority, first), priority
+        theirs, mine = planner.lines.standing_of(line.priority, first), priority
         if item is not None:
-            mine = planner.standing_of(priority, item)
-        if mine <= planner.aged_of(line.priority, first):
+            mine = planner.lines.standing_of(priority, item)
+        if mine <= planner.lines.aged_of(line.priority, first):
             theirs = max(theirs, mine)  # it comes up to this class once there is somebody in it
         return theirs > mine or (theirs == mine and (item is None or first < item))
 
@@ -205,7 +205,7 @@ class Trials:
     def first_ahead(self) -> Job | None:
         """In strict order: the job that comes first of those that stop this one."""
         stops = self.stops(self.priority, self.item, frozenset((self.job.num,)))
-        standing = self.engine.planner.standing_of
+        standing = self.engine.planner.lines.standing_of
         first = min(stops, key=lambda stop: (-standing(stop[0].priority, stop[1]), stop[1]), default=None)
         return self.engine.state.jobs.get(first[1] >> REPLICA_BITS) if first is not None else None
 
@@ -292,23 +292,23 @@ class Trials:
     def _reserved(self, case: Case) -> frozenset[int]:
         """Hosts that are held back for somebody else, or would be once this job has gone."""
         planner, shape = self.engine.planner, case.shape
-        held = planner.reservation
+        held = planner.holding.reservation
         if held is not None and held.num in (*case.without, self.job.num) and case.item is None:
-            held = planner.next_reservation(self.draft, case.without)
-        if held is None or held.num == self.job.num or planner.passes(case.priority, shape, held):
+            held = planner.holding.next_reservation(self.draft, case.without)
+        if held is None or held.num == self.job.num or planner.holding.passes(case.priority, shape, held):
             return _NOBODY
         return held.hosts
 
     def _fills_in(self, case: Case) -> bool:
         """Whether it surely ends before the hosts that are held back are needed."""
-        held, most_ms = self.engine.planner.reservation, None
+        held, most_ms = self.engine.planner.holding.reservation, None
         if held is not None and held.start_ms is not None and held.num not in (*case.without, self.job.num):
             most_ms = self.engine.estimates.most_ms(self.job.tenant, case.request, case.shape, self.job.accepted_ms)
         return held is not None and most_ms is not None and self.now_ms + most_ms <= (held.start_ms or 0)
 
     def ends_ms(self) -> list[int]:
         """Times from now, in ms, by which something has to be over to be let in: reservations, drains to come."""
-        held, found = self.engine.planner.reservation, []
+        held, found = self.engine.planner.holding.reservation, []
         if held is not None and held.start_ms is not None and held.num != self.job.num:
             found.append(held.start_ms - self.now_ms)
         windows = self.engine.state.windows.values()

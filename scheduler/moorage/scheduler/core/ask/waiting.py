@@ -46,8 +46,8 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
         return data
     replica, shape, request = waiting[0], engine.shape_of(job), engine.request_of(job)
     priority = engine.priority_of(job)
-    barred = engine.planner.barred(priority, shape, job.tenant)
-    leaving = engine.planner.barred_by_limits(job.num, engine.state.time_ms)
+    barred = engine.planner.holding.barred(priority, shape, job.tenant)
+    leaving = engine.planner.placing.barred_by_limits(job.num, engine.state.time_ms)
     with engine.fleet.avoiding(shape.avoid):
         found = explain(engine.fleet, shape, barred, leaving)
     if shape.avoid:
@@ -105,7 +105,7 @@ def _place(trials: Trials) -> dict[str, int]:
     """How many wait, and which of them the job is; of a long queue those that have gone of late count, too."""
     engine, mine = trials.engine, (trials.priority, trials.item)
     queue, planner = engine.queue, engine.planner
-    aged = planner.standing_of if planner.ageing is not None else None
+    aged = planner.lines.standing_of if planner.lines.ageing is not None else None
     size = sum(len(line.entries) for line in queue.lines.values())
     if size > GLANCED_MAX:
         position = 1 + queue.position(*mine, aged)
@@ -120,7 +120,7 @@ def _place(trials: Trials) -> dict[str, int]:
         for line in queue.lines.values()
         for item in line.entries
         if (
-            not queue.is_taken(line, item) and planner.waits(draft, item)
+            not queue.is_taken(line, item) and planner.lines.waits(draft, item)
             if size <= COUNTED_MAX
             else item >> REPLICA_BITS in jobs
         )
@@ -131,7 +131,7 @@ def _place(trials: Trials) -> dict[str, int]:
 
 def _kept_for(engine: Engine, job: Job, barred: frozenset[int]) -> list[str]:
     """For whom the hosts are held back, the tenant's own by name, and which they are; a few of them."""
-    held = engine.planner.reservation
+    held = engine.planner.holding.reservation
     first = engine.state.jobs.get(held.num) if held is not None and held.hosts & barred else None
     who = [] if first is None else [f"job {first.name}" if first.tenant == job.tenant else "a job of another tenant"]
     workers = ", ".join(engine.state.worker_by_num[num].id for num in sorted(barred)[:HOLDERS_MAX])
@@ -141,7 +141,7 @@ def _kept_for(engine: Engine, job: Job, barred: frozenset[int]) -> list[str]:
 
 def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
     """What it counts as by its age, where that is more than its priority."""
-    counts = engine.planner.standing_of(priority, entry(job.num, 0))
+    counts = engine.planner.lines.standing_of(priority, entry(job.num, 0))
     return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
 
 
@@ -217,7 +217,7 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
     if not tenant.gpus_max or not need or reason in NEVER_REASONS:
         return {}
     # with room left, somebody of this tenant who comes first may need more than that room
-    first = engine.planner.waits_for_limit(job.tenant)
+    first = engine.planner.lines.waits_for_limit(job.tenant)
     if tenant.gpus + need <= tenant.gpus_max and not (first and reason == "placing"):
         return {}
     own: dict[str, int] = {}

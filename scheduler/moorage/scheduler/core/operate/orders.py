@@ -140,7 +140,7 @@ class Orders:
             for item in self._standing(draft, job):
                 act = self.queue.take_out if on else self.queue.add
                 act(self._priority(draft, job), self.shape_of(job), item, job.tenant)
-            self.planner.forget(job.num)
+            self.planner.holding.forget(job.num)
         standing = (by, asked.why, draft.time_ms) if changed and on else job.hold if on else None
         return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(standing))
 
@@ -162,7 +162,7 @@ class Orders:
                     self.queue.take_out(before, self.shape_of(job), item, job.tenant)
                     self.queue.add(asked.priority, self.shape_of(job), item, job.tenant)
             draft.priorities[job.num] = asked.priority
-            self.planner.forget(job.num)
+            self.planner.holding.forget(job.num)
         return self._done("priority", draft, job, changed, priority=asked.priority)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:

@@ -1,0 +1,202 @@
+"""Hosts that are held back in a pass: reserved for whoever is out of patience, or taken back by preemption.
+
+One reservation at a time, and whose it is, is `Claims`; which hosts, `reserve`. Soft: a new leader looks anew.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moorage.scheduler.core.decide.lines import Lines
+from moorage.scheduler.core.decide.preempting import Preempting
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.line.backfill import Estimates
+from moorage.scheduler.core.line.claims import Claim, Claims, fills_hosts
+from moorage.scheduler.core.line.queue import REPLICA_BITS
+from moorage.scheduler.core.line.reserve import (
+    LATER_MS,
+    LATER_PART,
+    MOVE_MS_A_HOST,
+    Reservation,
+    another,
+    expected,
+    soonest,
+    still_holds,
+)
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import QUEUED, Job
+
+#: ledger ms between two looks for somebody out of patience
+LOOK_MS: Final = 1000
+NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class Holding:
+    """Over one engine's fleet and queue. Hosts are named by their workers' numbers."""
+
+    def __init__(
+        self, fleet: Fleet, lines: Lines, estimates: Estimates, preempting: Preempting, patience_ms: int
+    ) -> None:
+        self.reservation: Reservation | None = None
+        self._fleet = fleet
+        self._lines = lines
+        self._estimates = estimates
+        self._preempting = preempting
+        self._patience_ms = patience_ms
+        self._claims = Claims(fleet, patience_ms)
+        self._draft: Draft | None = None  # the last pass's
+        self._looked_ms = -patience_ms
+        self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
+        self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
+
+    # ------------------------------------------------------------------------------------- whose they are
+
+    def barred(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """The hosts that are held back for somebody else than the lines of this priority and shape.
+
+        Under fair share a tenant passes to which more is owed than to the one they are held for.
+        """
+        taken = self.taken_back(priority, shape, tenant)
+        held, turns = self.reservation, self._lines.turns
+        if held is None or self.passes(priority, shape, held):
+            return taken
+        if turns is not None and turns.is_owed(tenant, held.line.tenant):
+            return taken
+        return held.hosts | taken if taken else held.hosts
+
+    def passes(self, priority: int, shape: Shape, held: Reservation) -> bool:
+        """Whether a line of this priority and shape passes a reservation: its own, or of somebody whom it would end."""
+        if held.priority == priority and held.shape is shape:
+            return True
+        return self._preempting.priority <= priority > self._lines.standing_of(held.priority, held.item)
+
+    def taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
+        """The hosts on which others end for somebody else."""
+        draft = self._draft
+        if draft is None or not draft.state.preempting:
+            return NOBODY
+        return self._preempting.held(draft, shape, priority, tenant)
+
+    # ----------------------------------------------------------------------------------------- a pass begins
+
+    def begin(self, draft: Draft) -> None:
+        """A pass begins; the order of `Lines` stands already."""
+        self._draft = draft
+        if self._lines.order != "fifo":
+            self._reserve(draft)
+        if self._preemptors or draft.state.preempting:
+            self._settle(draft)
+
+    def _settle(self, draft: Draft) -> None:
+        """Give up preemptions that are void; what was held for whoever needs it no more is open again."""
+        preempting = draft.state.preempting
+        if not self._preemptors <= preempting.keys():
+            self._fleet.changes += 1
+        self._preemptors = frozenset(preempting)
+        self._preempting.settle(draft, lambda job: self._still_waits(draft, job))
+
+    def _still_waits(self, draft: Draft, job: Job) -> bool:
+        """Whether whoever others end for could still start."""
+        waiting = any(draft.state_of(replica) == QUEUED for replica in job.replicas)
+        return waiting and not draft.is_held(job) and not draft.is_tenant_held(job.tenant)
+
+    def _reserve(self, draft: Draft) -> None:
+        """Give up a reservation that is used or void; look once a second for somebody out of patience."""
+        self._claims.begin(draft.time_ms)
+        held, lines = self.reservation, self._lines
+        if held is not None and not (lines.waits(draft, held.item) and lines.may(draft, held.line)):
+            self._give_up()
+        if draft.time_ms - self._looked_ms < LOOK_MS:
+            return
+        self._looked_ms = draft.time_ms
+        held = self.reservation
+        if held is not None:
+            with self._fleet.avoiding(held.shape.avoid):
+                if still_holds(self._fleet, held):
+                    self._move(held, draft.time_ms)
+                    self._reopen(held, draft.time_ms)
+                    return
+            self._give_up()
+        for line in lines.queue.lines.values():
+            lines.prune(draft, line)
+        claims = self._claims_of(draft, NOBODY)
+        self.reservation = self._grant(draft, claims)
+        if self.reservation is not None:
+            self._moved_ms = draft.time_ms
+            self._claims.granted(self.reservation, claims)
+
+    def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
+        """Who would get hosts reserved, with these jobs (their numbers) gone, now or before long; changes nothing."""
+        return self._grant(draft, self._claims_of(draft, without), early=True)
+
+    def _claims_of(self, draft: Draft, without: frozenset[int]) -> list[Claim]:
+        """Who is out of patience, the first of each line, in order; with these jobs (their numbers) gone."""
+        head_of = self._lines.head_of()
+        impatient: list[Claim] = []
+        for line in self._lines.queue.lines.values():
+            item = next((item for item in line.entries if item >> REPLICA_BITS not in without), None)
+            job = draft.state.jobs.get(item >> REPLICA_BITS) if item is not None else None
+            if item is None or job is None or draft.time_ms - job.accepted_ms <= self._patience_ms:
+                continue
+            if self._lines.may(draft, line):
+                head = head_of(line) if head_of is not None else -line.priority
+                impatient.append(Claim(head, not fills_hosts(self._fleet, line.shape), item, line, job.accepted_ms))
+        return self._claims.in_order(impatient)
+
+    def _grant(self, draft: Draft, claims: list[Claim], *, early: bool = False) -> Reservation | None:
+        """Hosts for the first of these claims that some could hold, if it is due or `early`."""
+        waits = self._lines.waits
+        for claim in claims:  # what no host could hold must not hide who could be helped
+            if not early and not self._claims.comes_due(claim, draft.time_ms, lambda item: waits(draft, item)):
+                return None
+            line = claim.line
+            with self._fleet.avoiding(line.shape.avoid):  # and not where it would not be put
+                hosts, start_ms = soonest(self._fleet, line.shape, self._estimates, draft.time_ms)
+            if hosts:
+                return Reservation(claim.item, line, hosts, start_ms, draft.time_ms)
+        return None
+
+    # --------------------------------------------------------------------------------- while one stands
+
+    def _move(self, held: Reservation, now_ms: int) -> None:
+        """See again when a reservation's hosts will hold it, and now and then whether others would sooner.
+
+        One that is late closes one host more.
+        """
+        fleet, estimates = self._fleet, self._estimates
+        if now_ms >= held.late_ms:
+            held.one_more(another(fleet, held, estimates, now_ms), now_ms)
+        held.start_ms = expected(fleet, held, estimates, now_ms)
+        if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
+            return
+        self._moved_ms = now_ms
+        hosts, start_ms = soonest(fleet, held.shape, estimates, now_ms, held.more)
+        if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
+            return
+        held.hosts, held.start_ms = hosts, start_ms
+        fleet.changes += 1  # the hosts it leaves are open again
+
+    def _reopen(self, held: Reservation, now_ms: int) -> None:
+        """Time alone may let somebody pass a reservation, though nothing changes in the fleet: look at those again.
+
+        To a tenant more is owed by and by, and hosts are free later than they were expected to be.
+        """
+        start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
+        if start_ms is not None:
+            least_ms = max(LATER_MS, (start_ms - now_ms) // LATER_PART)
+            later = looked_ms is None or start_ms - looked_ms > least_ms
+            if looked_ms is None or later or start_ms < looked_ms:
+                held.looked_start_ms = start_ms
+        for line in self._lines.queue.lines.values():
+            if line.barred and (later or not held.hosts & self.barred(line.priority, line.shape, line.tenant)):
+                line.barred, line.blocked_at = False, -1
+
+    def forget(self, num: int) -> None:
+        """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
+        if self.reservation is not None and self.reservation.item >> REPLICA_BITS == num:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.reservation = None
+        self._fleet.changes += 1  # its hosts are open again

@@ -1,0 +1,129 @@
+"""Who stands in line at one pass: whether an entry still waits, what comes before arrival, and what a tenant may start.
+
+Priority, with the age of whoever waits where jobs age; turns where an operator has set shares; limits of tenants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from moorage.scheduler.core.ageing import Ageing, within
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fairshare import Rates
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line, Queue
+from moorage.scheduler.core.line.turns import Turns
+from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.state import QUEUED
+
+REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
+
+
+class Lines:
+    """The queue as a pass sees it. `order` is that of `Config`."""
+
+    def __init__(self, fleet: Fleet, queue: Queue, order: str, ageing: Ageing | None) -> None:
+        self.queue = queue
+        self.order = order
+        self.ageing = ageing
+        self.turns: Turns | None = None  # this pass: the order under fair share
+        self._rates = Rates(fleet)
+        self._draft: Draft | None = None  # the last pass's
+        self._classes: list[int] = []  # this pass: the priorities of those who wait, where jobs age
+        self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
+
+    def begin(self, draft: Draft) -> None:
+        """A pass begins."""
+        self._draft = draft
+        self._full.clear()
+        standing = None
+        if self.ageing is not None:
+            standing = self.standing
+            self._classes = sorted({line.priority for line in self.queue.lines.values() if line.entries})
+        self.turns = Turns(draft, self._rates, standing) if self.is_fair(draft) else None
+
+    def is_fair(self, draft: Draft) -> bool:
+        """Whether tenants have turns: an operator has set somebody's share, and the order is not another."""
+        return self.order == "fair" and draft.state.half_life_ms > 0 and self.queue.by_tenant
+
+    # ------------------------------------------------------------------------------------ who still waits
+
+    def waits(self, draft: Draft, item: int) -> bool:
+        """Whether this entry still waits (removal from the queue is lazy)."""
+        num = item >> REPLICA_BITS
+        if num >= draft.state.next_num:
+            return True  # accepted in this very record
+        job = draft.state.jobs.get(num)
+        if job is None:
+            return False
+        replica = job.replicas[item & REPLICA_MASK]
+        return draft.state_of(replica) == QUEUED and replica.not_before <= draft.time_ms
+
+    def prune(self, draft: Draft, line: Line) -> bool:
+        """Take whoever waits no more from a line's front; whether anybody is left."""
+        entries, queue = line.entries, self.queue
+        while entries and (queue.is_taken(line, entries[0]) or not self.waits(draft, entries[0])):
+            queue.pop(line)
+        return bool(entries)
+
+    # ------------------------------------------------------------------------------- what comes before arrival
+
+    def head_of(self) -> Callable[[Line], Head] | None:
+        """What comes before arrival in the order of lines, where that is not their priority alone."""
+        if self.turns is not None:
+            return self.turns.head
+        return (lambda line: -self.standing(line)) if self.ageing is not None else None
+
+    def standing(self, line: Line) -> int:
+        """What the first of a line counts as: its priority, and its age where jobs age."""
+        return self.standing_of(line.priority, line.entries[0]) if line.entries else line.priority
+
+    def standing_of(self, priority: int, item: int) -> int:
+        """The same of one entry of the queue."""
+        return priority if self.ageing is None else within(self._classes, priority, self.aged_of(priority, item))
+
+    def aged_of(self, priority: int, item: int) -> int:
+        """What an entry's priority has come to, whether there is such a class or not."""
+        if self.ageing is None or self._draft is None:
+            return priority
+        job = self._draft.state.jobs.get(item >> REPLICA_BITS)
+        return priority if job is None else self.ageing.of(priority, self._draft.time_ms - job.accepted_ms)
+
+    def count(self, draft: Draft, line: Line, replicas: int) -> None:
+        """What was placed counts at once: in whose turn it is, and in what its tenant has."""
+        if self.turns is not None:
+            self.turns.took(line, replicas)
+        if line.tenant:
+            draft.gpus[line.tenant] = draft.gpus.get(line.tenant, 0) + line.shape.count * replicas
+
+    def mode(self, shape: Shape) -> int:
+        """How a placement of this shape is written."""
+        return self.turns.mode(shape) if self.turns is not None else shape.mode
+
+    # ------------------------------------------------------------------------------------ limits of tenants
+
+    def room(self, draft: Draft, line: Line) -> float:
+        """How many GPUs the line's tenant may still lease; below 0 where nothing of it may be placed at all."""
+        if not line.tenant:
+            return math.inf
+        if draft.is_tenant_held(line.tenant):
+            return -1
+        gpus_max, _ = draft.limits_of(line.tenant)
+        if not gpus_max:
+            return math.inf
+        return 0 if line.tenant in self._full else max(0, gpus_max - draft.leased_by(line.tenant))
+
+    def may(self, draft: Draft, line: Line) -> bool:
+        """Whether its tenant may start it: hosts are held back for nobody who may not."""
+        return line.shape.gpus <= self.room(draft, line)
+
+    def over_limit(self, draft: Draft, line: Line) -> None:
+        """What comes later of this tenant waits behind it, else small jobs would starve a big one under the limit."""
+        if line.shape.gpus <= draft.limits_of(line.tenant)[0]:
+            self._full.add(line.tenant)
+
+    def waits_for_limit(self, tenant: str) -> bool:
+        """Whether somebody of this tenant found no room under its limit in the last pass."""
+        return tenant in self._full

@@ -1,0 +1,157 @@
+"""Where one entry of the queue goes, written into the draft: a replica, several on one host, or a gang whole.
+
+The ranker chooses among the hosts; whoever found no room in this pass is not looked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from moorage.scheduler.core.decide.lines import REPLICA_MASK, Lines
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import EXCLUSIVE
+from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line
+from moorage.scheduler.core.rank.ranker import Choice, Ranker
+from moorage.scheduler.core.records import GangPhase
+from moorage.scheduler.core.shape import Shape
+
+_NO_PEERS: Final[dict[int, int]] = {}
+_NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class Placing:
+    """Over one engine's fleet, with one ranker."""
+
+    def __init__(self, fleet: Fleet, lines: Lines, ranker: Ranker) -> None:
+        self.ranker = ranker
+        #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
+        self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
+        self.choices = 0  # this pass: hosts that were found
+        self._fleet = fleet
+        self._lines = lines
+        self._spread: dict[int, dict[int, int]] = {}  # this pass: job number -> its replicas by worker
+        self._no_room: set[tuple[int, frozenset[int]]] = set()  # this pass: shapes, and the hosts barred to them
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self.choices = 0
+        self._spread.clear()
+        self._no_room.clear()
+
+    def waits_out_a_drain(self, draft: Draft, item: int) -> bool:
+        """Whether its own time limit keeps it from a worker: who stands behind it may have another."""
+        return bool(draft.state.windows and self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms))
+
+    def place(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
+        """Place one entry, a gang with all its replicas, on no host of `barred`; None where there is no room."""
+        if draft.state.windows:
+            barred |= self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms)
+        if (shape.index, barred) in self._no_room:
+            return None
+        if not shape.avoid:
+            return self._look(draft, shape, item, barred)
+        with self._fleet.avoiding(shape.avoid):
+            return self._look(draft, shape, item, barred)
+
+    def _look(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
+        if shape.together > 1:
+            choice = self._place_gang(draft, shape, item >> REPLICA_BITS, barred)
+        else:
+            choice = self._place_one(draft, shape, item, barred)
+        if choice is None:
+            self._no_room.add((shape.index, barred))
+        else:
+            self.choices += shape.together
+        return choice
+
+    def _place_one(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
+        num = item >> REPLICA_BITS
+        avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
+        choice = self.ranker.choose(self._fleet, shape, avoid, barred)
+        if choice is not None:
+            self._fleet.take(choice.host, shape, choice.mask)
+            if shape.spread:
+                avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
+            draft.placed(num, item & REPLICA_MASK, choice.host.worker.num, choice.mask, self._lines.mode(shape))
+        return choice
+
+    def place_more(
+        self,
+        draft: Draft,
+        line: Line,
+        choice: Choice,
+        most: int,
+        head: Head,
+        others: tuple[Head, int] | None,
+        aged: Callable[[Line], Head] | None,
+    ) -> tuple[int, Choice]:
+        """At most so many who wait behind in line and would be put on the very same host, without asking for each.
+
+        Returns how many, and the last choice: what one by one would have come to. With `aged`, each of the line has a
+        head of its own.
+        """
+        shape, entries, host, lines = line.shape, line.entries, choice.host, self._lines
+        taken, mode = 0, lines.mode(shape)
+        if shape.avoid or host.worker.window is not None:
+            return 0, choice  # others that ask alike may have other time limits; on these devices it may not be
+        masks = self.ranker.again(choice, shape, min(most, len(entries)))
+        self.choices += bool(masks)
+        for mask in masks:
+            if not lines.prune(draft, line) or draft.full:
+                break
+            if aged is not None:
+                head = aged(line)
+            if others is not None and (head, entries[0]) > others:
+                break
+            item = lines.queue.pop(line)
+            draft.placed(item >> REPLICA_BITS, item & REPLICA_MASK, host.worker.num, mask, mode)
+            taken += 1
+        if taken:
+            self._fleet.take_all(host, shape, masks[:taken])
+            choice = Choice(host, masks[taken - 1], host.open.bit_count())
+        return taken, choice
+
+    def _place_gang(self, draft: Draft, shape: Shape, num: int, barred: frozenset[int]) -> Choice | None:
+        fleet = self._fleet
+        if not self._may_fit(shape):
+            return None
+        taken: list[Choice] = []
+        for _ in range(shape.together):
+            choice = self.ranker.choose(fleet, shape, _NO_PEERS, barred)
+            if choice is None:
+                before = fleet.changes
+                for done in taken:  # of its own alone (fact 30)
+                    fleet.give(done.host, shape, done.mask)
+                fleet.changes = before  # nothing changed: whoever was blocked still is
+                return None
+            fleet.take(choice.host, shape, choice.mask)
+            taken.append(choice)
+        for index, choice in enumerate(taken):
+            draft.placed(num, index, choice.host.worker.num, choice.mask, self._lines.mode(shape))
+        draft.step_gang(num, GangPhase.HOLDING)
+        return taken[-1]
+
+    def _may_fit(self, shape: Shape) -> bool:
+        """A bound from the buckets alone, so that a gang that cannot fit costs no walk for every rank."""
+        if shape.mode != EXCLUSIVE:
+            return True
+        room = sum(
+            free // shape.count * len(bucket)
+            for cls, _ in self._fleet.capable(shape)
+            for free, bucket in enumerate(cls.buckets)
+        )
+        return room >= shape.together
+
+    def _peers(self, draft: Draft, num: int) -> dict[int, int]:
+        """How many replicas of this job each worker has, those placed in this pass too."""
+        used = self._spread.get(num)
+        if used is None:
+            used = self._spread[num] = {}
+            job = draft.state.jobs.get(num)
+            for replica in job.replicas if job is not None else ():
+                member = draft.held_by(replica)
+                if member is not None:
+                    used[member.worker.num] = used.get(member.worker.num, 0) + 1
+        return used
