@@ -63,7 +63,7 @@ class ScriptedWorker:
             labels={"host": worker},
             cpu_milli=1_000_000,
             memory_mib=1_000_000,
-            gpu_pool=[Device(i, "nvidia", "NVIDIA H100", f"GPU-{worker}-{i}", 81559) for i in range(gpus)],
+            gpu_pool=[Device(i, "nvidia", "NVIDIA H100", f"GPU-{worker}-{i:016x}", 81559) for i in range(gpus)],
             simulated=True,
         )
         self.join_n = 0

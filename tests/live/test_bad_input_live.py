@@ -277,6 +277,12 @@ async def test_a_hostile_worker_harms_nobody_else(nats_server: Server, unique: s
             twin = ScriptedWorker(acme.nc, subjects, "good", 4, machine="another")
             twin.join_n = 10
             assert (await twin.join())["code"] == "worker-id-in-use"
+            # and the same devices under another id, be it with one of its own before them
+            own = Device(0, "nvidia", "NVIDIA H100 80GB HBM3", "GPU-00000000-0000-0000-0000-00000000000e", 81559)
+            thief = ScriptedWorker(acme.nc, subjects, "thief", 1, machine="another")
+            thief.hello = msgspec.structs.replace(thief.hello, gpu_pool=[own, good.hello.gpu_pool[3]])
+            refused = await thief.join()
+            assert (refused["code"], refused["field"]) == ("gpu-lent-twice", "$.hello.gpu_pool[1].uuid")
             assert (await good.ask("join", join_of(good, n=1)))["session"] == good.session
             assert (await good.ask("join", join_of(good, n=0)))["code"] == "stale-join"
             twice = await asyncio.gather(*(evil.ask("join", join_of(evil, n=n)) for n in (7, 7, 8, 8, 8)))

@@ -602,7 +602,7 @@ def test_an_answer_to_an_earlier_join_is_dropped() -> None:
     assert bench.members.session.phase == "joining"
 
 
-@pytest.mark.parametrize("code", ["worker-id-in-use", "stale-join"])
+@pytest.mark.parametrize("code", ["worker-id-in-use", "stale-join", "gpu-lent-twice"])
 def test_a_refused_join_is_logged_once_and_tried_with_patience(code: str) -> None:
     bench = Bench()
     bench.do(Restored([], [], []))
@@ -616,6 +616,24 @@ def test_a_refused_join_is_logged_once_and_tried_with_patience(code: str) -> Non
     assert waits == sorted(waits)
     assert waits[-1] == 30
     assert bench.members.session.join_n == (76 if code == "stale-join" else 7)
+
+
+def test_a_refused_join_says_what_was_found_where_and_what_to_do() -> None:
+    bench = Bench()
+    bench.do(Restored([], [], []))
+    told = problem(
+        "gpu-lent-twice",
+        "w0 lends it",
+        field="$.hello.gpu_pool[1].uuid",
+        found="GPU-1",
+        allowed="another",
+        next="stop it",
+    )
+    bench.do(AnswerRefused("join", bench.members.session.join_n, told))
+    (line,) = of(Log, bench.log)
+    assert line.text == (
+        "this worker may not join: w0 lends it; at $.hello.gpu_pool[1].uuid, found GPU-1, allowed another; stop it"
+    )
 
 
 def test_another_ledger_is_not_trusted_with_what_runs_here(bench: Bench) -> None:

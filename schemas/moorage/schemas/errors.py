@@ -32,6 +32,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
     "not-leading": ("moorage", "this scheduler does not lead, or cannot prove that it still does; send again"),
     "worker-id-in-use": ("fleet", "another machine holds this worker id until it is lost or says goodbye"),
+    "gpu-lent-twice": ("fleet", "another worker lends this very GPU until it is lost or says goodbye"),
     "session-over": ("fleet", "the lease session is over; join again"),
     "stale-join": ("fleet", "the join number is not above the last one recorded"),
     "release-apart": ("fleet", "the worker's release is more than one minor version away from the scheduler's"),
@@ -96,6 +97,13 @@ def problem(
     text = "" if found is None else _short(found)
     message, field = _cut(message, _MESSAGE_CHARS_MAX), _cut(field, _FIELD_CHARS_MAX)  # both may quote what came
     return Problem(code, message, CODES[code][0], field, text, allowed, next, job, retry_after_s)
+
+
+def in_a_line(told: Problem) -> str:
+    """All that it says, for a log: what, where, what was found, what is allowed, and what to do next."""
+    seen = (("at", told.field), ("found", told.found), ("allowed", told.allowed))
+    where = ", ".join(f"{name} {value}" for name, value in seen if value)
+    return "; ".join(text for text in (told.message, where, told.next) if text)
 
 
 def refuse(code: str, message: str, **fields: object) -> Refused:

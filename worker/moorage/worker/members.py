@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from moorage.schemas.errors import in_a_line
 from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
 from moorage.worker.leases.session import NEVER_S, LeaseSession
 from moorage.worker.member_messages import (
@@ -196,8 +197,7 @@ class Members:
             if code != "not-leading":
                 session.join_refused(self._now)
                 if code != self._refused_code:
-                    told = "; ".join(text for text in (event.problem.message, event.problem.next) if text)
-                    self._log("error", code, f"this worker may not join: {told}")
+                    self._log("error", code, f"this worker may not join: {in_a_line(event.problem)}")
                 self._refused_code = code
                 last = event.problem.allowed.removeprefix(">").strip()
                 if code == "stale-join" and last.isdigit():  # the journal was lost: go on from the ledger's number
@@ -213,7 +213,7 @@ class Members:
             session.lost()
             self._join_if_clear(adopt=True)
         elif code != "not-leading":
-            self._log("error", code, f"the leader refused a {event.verb} frame: {event.problem.message}")
+            self._log("error", code, f"the leader refused a {event.verb} frame: {in_a_line(event.problem)}")
         return None
 
     def _on_roll_call(self, frame: RollCall) -> None:

@@ -17,6 +17,7 @@ from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.health import Health
+from moorage.scheduler.core.life.lending import Lending, check_hello
 from moorage.scheduler.core.life.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, GangPhase
 from moorage.scheduler.core.shape import Shape
@@ -27,10 +28,6 @@ from moorage.schemas.release import RELEASE, release_problem
 
 #: a renewal's list must lack a member this often in a row before the worker is asked to account for it
 MISSED_MAX: Final = 3
-#: what a ledger record holds of a worker's description at most
-HELLO_BYTES_MAX: Final = 64 * 1024
-#: numbers of a hello go into the ledger: what msgpack can hold, with room
-NUMBER_MAX: Final = 2**53
 _OVER: Final = frozenset({"exited", "refused", "withdrawn", "not-held"})
 
 
@@ -42,6 +39,7 @@ class Sessions:
         self.fleet = fleet
         self.lifecycle = lifecycle
         self.health = Health(state, lifecycle)
+        self.lending = Lending(state, kept)
         self.config = config
         self.release = RELEASE  # of this scheduler
         self.ahead: dict[int, str] = {}  # by worker number: what it knows of this ledger that the ledger lacks
@@ -87,7 +85,7 @@ class Sessions:
                     next="keep the state folder between starts, or wait until the old session is lost",
                     retry_after_s=self.config.lost_ms / 1000,
                 )
-        trouble = check_hello(frame)
+        trouble = check_hello(frame) or self.lending.check(draft, event.worker, frame.hello, self.config.lost_ms / 1000)
         if trouble is not None:
             return trouble
         if worker is None:
@@ -137,6 +135,7 @@ class Sessions:
     def joined(self, worker: Worker, members: Iterable[tuple[Member, Shape]], mono_ms: int) -> None:
         """After the fold: the host stands in the fleet again, heard now."""
         host = self.fleet.join(worker, members)
+        self.lending.joined(worker)
         host.heard = True
         host.last_ms = mono_ms
         self.fleet.refresh(host)
@@ -341,35 +340,3 @@ def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> 
     now = [(device.vendor, device.uuid) for device in frame.hello.gpu_pool]
     same = sum(1 << slot for slot, (old, new) in enumerate(zip(before, now, strict=False)) if old == new)
     return frozenset(key for key in listed if key in worker.members and worker.members[key].mask & ~same)
-
-
-def check_hello(frame: Join) -> Problem | None:
-    """Bounds of a join, so that its record stays within its own: 64 slots, each known once, 64 KiB in all."""
-    pool, hello = frame.hello.gpu_pool, frame.hello
-    numbers = [frame.n, hello.cpu_milli, hello.memory_mib, *hello.sharers_max.values(), *(hello.lent_slots or ())]
-    for device in pool:
-        numbers += (device.index, device.memory_mib, *device.peers)
-    wrong = next((number for number in numbers if not 0 <= number <= NUMBER_MAX), None)
-    try:
-        size = len(msgspec.msgpack.encode(hello)) + len(frame.machine.encode()) + len(frame.boot.encode())
-    except OverflowError:
-        size, wrong = 0, wrong if wrong is not None else -1
-    if wrong is not None:
-        return problem(
-            "invalid-argument",
-            "a number is out of its range",
-            field="$.hello",
-            found=wrong,
-            allowed=f"0..{NUMBER_MAX}",
-        )
-    if size > HELLO_BYTES_MAX:
-        return problem(
-            "too-large", "the hello is too large", field="$.hello", found=size, allowed=f"{HELLO_BYTES_MAX} bytes"
-        )
-    if len(pool) > 64:
-        return problem(
-            "invalid-argument", "a worker may have at most 64 slots", field="$.hello.gpu_pool", found=len(pool)
-        )
-    if len({(device.vendor, device.uuid) for device in pool}) != len(pool):
-        return problem("invalid-argument", "two slots have one vendor and uuid", field="$.hello.gpu_pool")
-    return None

@@ -1,0 +1,162 @@
+"""What a worker may say of itself when it joins, and that no device is lent by two workers.
+
+Two agents that lend one GPU, say two containers that both see it, or one machine under a new name while the old name
+still holds leases, would have it given away twice: each by its own slots, with nothing in the ledger against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.state import State, Worker
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Hello, Join
+
+#: what a ledger record holds of a worker's description at most
+HELLO_BYTES_MAX: Final = 64 * 1024
+#: numbers of a hello go into the ledger: what msgpack can hold, with room
+NUMBER_MAX: Final = 2**53
+#: a worker's slots are one 64-bit mask in the ledger
+SLOTS_MAX: Final = 64
+#: characters from which a device's name is its own in the whole world: NVML and ROCm give `GPU-` or `MIG-` and at least
+#: 16 hex digits; a card without a number of its own is named by its PCI address, which every machine has
+OWN_NAME_CHARS_MIN: Final = 16
+
+
+class DeviceName(NamedTuple):
+    vendor: str
+    uuid: str
+
+
+class Lending:
+    """Which worker lends a device. `kept` says whether jobs wait for a lost worker's very machine."""
+
+    def __init__(self, state: State, kept: Callable[[Worker], bool]) -> None:
+        self._state = state
+        self._kept = kept
+        self._lenders: dict[DeviceName, int] | None = None  # who did at last, by worker number; None: not read yet
+        self._draft: Draft | None = None
+        self._joining: dict[DeviceName, str] = {}  # by this draft: the worker's id
+
+    def joined(self, worker: Worker) -> None:
+        """After the fold: this worker lends what its hello says."""
+        if self._lenders is not None:
+            self._lenders.update(dict.fromkeys(_lent(worker.hello), worker.num))
+
+    def check(self, draft: Draft, worker_id: str, hello: Hello, retry_after_s: float) -> Problem | None:
+        """Whether somebody else lends one of its devices. One that is taken counts as joining in this draft."""
+        if draft is not self._draft:
+            self._draft, self._joining = draft, {}
+        names = list(_lent(msgspec.to_builtins(hello)))
+        for name in names:
+            other = self._joining.get(name) or self._lender(draft, name)
+            if other in (None, worker_id):
+                continue
+            slot = next(at for at, device in enumerate(hello.gpu_pool) if (device.vendor, device.uuid) == name)
+            return problem(
+                "gpu-lent-twice",
+                f"worker {other} lends this GPU until it says goodbye or is lost, and its kept jobs are over",
+                field=f"$.hello.gpu_pool[{slot}].uuid",
+                found=name.uuid,
+                allowed="a GPU that no other worker lends",
+                next=f"stop one of the two agents, or let each see GPUs of its own; wait if {other} was this machine",
+                retry_after_s=retry_after_s,
+            )
+        self._joining.update(dict.fromkeys(names, worker_id))
+        return None
+
+    def _lender(self, draft: Draft, name: DeviceName) -> str | None:
+        """Who lends it and may still run something on it, as of this draft."""
+        workers = self._state.worker_by_num
+        if self._lenders is None:
+            self._lenders = {}
+            for worker in workers:
+                if worker.session or self._kept(worker):
+                    self._lenders.update(dict.fromkeys(_lent(worker.hello), worker.num))
+        num = self._lenders.get(name)
+        if num is None:
+            return None
+        worker = workers[num]
+        holds = (worker.session and num not in draft.left) or self._kept(worker)
+        return worker.id if holds and name in _lent(worker.hello) else None
+
+
+def _lent(hello: dict[str, Any]) -> Iterator[DeviceName]:
+    """The devices that a hello, as the ledger has it, lends to the scheduler, by names that no other device has."""
+    lent = hello.get("lent_slots")
+    for slot, device in enumerate(hello.get("gpu_pool") or ()):
+        if len(device["uuid"]) >= OWN_NAME_CHARS_MIN and (lent is None or slot in lent):
+            yield DeviceName(device["vendor"], device["uuid"])
+
+
+def check_hello(frame: Join) -> Problem | None:
+    """Bounds of a join, so that its record stays within its own: 64 slots, each with a name, 64 KiB in all."""
+    hello = frame.hello
+    for field, number in _numbers(frame):
+        if not 0 <= number <= NUMBER_MAX:
+            return problem(
+                "invalid-argument",
+                "a number is out of its range",
+                field=field,
+                found=number,
+                allowed=f"0..{NUMBER_MAX}",
+            )
+    try:
+        size = len(msgspec.msgpack.encode(hello)) + len(frame.machine.encode()) + len(frame.boot.encode())
+    except OverflowError:  # one that nothing here reads
+        return problem("invalid-argument", "a number is out of its range", field="$.hello", allowed="64 bits")
+    if size > HELLO_BYTES_MAX:
+        return problem(
+            "too-large",
+            "the hello is too large",
+            field="$.hello",
+            found=size,
+            allowed=f"{HELLO_BYTES_MAX} bytes",
+            next="fewer or shorter labels; machine and boot are short names",
+        )
+    if len(hello.gpu_pool) > SLOTS_MAX:
+        return problem(
+            "invalid-argument",
+            "a worker has too many slots",
+            field="$.hello.gpu_pool",
+            found=len(hello.gpu_pool),
+            allowed=f"at most {SLOTS_MAX}",
+            next="let two agents see one part each",
+        )
+    slots: dict[tuple[str, str], int] = {}
+    for slot, device in enumerate(hello.gpu_pool):
+        field = f"$.hello.gpu_pool[{slot}].uuid"
+        if not device.uuid.strip():
+            return problem("invalid-argument", "a device has no name", field=field, found="", allowed="its uuid")
+        before = slots.setdefault((device.vendor, device.uuid), slot)
+        if before != slot:
+            return problem(
+                "invalid-argument",
+                f"slots {before} and {slot} are one device",
+                field=field,
+                found=device.uuid,
+                allowed="each vendor and uuid once",
+            )
+    return None
+
+
+def _numbers(frame: Join) -> Iterable[tuple[str, int]]:
+    """Every number of a join, with its JSON path."""
+    hello = frame.hello
+    yield "$.n", frame.n
+    yield "$.hello.cpu_milli", hello.cpu_milli
+    yield "$.hello.memory_mib", hello.memory_mib
+    for mode, most in hello.sharers_max.items():
+        yield f"$.hello.sharers_max.{mode}", most
+    for at, slot in enumerate(hello.lent_slots or ()):
+        yield f"$.hello.lent_slots[{at}]", slot
+    for slot, device in enumerate(hello.gpu_pool):
+        path = f"$.hello.gpu_pool[{slot}]"
+        yield f"{path}.index", device.index
+        yield f"{path}.memory_mib", device.memory_mib
+        for at, peer in enumerate(device.peers):
+            yield f"{path}.peers[{at}]", peer
