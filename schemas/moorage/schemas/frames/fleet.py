@@ -12,8 +12,8 @@ from moorage.schemas.frames.version import VERSION
 class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One slot of a worker's pool. `index` is the device's own index (sparse allowed), `name` as the driver says it.
 
-    Identity is (vendor, uuid), in the whole fleet where a uuid has 16 characters or more (`gpu-lent-twice`), else on its
-    machine. `numa` is the NUMA node or -1; `peers` the indices reached over NVLink.
+    Identity is (vendor, uuid): in the whole fleet where the uuid has 16 characters or more (`gpu-lent-twice`), else on
+    its machine. `numa` is the NUMA node or -1; `peers` the indices reached over NVLink.
     """
 
     index: int
