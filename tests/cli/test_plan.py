@@ -16,6 +16,9 @@ async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
     assert facts["starts"] == "now"
     assert facts["on"].startswith("sim-")
     assert "--if-seq" in now.err
+    unnamed = await node.run("plan", "--gpu", "2", "--replicas", "2", tenant=unique)
+    assert (unnamed.code, dict(row[:2] for row in unnamed.rows)["starts"]) == (0, "now"), "without a command"
+    assert (await node.run("plan", "--gpu", "2", "--driver", "noop", tenant=unique)).code == 0
     never = await node.run("plan", "--gpu", "8xH100", "--", "true", tenant=unique)
     assert (never.code, dict(row[:2] for row in never.rows)["starts"]) == (8, "never on this fleet")
     added = await node.run("plan", "--gpu", "8xH100", "--add", "1x8xH100", "--json", "--", "true", tenant=unique)

@@ -404,6 +404,61 @@ def test_no_match_waits_with_the_nearest_names() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asks", "why"),
+    [
+        ({"gpu": {"model": "H200"}}, "the fleet has NVIDIA H100"),
+        ({"gpu": {"count": 3}}, "the most such GPUs on one host is 2"),
+        ({"gpu": {"min_memory_mib": 90_000}}, "the largest GPU that it names has 81559 MiB"),
+        ({"gpu": {"vendor": "amd"}}, "the fleet's GPUs are by nvidia"),
+        ({"gpu": {"sharing": "time-slice", "time_slice_index": 2}}, "no worker has such a GPU with the index 2"),
+        ({"gpu": {"sharing": "mps"}}, "no worker with GPUs offers its sharing mode, but exclusive, time-slice"),
+        (
+            {"gpu": {"model": "H200"}, "run": {"driver": "docker", "argv": ["x"]}},
+            "no worker offers the driver docker, but noop, process",
+        ),
+        (
+            {"gpu": {"model": "H200"}, "requires": {"zone": ["x", "y"]}},
+            "no worker is labelled zone=x or zone=y: the fleet has zone=a, b",
+        ),
+        ({"gpu": {}, "requires": {"rack": ["1"]}}, "no worker is labelled rack=1: nobody has the label rack"),
+        (
+            {"gpu": {}, "requires": {"zone": ["a"], "disk": ["ssd"]}},
+            "no worker has all the labels that it requires, though each of them somebody has",
+        ),
+        (
+            {"gpu": {}, "resources": {"cpu_milli": 9_000}},
+            "the most that one worker with such GPUs has is 8 cores and 8 GiB of memory",
+        ),
+        ({"gpu": {"scheduling": "gang"}, "replicas": 5}, "the whole fleet would hold 4 of its 5 replicas at once"),
+    ],
+)
+def test_no_match_names_what_is_missing_not_only_models(asks: dict[str, Any], why: str) -> None:
+    drive = Driving()
+    modes = ["exclusive", "time-slice"]
+    drive.worker("w0", 2, cpu_milli=8_000, memory_mib=8_192, labels={"zone": "a"}, modes=modes)
+    drive.worker("w1", 2, cpu_milli=8_000, memory_mib=8_192, labels={"zone": "b", "disk": "ssd"}, modes=modes)
+    assert drive.submit("waits", **asks)["warnings"][0].startswith(f"no-match: {why}")
+    assert f"({why}" in drive.submit("refused", on_no_match="reject", **asks)["message"]
+
+
+def test_no_match_names_what_keeps_it_from_the_worker_that_comes_nearest() -> None:
+    drive = Driving()
+    drive.worker("w0", drivers=["noop"])
+    drive.worker("w1", labels={"zone": "a"}, models=["NVIDIA A100-SXM4-80GB"])
+    (why,) = drive.submit("j", gpu={"model": "H200"}, run={"argv": ["x"]}, requires={"zone": ["a"]})["warnings"]
+    assert why == "no-match: the fleet has NVIDIA A100-SXM4-80GB, NVIDIA H100 80GB HBM3"
+    (why,) = drive.submit("k", gpu={"count": 2}, run={"argv": ["x"]}, requires={"zone": ["a"]})["warnings"]
+    assert why == "no-match: the most such GPUs on one host is 1"
+
+
+def test_no_match_where_some_gpus_are_kept_for_local_claims() -> None:
+    drive = Driving()
+    drive.worker("w0", 4, lent_slots=[0, 1])
+    (why,) = drive.submit("j", gpu={"count": 3})["warnings"]
+    assert why == "no-match: the most such GPUs that one worker lends is 2"
+
+
+@pytest.mark.parametrize(
     "asks",
     [
         {"gpu": {"model": "H200"}},

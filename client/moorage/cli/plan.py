@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.planning import Quota, Share
 
+#: in place of a command that is not named
+_ANYTHING: Final = ("true",)
 _EXITS: Final = {"later": EXIT_NOT_NOW, "unknown": EXIT_NOT_NOW, "never": EXIT_NEVER, "refused": EXIT_FAILED}
 
 
@@ -40,12 +42,13 @@ def plan(
     """What would happen to a job: would it start now, where, when; nothing is submitted.
 
     The leader answers with its own code, on a copy of its state; with --drain, --add, --quota and --share, in any
-    number and together, as if the fleet and the tenants' rights were others, with a command or without. Ends with 0
-    where it would start now, 7 not now, 8 never on this fleet.
+    number and together, as if the fleet and the tenants' rights were others. A command need not be named: it tells
+    only how long such jobs ran before. Ends with 0 where it would start now, 7 not now, 8 never on this fleet.
     """
 
     def act() -> int:
-        request = request_of(flags, command) if command or flags != NO_FLAGS else None
+        unnamed = () if flags.driver == "noop" else _ANYTHING
+        request = request_of(flags, command or unnamed) if command or flags != NO_FLAGS else None
         quotas, shares = _quotas(quota or ()), _shares(share or ())
         return with_client(options, lambda client: _plan(client, request, drain or (), add, quotas, shares, options))
 

@@ -177,6 +177,11 @@ def utc(milliseconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(milliseconds / 1000))
 
 
+def utc_ms(milliseconds: int) -> str:
+    """Wall milliseconds as `2026-11-20T11:36:02.507Z`."""
+    return f"{utc(milliseconds)[:-1]}.{milliseconds % 1000:03d}Z"
+
+
 def many(number: int, word: str) -> str:
     """`1 worker`, `2 workers`."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -11,12 +12,15 @@ from moorage.cli.console import EXIT_DRIFT, emit, say, tell
 from moorage.cli.interrupts import run
 from moorage.cli.ledger import SETTINGS, ledger_guarded, scheduler_of
 from moorage.cli.options import DEFAULTS, Options
+from moorage.cli.render import many, utc_ms
 
 if TYPE_CHECKING:
     from moorage.scheduler.lookback import Lookback
     from moorage.scheduler.recording import Replayed
 
 _PLACE: Final = 0
+#: columns of a line on a terminal, which comes before those after it are known: ledger, time, job, state, worker, GPUs
+_WIDTHS: Final = (8, 24, 26, 10, 12, 7)
 
 
 def replay(
@@ -35,9 +39,10 @@ def replay(
 ) -> int:
     """Show what was decided, with the evidence that the ledger has of it; or decide it again, from a recording.
 
-    From the ledger: a line a transition or operator's act: ledger record, ledger time in ms, job, state, worker, GPUs,
-    and why. Read beside a running leader, which is not asked; it needs the ledger's own account, as a scheduler does.
-    Records that were cut away behind a snapshot are not there any more, and it says so.
+    From the ledger: a line a transition or operator's act: ledger record, ledger time, job, state, worker, GPUs, and
+    why; in columns on a terminal, elsewhere with tabs between them, times in ms and GPUs by name. Read beside a running
+    leader, which is not asked; it needs the ledger's own account, as a scheduler does. Records that were cut away
+    behind a snapshot are not there any more, and it says so.
 
     From a recording: a line a placement. Ends with 0 where every record came out byte for byte as it was, with 10 where
     one did not.
@@ -125,10 +130,11 @@ def show(row: dict[str, Any], options: Options) -> None:
     if options.json:
         emit(row)
         return
-    head = f"{row['ledger'] or '-'}\t{row.get('time_ms', '-')}"
+    ledger, time_ms = row["ledger"], row.get("time_ms")
     if row["kind"] == "act":
         rest = {name: value for name, value in row.items() if name not in ("kind", "ledger", "epoch", "time_ms", "act")}
-        tell(f"{head}\t{row['act']}\t" + ", ".join(f"{name} {_word(value)}" for name, value in rest.items()))
+        told = ", ".join(f"{name} {_word(value)}" for name, value in rest.items())
+        _line(ledger, time_ms, [row["act"]], told)
         return
     name = f"{row['tenant']}/{row['job']}" + (f"/{row['replica']}" if row["replica"] >= 0 else "")
     why = [row.get("why", ""), f"by {row['by']}" if row.get("by") else ""]
@@ -136,8 +142,26 @@ def show(row: dict[str, Any], options: Options) -> None:
         why.append(f"{row['workers_known']} workers known, {row['free_left']} left free")
         why.append(f"{row['placed_together']} placed by this decision" if row["placed_together"] > 1 else "")
     why.append(f"waited {row['waited_ms'] / 1000:g} s" if "waited_ms" in row else "")
-    where = f"{row.get('worker', '-')}\t{','.join(row.get('gpus', ())) or '-'}"
-    tell(f"{head}\t{name}\t{row['state']}\t{where}\t{'; '.join(filter(None, why))}".rstrip())
+    cells = [name, row["state"], row.get("worker", "-"), _gpus(row.get("gpus", ()))]
+    _line(ledger, time_ms, cells, "; ".join(filter(None, why)))
+
+
+def _gpus(names: Sequence[Any]) -> str:
+    """Their names, for a program; how many, for a person."""
+    if sys.stdout.isatty():
+        return many(len(names), "GPU") if names else "-"
+    return ",".join(map(str, names)) or "-"
+
+
+def _line(ledger: int, time_ms: int | None, cells: list[str], told: str) -> None:
+    """In columns on a terminal; else as it is cut apart by a script."""
+    if not sys.stdout.isatty():
+        time_ms_or_none = "-" if time_ms is None else str(time_ms)
+        tell("\t".join([str(ledger or "-"), time_ms_or_none, *cells, told]).rstrip())
+        return
+    when = "-" if time_ms is None else utc_ms(time_ms)
+    padded = [cell.ljust(width) for cell, width in zip([str(ledger or "-"), when, *cells], _WIDTHS, strict=False)]
+    tell(" ".join([*padded, told]).rstrip())
 
 
 def _word(value: Any) -> str:
@@ -200,7 +224,9 @@ def _show_placement(row: dict[str, Any], options: Options) -> None:
     if options.json:
         emit(row)
         return
-    slots = ",".join(map(str, row["slots"])) or "-"
     known = f"{row['workers_known']} workers known, {row['free_left']} left free" if "workers_known" in row else ""
     name = f"{row['tenant']}/{row['job']}/{row['replica']}"
-    tell(f"{row['ledger']}\t{row['time_ms']}\t{name}\t{row['worker']}\t{slots}\t{known}")
+    if sys.stdout.isatty():
+        _line(row["ledger"], row["time_ms"], [name, "PLACED", row["worker"], _gpus(row["slots"])], known)
+    else:
+        _line(row["ledger"], row["time_ms"], [name, row["worker"], _gpus(row["slots"])], known)

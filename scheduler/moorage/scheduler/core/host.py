@@ -18,6 +18,8 @@ EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
 FITS_MAX: Final = 50_000
 #: members of one worker: so that its renewal, its join and its loss each fit one frame or record
 MEMBERS_MAX: Final = 4096
+#: what a class may fail a shape by, in the order in which it is asked; see `Fit.reason`
+FILTERS: Final = ("driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
 When = Literal["ever", "emptied", "now"]
 #: the drivers that each tenant may have on a worker, as its hello tells it; empty: any
 Rules = dict[str, frozenset[str]]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Host
+from moorage.scheduler.core.host import EXCLUSIVE, FILTERS, NO_GPU, Host
 from moorage.scheduler.core.shape import Shape
 
 #: every reason for waiting, and what it means; a closed list (the reference page is made from it)
@@ -105,14 +105,14 @@ def explain(
         else:
             left.extend(cls.hosts.values())
     passed = len(fleet.hosts)
-    for name in _ORDER:  # a filter that took nobody is not named
+    for name in FILTERS:  # a filter that took nobody is not named
         if gone := failed.get(name):
             passed -= gone
             counts[name] = passed
     counts["matching"] = len(left)
     if not left:
         # the filters run in one order, so the reason that came farthest names what is nearest to a fit
-        return Explanation(max(failed, key=_depth), counts, [])
+        return Explanation(max(failed, key=FILTERS.index), counts, [])
     sized = [host for host in left if host.could_ever(shape)]
     counts["large-enough"] = len(sized)
     if not sized:
@@ -182,13 +182,6 @@ def _largest(hosts: list[Host]) -> str:
 
 def _now(hosts: list[Host], shape: Shape) -> int:
     return sum(host.replicas_of(shape, "now") for host in hosts)
-
-
-_ORDER: Final = ("driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count")
-
-
-def _depth(reason: str) -> int:
-    return _ORDER.index(reason)
 
 
 def _free(host: Host, shape: Shape) -> int:

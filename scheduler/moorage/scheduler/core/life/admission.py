@@ -6,7 +6,6 @@ could ever run waits with a warning, or is refused where `on_no_match` says so a
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from itertools import islice
@@ -20,6 +19,7 @@ from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.finished import job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.life.unmatched import Unmatched
 from moorage.scheduler.core.records import Act, by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, REJECTED, Job, State
@@ -29,9 +29,8 @@ from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATES
 
 RETRY_AFTER_S: Final = 1.0
-NAMES_SHOWN_MAX: Final = 3
-#: shapes for which the nearest names are remembered
-NEAR_MAX: Final = 1_000
+#: shapes and priorities of which it is remembered how soon they could start
+SOONEST_MAX: Final = 1_000
 #: how long the soonest start of a shape is taken for what it was, and the margin that a refusal leaves
 SOONEST_KEPT_MS: Final = 1_000
 #: tombstones of one tenant that one second looks at
@@ -76,7 +75,7 @@ class Admission:
         self.lifecycle = lifecycle
         self.config = config
         self._capable: dict[int, tuple[int, bool]] = {}
-        self._near: dict[int, tuple[int, str]] = {}
+        self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # of the last record that said more than that time goes by
         self._soonest: dict[tuple[int, int], tuple[int, int]] = {}
         #: how soon a shape of a priority could start at all, in ms; 0 where nobody can say
@@ -148,14 +147,14 @@ class Admission:
         if not self.could_ever(event.shape):
             if self._asked_for is not draft:  # it looks at every worker: once a record
                 self._asked_for, self._heard = draft, self.all_heard()
-            heard, nearest = self._heard, self._nearest(event.shape)
+            heard, why = self._heard, f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
             if not heard:
                 warnings.append(NOT_HEARD)
-            warnings.append(nearest)
+            warnings.append(why)
             if heard and event.request.on_no_match == "reject":
                 if event.sequence == 0:
                     return self._no_match(event)
-                return NewJob(event, warnings, REJECTED, nearest)  # nobody waits for an answer: told by event
+                return NewJob(event, warnings, REJECTED, why)  # nobody waits for an answer: told by event
         elif event.request.start_within_s is not None:
             late = self._too_late(draft, event, int(event.request.start_within_s * 1000))
             if late is not None and event.sequence == 0:
@@ -170,7 +169,7 @@ class Admission:
         key = (event.shape.index, priority)
         known = self._soonest.get(key)
         if known is None or draft.time_ms - known[0] > SOONEST_KEPT_MS:
-            if len(self._soonest) >= NEAR_MAX:
+            if len(self._soonest) >= SOONEST_MAX:
                 self._soonest.clear()
             known = self._soonest[key] = (draft.time_ms, self.soonest_ms(event.shape, priority))
         soonest_ms = known[0] + known[1] - draft.time_ms
@@ -291,34 +290,10 @@ class Admission:
             if worker.session and worker.num in self.fleet.hosts
         )
 
-    def _nearest(self, shape: Shape) -> str:
-        """`no-match`, with the nearest model names that the fleet has; kept by shape until the fleet changes."""
-        known = self._near.get(shape.index)
-        if known is not None and known[0] == self.fleet.inventory:
-            return known[1]
-        reasons = {cls.fit(shape).reason for cls in self.fleet.classes.values()}
-        if "rules" in reasons and reasons <= {"driver", "rules"}:
-            return f"{NO_MATCH}: no worker lets its tenant have the driver {shape.driver}"
-        names = sorted({name for cls in self.fleet.classes.values() for _, _, name, _ in cls.devices})
-        wanted = [model.lstrip("=") for model in shape.models]
-        lower = {name.lower(): name for name in names}
-        near: list[str] = []
-        for model in wanted:
-            for hit in difflib.get_close_matches(model.lower(), lower, n=NAMES_SHOWN_MAX, cutoff=0.3):
-                if lower[hit] not in near:
-                    near.append(lower[hit])
-        shown = near[:NAMES_SHOWN_MAX] or names[:NAMES_SHOWN_MAX]
-        empty = "no host of the fleet has a GPU" if self.fleet.classes else "the fleet is empty"
-        text = f"{NO_MATCH}: {'the fleet has ' + ', '.join(shown) if shown else empty}"
-        if len(self._near) >= NEAR_MAX:
-            self._near.clear()
-        self._near[shape.index] = (self.fleet.inventory, text)
-        return text
-
     def _no_match(self, event: Submit) -> Problem:
         return problem(
             "no-match",
-            f"no known worker could ever run this ({self._nearest(event.shape)[len(NO_MATCH) + 2 :]})",
+            f"no known worker could ever run this ({self._unmatched.why(event.shape)})",
             job=event.name,
             next="ask for what the fleet has, or leave out on_no_match to wait for a worker",
         )
@@ -328,7 +303,7 @@ class Admission:
         if not self.could_ever(shape):
             for replica in job.replicas:
                 if draft.state_of(replica) == 0:
-                    draft.move(replica, REJECTED, self._nearest(shape))
+                    draft.move(replica, REJECTED, f"{NO_MATCH}: {self._unmatched.why(shape)}")
 
     # ----------------------------------------------------------------------------------------- cancels
 
