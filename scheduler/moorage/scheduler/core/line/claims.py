@@ -6,10 +6,10 @@ speak, and then goes first.
 
 Hosts that are held back for a gang stand idle until the last of them is free: of n hosts n - 1 wait for one. So a gang
 that needs n of H hosts, and became the first after it had waited a time t beyond `reserve_after`, lets others run on
-for another 3/2 t * (n - 1) / H before its hosts are closed. One that is first at once, or needs one host, waits no longer;
-one that takes half of the fleet at most three quarters as long again; and often enough ends meanwhile. It is the slack that
-Talby and Feitelson give to everybody ("Supporting Priorities and Improving Utilization of the IBM SP Scheduler Using
-Slack-Based Backfilling", 1999), in proportion to what a reservation costs.
+for another 3/2 t (n - 1) / H before its hosts are closed. One that is first at once, or needs one host, waits no
+longer; one that takes half of the fleet less than three quarters as long again; and often enough others end meanwhile.
+It is the slack that Talby and Feitelson give to everybody ("Supporting Priorities and Improving Utilization of the IBM
+SP Scheduler Using Slack-Based Backfilling", 1999), in proportion to what a reservation costs.
 
 Soft, and no input of its own: a new leader has not seen since when somebody is first, and lets who came before it wait
 no longer.
