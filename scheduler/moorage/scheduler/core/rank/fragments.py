@@ -172,7 +172,7 @@ class Fragments(Pack):
             self._made += 1
             self._prices = Prices(table, self.mix.all(), self._prices)
             self._pressure = Pressure(table, self.mix.all(), self._pressure)
-            self._scarcity = Scarcity(table, self.mix.all())
+            self._scarcity = Scarcity(table, self.mix.all(), self._prices.gpus_run_out)
             self._waste = Waste(table, self.mix.top(), AHEAD, self._scarcity.cpus.tolist())
             self._step = STEP_MILLI * self._waste.weight
             self._look_at_scarcity(table)
@@ -192,7 +192,7 @@ class Fragments(Pack):
         assert pressure is not None
         if not scarcity.look(table, pressure.left, pressure.back):
             return False
-        self._waste.weigh(scarcity.cpus, scarcity.needs, scarcity.weights)
+        self._waste.weigh(scarcity.cpus, scarcity.needs, scarcity.weights, scarcity.counts)
         return True
 
     def _note_waste(self, table: HostTable) -> None:
