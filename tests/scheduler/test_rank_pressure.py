@@ -158,7 +158,7 @@ def test_nobody_keeps_off_gpus_that_wait_for_processors(cpu_each: int, part: int
 
 
 def test_no_gpu_is_dear_where_processors_run_out_first() -> None:
-    """More processors are asked for than there are: the mix counts as if it asked for all, and GPUs are left by then."""
+    """More processors are asked for than there are: the mix is as if it asked for all, and GPUs are left by then."""
     shapes = Shapes()
     fleet, _ = fleet_of((T4, 2, 104_000), *[(A10, 8, 64_000)] * 3)
     light, alone = shapes.of(request(GpuSpec(), 4_000)), shapes.of(request(None, 16_000))

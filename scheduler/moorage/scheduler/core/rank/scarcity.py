@@ -118,10 +118,9 @@ class One:
         at = self._demands.searchsorted(cells[CPU], side="right") * ROOMS + cells[ROOM:]
         at += table.kinds_of_type.take(cells[TYPE], 1) * (self._levels * ROOMS)
         devices = np.bincount(at.ravel(), minlength=self._size).reshape(-1, self._levels, ROOMS)
-        left = _summed(devices.astype(np.int64)) + (self._empty * back >> 6)
+        left = _left(devices, self._empty, back)
         now, ever = (np.maximum(1, left.take(places).sum(0)) for places in (self._at, self._kinds_at))
-        more: Ints = self._parts * every // now - self._parts * every // ever
-        return more
+        return _beyond(self._parts, every, now, ever)
 
 
 class Several:
@@ -166,13 +165,24 @@ class Several:
             return self.cpus
         at = (cells[KIND] * self._shape[1] + self._demands.searchsorted(cells[CPU], side="right")) * ROOMS + cells[FREE]
         hosts = np.bincount(at, minlength=self._shape[0] * self._shape[1] * ROOMS).reshape(self._shape)
-        left = _summed(hosts.astype(np.int64)) + (self._empty * back >> 6)
+        left = _left(hosts, self._empty, back)
         now, ever = (
             np.maximum(1, 100 * (left[:, levels, self.counts] * self._answers).sum(0))
             for levels in (self._levels, np.zeros_like(self._levels))
         )
-        more: Ints = self._parts * every // now - self._parts * every // ever
-        return more
+        return _beyond(self._parts, every, now, ever)
+
+
+def _beyond(parts: Ints, every: int, now: Ints, ever: Ints) -> Ints:
+    """All that is left by what is left for each now, less the same by what is left on its devices; times its part."""
+    more: Ints = parts * every // now - parts * every // ever
+    return more
+
+
+def _left(number: Ints, empty: Ints, back: int) -> Ints:
+    """`_summed`, and what comes back of an empty fleet."""
+    found: Ints = _summed(number.astype(np.int64)) + (empty * back >> 6)
+    return found
 
 
 def _summed(number: Ints) -> Ints:
