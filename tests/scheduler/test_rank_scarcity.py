@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.rank.fragments import Fragments
 from moorage.scheduler.core.rank.mix import DRIFT_PERCENT, LOOK_EVERY, Mix
@@ -90,6 +92,34 @@ def test_processors_that_run_out_later_are_seen_at_the_next_look() -> None:
         choice = ranker.choose(world.fleet, world.free, {}, away)
     assert choice is not None
     assert choice.host is not world.old[0]
+
+
+@pytest.mark.parametrize("cpu_milli", [4_000, 12_000])
+def test_where_processors_run_out_first_hosts_that_have_them_for_several_gpus_are_taken_last(cpu_milli: int) -> None:
+    """The first host is where ties go; the others have 8 free GPUs, too, but no 48 processors for who asks for all."""
+    fleet, shapes = Fleet(), Shapes()
+    hosts = [add(fleet, worker(num, [A10] * 8, 64_000)) for num in range(4)]
+    small, large = shapes.of(request(GpuSpec(), cpu_milli)), shapes.of(request(GpuSpec(count=8), 48_000))
+    alone = shapes.of(request(None, 17_000))
+    ranker = Fragments()
+    for shape, number in ((small, 97), (large, 3)):
+        ranker.mix.add(shape, number)
+    ranker.mix.use()
+    assert large not in [shape for shape, _ in ranker.mix.top()]
+    for host in hosts[1:]:
+        fleet.take(host, alone, 0)
+    choice = ranker.choose(fleet, small, {}, frozenset())
+    assert choice is not None
+    assert (choice.host is hosts[0]) == (cpu_milli == 4_000)  # 8 processors a GPU: there GPUs are what runs out
+    if cpu_milli == 12_000:
+        for _ in range(4):
+            choice = ranker.choose(fleet, small, {}, frozenset())
+            assert choice is not None
+            assert choice.host in hosts[1:]
+            fleet.take(choice.host, small, choice.mask)
+        choice = ranker.choose(fleet, large, {}, frozenset())
+        assert choice is not None
+        assert choice.host is hosts[0]
 
 
 def _grown(late: int, replicas: int) -> tuple[Mix, Shape]:

@@ -20,7 +20,7 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
 from moorage.scheduler.core.rank.mix import Mix
 from moorage.scheduler.core.rank.pressure import Pressure
-from moorage.scheduler.core.rank.prices import Prices, gpu_percent
+from moorage.scheduler.core.rank.prices import ALL, Prices, gpu_percent
 from moorage.scheduler.core.rank.ranker import Choice, Pack, whole_slots
 from moorage.scheduler.core.rank.scarcity import Scarcity
 from moorage.scheduler.core.rank.table import (
@@ -172,7 +172,7 @@ class Fragments(Pack):
             self._made += 1
             self._prices = Prices(table, self.mix.all(), self._prices)
             self._pressure = Pressure(table, self.mix.all(), self._pressure)
-            self._scarcity = Scarcity(table, self.mix.all())
+            self._scarcity = Scarcity(table, self.mix.all(), self._prices.gpus_run_out)
             self._waste = Waste(table, self.mix.top(), AHEAD, self._scarcity.cpus.tolist())
             self._step = STEP_MILLI * self._waste.weight
             self._look_at_scarcity(table)
@@ -192,7 +192,7 @@ class Fragments(Pack):
         assert pressure is not None
         if not scarcity.look(table, pressure.left, pressure.back):
             return False
-        self._waste.weigh(scarcity.cpus, scarcity.needs, scarcity.weights)
+        self._waste.weigh(scarcity.cpus, scarcity.needs, scarcity.weights, scarcity.counts)
         return True
 
     def _note_waste(self, table: HostTable) -> None:
@@ -241,7 +241,8 @@ class Fragments(Pack):
     def _charges(self, table: HostTable, shape: Shape) -> Ints:
         assert self._prices is not None
         assert self._pressure is not None
-        return self._prices.charges(table, shape, self._pressure.charges(gpu_percent(table, shape)))
+        pressed = self._pressure.charges(gpu_percent(table, shape)) * self._prices.gpus_run_out // ALL
+        return self._prices.charges(table, shape, pressed)
 
     def _score(self, table: HostTable, found: Scores, rows: Ints, cells: Ints) -> None:
         """Write the scores of some rows that have the processors, memory and devices."""

@@ -36,6 +36,12 @@ CHOOSY: Final = 692  # e^-30 for a whole GPU's difference
 STEP: Final = 20
 #: packing needs some slack: processors and memory count as asked for so many percent
 HOST_DEMAND_PERCENT: Final = 110
+#: once all GPUs are asked for, so much of all processors is, in percent: up to the first GPUs are what runs out, from
+#: the second on they wait for processors and are none to keep for anybody (`pressure.py`); linear between
+GPUS_RUN_OUT: Final = 90
+GPUS_IN_PLENTY: Final = 95
+#: `Prices.gpus_run_out` when they do
+ALL: Final = 1 << 10
 #: classes of requests that take part, those with the most demand first; and markets, beyond which nothing is priced
 CLASSES_MAX: Final = 192
 MARKETS_MAX: Final = 256
@@ -82,6 +88,7 @@ class Prices:
                 if old is not None:
                     self.gpu[market] = before.gpu[old]
                     self.host[:, market] = before.host[:, old]
+        self.gpus_run_out = ALL  # part of a charge for GPUs that others need: none where processors run out first
         total = int(self.gpus.sum())
         # GPUs for each unit of a host's resource, in 2^-32
         self.worth = np.where(self.stock > 0, (self.gpus << 32) // np.maximum(self.stock, 1), 0)
@@ -128,6 +135,15 @@ class Prices:
             self.priced = False
             return
         scale = 100 * total  # the mix as if it asked for just this many hundredths of GPUs
+        cpu = sum(row[1] * row[4] for row in rows)
+        counted = 100 * int(self.gpus[self.stock[0] > 0].sum())  # GPUs beside processors that are counted
+        for_all = asked * int(self.stock[0].sum())  # what `cpu` is once all GPUs and all processors are asked for
+        if counted and for_all:
+            percent = 100 * cpu * counted // for_all
+            short = min(max(0, GPUS_IN_PLENTY - percent), GPUS_IN_PLENTY - GPUS_RUN_OUT)
+            self.gpus_run_out = ALL * short // (GPUS_IN_PLENTY - GPUS_RUN_OUT)
+            if cpu * counted > for_all:  # or as if it asked for all processors, where these run out first
+                scale = scale * for_all // (cpu * counted)
         ok = np.array([row[3] for row in rows], np.int64)
         with_gpu = np.array([row[0] > 0 for row in rows])
         supply = np.maximum(1, (self.gpus << 20) // total)
@@ -135,7 +151,7 @@ class Prices:
         stocks = np.array(
             [np.maximum(1, stock // (everything[i] >> 20 or 1)) for i, stock in enumerate(self.stock)], np.int64
         )
-        demand = np.array([(row[0] * row[4] << 20) // asked for row in rows], np.int64)
+        demand = np.array([(row[0] * row[4] * scale << 20) // (asked * 100 * total) for row in rows], np.int64)
         wants = np.array(
             [
                 [

@@ -14,6 +14,10 @@ beyond what pressure knows of. 0 while processors and room are no matter; as the
 get dear, those where it does not fit any more get no dearer than any other. What is given back counts as left, as for
 pressure.
 
+Requests for several whole devices, whether they name models or not, get one as well, where processors run out before
+GPUs do (`Prices.gpus_run_out`): times the devices they ask for, since so many are idle when they find no host. Without
+it, small requests take the last hosts with processors for them, as they find room to the end.
+
 In whole numbers; no clock, no chance.
 """
 
@@ -23,8 +27,9 @@ from typing import Final
 
 import numpy as np
 
-from moorage.scheduler.core.host import NO_GPU
-from moorage.scheduler.core.rank.table import CPU, NO_ROOM, ROOM, ROOMS, TYPE, UNCOUNTED, HostTable, Ints
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
+from moorage.scheduler.core.rank.prices import ALL
+from moorage.scheduler.core.rank.table import CPU, FREE, KIND, NO_ROOM, ROOM, ROOMS, TYPE, UNCOUNTED, HostTable, Ints
 from moorage.scheduler.core.rank.waste import WEIGHTS
 from moorage.scheduler.core.shape import Shape
 
@@ -43,6 +48,35 @@ _FINE: Final = 10  # bits of a weight beyond those that are used
 class Scarcity:
     """The weights of one mix's shapes on one numbering of a table, by what is left."""
 
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], gpus_run_out: int = ALL) -> None:
+        self._one = One(table, mix)
+        self._several = Several(table, mix, ALL - gpus_run_out)
+        both = (self._one, self._several)
+        #: the requests that may weigh more: what they take of processors, and of a device by kind and request; devices
+        self.cpus: Ints = np.concatenate([each.cpus for each in both])
+        self.needs: Ints = np.concatenate([each.needs for each in both], 1)
+        self.counts: Ints = np.concatenate([np.ones(len(self._one.cpus), np.int64), self._several.counts])
+        self.weights: Ints = np.zeros(len(self.cpus), np.int64)
+
+    def look(self, table: HostTable, every: int, back: int) -> bool:
+        """Find the weights anew; whether they moved so far that they are in use now.
+
+        `every` is what is left for all, in hundredths of a GPU; `back` 64ths of the empty fleet count as left.
+        """
+        if not len(self.cpus):
+            return False
+        cells = table.cells[:, : len(table)]
+        more = np.concatenate([each.more(table, cells, every, back) for each in (self._one, self._several)])
+        found: Ints = np.minimum(WEIGHT_MAX, np.maximum(0, more >> _FINE))
+        if int(np.abs(found - self.weights).sum()) <= max(MOVED, int(self.weights.sum()) // MOVED_PART):
+            return False
+        self.weights = found
+        return True
+
+
+class One:
+    """Requests for one device that name models."""
+
     def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         total = sum(count for _, count in mix) or 1
         bound: list[tuple[Shape, int, list[bool]]] = []
@@ -54,11 +88,9 @@ class Scarcity:
                 bound.append((shape, (count * WEIGHTS << _FINE) // total, answers))
         bound.sort(key=lambda row: -row[1])
         bound = bound[:SHAPES_MAX]
-        #: the requests that may weigh more: what they take of processors, and of a device by kind and request
         self.cpus: Ints = np.array([shape.cpu_milli for shape, _, _ in bound], np.int64)
         needs = [[kind.need(shape) if ok[kind.index] else NO_ROOM for kind in table.kinds] for shape, _, ok in bound]
         self.needs: Ints = np.array(needs, np.int64).reshape(len(bound), len(table.kinds)).T.copy()
-        self.weights: Ints = np.zeros(len(bound), np.int64)
         if not bound:
             return
         self._parts: Ints = np.array([part for _, part, _ in bound], np.int64)
@@ -77,32 +109,85 @@ class Scarcity:
             level = self._demands.searchsorted(kind.cpu_milli or UNCOUNTED, side="right")
             for device in kind.kinds:
                 empty[device, level, 100] += hosts[kind.index]
-        self._empty = self._summed(empty)
+        self._empty = _summed(empty)
 
-    def look(self, table: HostTable, every: int, back: int) -> bool:
-        """Find the weights anew; whether they moved so far that they are in use now.
-
-        `every` is what is left for all, in hundredths of a GPU; `back` 64ths of the empty fleet count as left.
-        """
+    def more(self, table: HostTable, cells: Ints, every: int, back: int) -> Ints:
+        """What each should weigh more, not cut off, in 2^-10."""
         if not len(self.cpus):
-            return False
-        cells = table.cells[:, : len(table)]
+            return self.cpus
         at = self._demands.searchsorted(cells[CPU], side="right") * ROOMS + cells[ROOM:]
         at += table.kinds_of_type.take(cells[TYPE], 1) * (self._levels * ROOMS)
         devices = np.bincount(at.ravel(), minlength=self._size).reshape(-1, self._levels, ROOMS)
-        left = self._summed(devices.astype(np.int64)) + (self._empty * back >> 6)
+        left = _left(devices, self._empty, back)
         now, ever = (np.maximum(1, left.take(places).sum(0)) for places in (self._at, self._kinds_at))
-        more = self._parts * every // now - self._parts * every // ever
-        found: Ints = np.minimum(WEIGHT_MAX, np.maximum(0, more >> _FINE))
-        if int(np.abs(found - self.weights).sum()) <= max(MOVED, int(self.weights.sum()) // MOVED_PART):
-            return False
-        self.weights = found
-        return True
+        return _beyond(self._parts, every, now, ever)
 
-    @staticmethod
-    def _summed(devices: Ints) -> Ints:
-        """Hundredths of GPUs left on devices with at least such processors beside them, and at least so much room."""
-        room = np.arange(ROOMS)
-        room[NO_ROOM] = 0
-        found: Ints = (devices * room)[:, ::-1, ::-1].cumsum(1).cumsum(2)[:, ::-1, ::-1]
-        return found
+
+class Several:
+    """Requests for several whole devices, each counted `part` / `ALL` as much as it would where GPUs are in plenty."""
+
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], part: int) -> None:
+        total = sum(count for _, count in mix) or 1
+        asked = [
+            (shape, (count * shape.count * part * WEIGHTS << _FINE) // (total * ALL), answers)
+            for shape, count in (mix if part else [])
+            if shape.mode == EXCLUSIVE
+            and shape.count > 1
+            and any(answers := [kind.rank(shape) > 0 for kind in table.kinds])
+        ]
+        asked.sort(key=lambda row: -row[1])
+        asked = asked[:SHAPES_MAX]
+        kinds = len(table.kinds)
+        self.cpus: Ints = np.array([shape.cpu_milli for shape, _, _ in asked], np.int64)
+        self.counts: Ints = np.array([shape.count for shape, _, _ in asked], np.int64)
+        self._answers: Ints = (
+            np.array([answers for _, _, answers in asked], np.int64).reshape(len(asked), kinds).T.copy()
+        )
+        self.needs: Ints = np.where(self._answers > 0, 100, NO_ROOM)
+        if not asked:
+            return
+        self._parts: Ints = np.array([weight for _, weight, _ in asked], np.int64)
+        demands = np.unique(self.cpus)
+        self._demands: Ints = demands[:: -(-len(demands) // LEVELS_MAX)]
+        self._levels: Ints = self._demands.searchsorted(self.cpus, side="right")
+        self._shape = (kinds, len(self._demands) + 1, ROOMS)
+        empty = np.zeros(self._shape, np.int64)
+        hosts = np.bincount(table.cells[TYPE, : len(table)][table.alive()], minlength=len(table.types))
+        for kind in table.types:
+            if kind.kinds:
+                level = self._demands.searchsorted(kind.cpu_milli or UNCOUNTED, side="right")
+                empty[kind.kinds[0], level, kind.gpus] += hosts[kind.index]
+        self._empty = _summed(empty)
+
+    def more(self, table: HostTable, cells: Ints, every: int, back: int) -> Ints:
+        """As of one device; what is left are the free devices of hosts with enough of them."""
+        if not len(self.cpus):
+            return self.cpus
+        at = (cells[KIND] * self._shape[1] + self._demands.searchsorted(cells[CPU], side="right")) * ROOMS + cells[FREE]
+        hosts = np.bincount(at, minlength=self._shape[0] * self._shape[1] * ROOMS).reshape(self._shape)
+        left = _left(hosts, self._empty, back)
+        now, ever = (
+            np.maximum(1, 100 * (left[:, levels, self.counts] * self._answers).sum(0))
+            for levels in (self._levels, np.zeros_like(self._levels))
+        )
+        return _beyond(self._parts, every, now, ever)
+
+
+def _beyond(parts: Ints, every: int, now: Ints, ever: Ints) -> Ints:
+    """All that is left by what is left for each now, less the same by what is left on its devices; times its part."""
+    more: Ints = parts * every // now - parts * every // ever
+    return more
+
+
+def _left(number: Ints, empty: Ints, back: int) -> Ints:
+    """`_summed`, and what comes back of an empty fleet."""
+    found: Ints = _summed(number.astype(np.int64)) + (empty * back >> 6)
+    return found
+
+
+def _summed(number: Ints) -> Ints:
+    """Of things by kind, level of processors and size: the sizes of all with at least such a level and such a size."""
+    size = np.arange(ROOMS)
+    size[NO_ROOM] = 0
+    found: Ints = (number * size)[:, ::-1, ::-1].cumsum(1).cumsum(2)[:, ::-1, ::-1]
+    return found

@@ -75,13 +75,8 @@ class Waste:
         self._of_mix[:, :, :NO_ROOM] += idle[:, None]
         self._of_mix[:, :, NO_ROOM] = 0
         # of those it serves, requests for more devices than are free find none of them of use
-        longer = several.cumsum(1)
-        longer = longer.sum(2, keepdims=True) - longer.cumsum(2)
-        self.short: Ints = 100 * np.arange(ROOMS) * longer
-        self.shortens = bool(longer.any())  # whether anybody asks for several devices
-        self.short_flat = self.short.ravel()
-        # by what the lack of free devices changes when a sharer takes one of them, shifted as in `after_share`
-        self.taken: Ints = np.diff(self.short, axis=2, prepend=self.short[:, :, :1]).ravel() * -1 << SLOT_BITS
+        self._short_of_mix = _short_of(several)
+        self._lack(self._short_of_mix)
         self.stride = levels * ROOMS
         self._shares: dict[tuple[int, ...], Ints] = {}
         self._wholes: dict[int, Ints] = {}
@@ -89,8 +84,8 @@ class Waste:
         self._demands: list[int] = self.thresholds.tolist()
         self._use(self._of_mix)
 
-    def weigh(self, cpus: Ints, needs: Ints, weights: Ints) -> None:
-        """Count requests for one device besides the mix, with such weights: what is of no use to them, of any kind.
+    def weigh(self, cpus: Ints, needs: Ints, weights: Ints, counts: Ints) -> None:
+        """Count requests for so many devices besides the mix, with such weights: what is of no use to them.
 
         `needs` is what they take by kind and request, `NO_ROOM` of a kind that does not answer. In place of those that
         were told before.
@@ -99,9 +94,22 @@ class Waste:
         levels = self.thresholds.searchsorted(cpus, side="right")
         for kind, need in enumerate(needs):
             np.add.at(fits[kind], (levels, need), weights)
+        if (counts > 1).any():
+            several = np.zeros_like(fits)
+            for kind, need in enumerate(needs):
+                there = (counts > 1) & (need != NO_ROOM)
+                np.add.at(several[kind], (levels[there], counts[there]), weights[there])
+            self._lack(self._short_of_mix + _short_of(several))
         room = np.arange(ROOMS)
         room[NO_ROOM] = 0
         self._use(self._of_mix + room * (int(weights.sum()) - fits.cumsum(1).cumsum(2)))
+
+    def _lack(self, short: Ints) -> None:
+        self.short: Ints = short
+        self.shortens = bool(short.any())  # whether anybody asks for several devices
+        self.short_flat = short.ravel()
+        # by what the lack of free devices changes when a sharer takes one of them, shifted as in `after_share`
+        self.taken: Ints = np.diff(short, axis=2, prepend=short[:, :, :1]).ravel() * -1 << SLOT_BITS
 
     def _use(self, waste: Ints) -> None:
         self.waste: Ints = waste
@@ -183,11 +191,20 @@ class Waste:
             self.waste,
             *([] if self.waste is self._of_mix else [self._of_mix]),
             self.short,
+            *([] if self.short is self._short_of_mix else [self._short_of_mix]),
             self.taken,
             *self._shares.values(),
             *self._wholes.values(),
         ]
         return sum(int(array.nbytes) for array in arrays) + len(self._lines) * (ROOMS + FREE_MAX) * 36
+
+
+def _short_of(several: Ints) -> Ints:
+    """What of free devices is too few for requests for more, by how many are free; given their weight by devices."""
+    longer = several.cumsum(1)
+    longer = longer.sum(2, keepdims=True) - longer.cumsum(2)
+    found: Ints = 100 * np.arange(ROOMS) * longer
+    return found
 
 
 def idle_after(takes: Ints, weight: int, ahead: int) -> Ints:
