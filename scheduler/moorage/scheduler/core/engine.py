@@ -561,7 +561,7 @@ class Engine:
                 host = self.fleet.hosts.get(worker.num)
                 if host is not None:
                     host.closed = worker.flag != "open"
-                    self.fleet.changes += 1  # a shared device that opens again moves no bucket
+                    self.fleet.opens(worker.num)  # a shared device that opens again moves no bucket
                     self.fleet.refresh(host)
         for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a reign for each
             for job in self.state.tenants[tenant].jobs.values():

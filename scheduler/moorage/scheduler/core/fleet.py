@@ -8,7 +8,9 @@ not empty, not a scan.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass, Rules, SharedDevice, islands_of
@@ -18,6 +20,12 @@ from moorage.schemas.frames import OTHERS
 
 #: tenants that workers' rules name, in all; who would name more is taken to have none, and refuses by itself
 NAMED_MAX: Final = 10_000
+#: in place of a worker's number: hosts that nobody counted
+ANYWHERE: Final = -1
+#: changes of which it is known where they were
+OPENED_MAX: Final = 1_024
+#: hosts that are worth a look at each, some 1 µs for a line of the queue, in place of one at the whole fleet
+OPENED_HOSTS_MAX: Final = 8
 
 
 class Fleet:
@@ -26,7 +34,8 @@ class Fleet:
     def __init__(self) -> None:
         self.classes: dict[Any, HostClass] = {}
         self.hosts: dict[int, Host] = {}
-        self.changes = 0  # grows with everything that may let somebody start
+        self._changes = 0
+        self._opened: deque[int] = deque(maxlen=OPENED_MAX)  # the workers of the last changes, the newest last
         self.inventory = 0  # grows when the set of classes or hosts changes
         #: worker numbers of hosts that came, went or changed; a ranker that keeps a table empties it
         self.touched: set[int] = set()
@@ -36,6 +45,34 @@ class Fleet:
         self.named: set[str] = set()
         #: for a ranker that asked for it: members of each host by `rank_classic.tag_of`
         self.tags: dict[int, dict[int, int]] | None = None
+
+    # -------------------------------------------------------------------------- what lets somebody start
+
+    @property
+    def changes(self) -> int:
+        """Grows with everything that may let somebody start."""
+        return self._changes
+
+    def opens(self, worker_num: int = ANYWHERE) -> None:
+        """Somebody may start on this host who could not before; or on any."""
+        self._changes += 1
+        self._opened.append(worker_num)
+
+    def unchanged_since(self, changes: int) -> None:
+        """What changed since then has been taken back."""
+        for _ in range(min(self._changes - changes, len(self._opened))):
+            self._opened.pop()
+        self._changes = changes
+
+    def opened_since(self, changes: int) -> list[Host] | None:
+        """The hosts on which somebody may start who could not at that change; None for any host."""
+        count = self._changes - changes
+        if count > len(self._opened):
+            return None
+        nums = dict.fromkeys(islice(reversed(self._opened), count))
+        if ANYWHERE in nums or len(nums) > OPENED_HOSTS_MAX:
+            return None
+        return [host for num in nums if (host := self.hosts.get(num)) is not None]
 
     # ----------------------------------------------------------------------------------- membership
 
@@ -102,7 +139,7 @@ class Fleet:
                 self._file_shared(host, bucket >= 0)
             host.bucket = bucket
             if bucket > was:
-                self.changes += 1
+                self.opens(host.worker.num)
 
     def _unfile(self, host: Host) -> None:
         if host.bucket >= 0:
@@ -182,7 +219,7 @@ class Fleet:
                 host.free |= mask & host.lent
             else:
                 self._give_shared(host, shape, mask)
-        self.changes += 1
+        self.opens(host.worker.num)
         self.refresh(host)
 
     def _give_shared(self, host: Host, shape: Shape, mask: int) -> None:
@@ -218,7 +255,7 @@ class Fleet:
             yield
         for host, _ in hosts:
             self.refresh(host)
-        self.changes = changes
+        self.unchanged_since(changes)
 
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
         """The classes that could ever run this shape."""

@@ -92,7 +92,7 @@ class Holding:
         """Give up preemptions that are void; what was held for whoever needs it no more is open again."""
         preempting = draft.state.preempting
         if not self._preemptors <= preempting.keys():
-            self._fleet.changes += 1
+            self._fleet.opens()
         self._preemptors = frozenset(preempting)
         self._preempting.settle(draft, lambda job: self._still_waits(draft, job))
 
@@ -175,7 +175,7 @@ class Holding:
         if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
             return
         held.hosts, held.start_ms = hosts, start_ms
-        fleet.changes += 1  # the hosts it leaves are open again
+        fleet.opens()  # the hosts it leaves
 
     def _reopen(self, held: Reservation, now_ms: int) -> None:
         """Time alone may let somebody pass a reservation, though nothing changes in the fleet: look at those again.
@@ -199,4 +199,4 @@ class Holding:
 
     def _give_up(self) -> None:
         self.reservation = None
-        self._fleet.changes += 1  # its hosts are open again
+        self._fleet.opens()  # its hosts

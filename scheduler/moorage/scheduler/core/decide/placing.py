@@ -124,7 +124,7 @@ class Placing:
                 before = fleet.changes
                 for done in taken:  # of its own alone (fact 30)
                     fleet.give(done.host, shape, done.mask)
-                fleet.changes = before  # nothing changed: whoever was blocked still is
+                fleet.unchanged_since(before)  # whoever was blocked still is
                 return None
             fleet.take(choice.host, shape, choice.mask)
             taken.append(choice)

@@ -20,6 +20,7 @@ from moorage.scheduler.core.decide.placing import Placing
 from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.line.backfill import DEPTH_MAX, Estimates
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line, Queue
 from moorage.scheduler.core.line.reserve import PATIENCE_MS
@@ -77,6 +78,8 @@ class Planner:
         self.lines = Lines(fleet, queue, order, ageing)
         self.holding = Holding(fleet, self.lines, estimates, preempting, patience_ms)
         self.placing = Placing(fleet, self.lines, ranker)
+        #: this pass: the hosts that have opened since a line found no room at that change, None for any
+        self._opened: dict[int, list[Host] | None] = {}
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
 
     def is_done(self, draft: Draft) -> bool:
@@ -90,9 +93,13 @@ class Planner:
             return 0
         self.lines.begin(draft)
         self.holding.begin(draft)
+        self._opened.clear()
         lines, fleet, placed = self.lines, self.fleet, 0
         strict, head_of = lines.order == "fifo", lines.head_of()
-        ready = self.queue.ready(_NEVER if strict else fleet.changes, head_of)
+        if strict:
+            ready = self.queue.ready(_NEVER, head_of)
+        else:
+            ready = self.queue.ready(fleet.changes, head_of, lambda line: self._passes_over(draft, line))
         while ready and not self.is_done(draft):
             head, first, line = ready[0]
             if head_of is not None and (now := head_of(line)) != head:
@@ -124,6 +131,24 @@ class Planner:
             self.preempting.seek(draft, self._eligible(draft), self._held_for_others)
         return placed
 
+    def _is_full(self, draft: Draft, line: Line) -> bool:
+        """Whether a line that found no room finds none still, by the hosts alone that have opened since.
+
+        So a job's end costs a look at its host for each kind of request that waits, and not one at the whole fleet.
+        Whom time alone lets pass a reservation, `Holding` opens again; before a drain each entry has hosts of its own.
+        """
+        at = line.blocked_at
+        if at < 0 or draft.state.windows:
+            return False
+        if at not in self._opened:
+            self._opened[at] = self.fleet.opened_since(at)
+        hosts = self._opened[at]
+        return hosts is not None and not any(host.replicas_of(line.shape, "now") for host in hosts)
+
+    def _passes_over(self, draft: Draft, line: Line) -> bool:
+        """Whether a line need not be served: it is full, and nobody of its tenant waits behind it for a limit."""
+        return self._is_full(draft, line) and self.lines.room(draft, line) == math.inf
+
     def _serve(self, draft: Draft, line: Line, head: Head, others: tuple[Head, int] | None) -> Served:
         """Place from one line's front until another line's first, which is `others`, comes before it."""
         lines, queue, placing, shape = self.lines, self.queue, self.placing, line.shape
@@ -147,7 +172,9 @@ class Planner:
             if need > room:
                 end = End.OVER_LIMIT
                 break
-            choice = placing.place(draft, shape, item, self.holding.barred(line.priority, shape, line.tenant))
+            choice: Choice | None = None
+            if strict or not self._is_full(draft, line):
+                choice = placing.place(draft, shape, item, self.holding.barred(line.priority, shape, line.tenant))
             if choice is None:
                 limited = placing.waits_out_a_drain(draft, item)
                 if limited and not strict and len(aside) < ASIDE_MAX:

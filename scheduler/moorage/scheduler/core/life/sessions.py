@@ -194,7 +194,7 @@ class Sessions:
         every = (1 << len(host.cls.devices)) - 1
         busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
         if host.busy & ~busy or (host.waiting and not frame.waiting):
-            self.fleet.changes += 1  # a shared device that opens again moves no bucket
+            self.fleet.opens(worker.num)  # a shared device that opens again moves no bucket
         stale = host.stale and host.load_ms >= 0  # it says no load frames: then its renewals tell how it is
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale
@@ -259,7 +259,7 @@ class Sessions:
         host.util_percent = used_percent // max(1, len(frame.gpu_pool))
         host.load_ms = mono_ms
         if sick != host.sick or host.stale:
-            self.fleet.changes += 1
+            self.fleet.opens(host.worker.num)
             host.sick = sick
             host.stale = False
             self.fleet.refresh(host)

@@ -142,14 +142,26 @@ class Queue:
                     self.size -= 1
         self._taken |= taken
 
-    def ready(self, changes: int, head: Callable[[Line], Head] | None = None) -> list[tuple[Head, int, Line]]:
-        """The lines that may find room, as a heap of (head, first entry, line); `head` is minus the priority."""
+    def ready(
+        self,
+        changes: int,
+        head: Callable[[Line], Head] | None = None,
+        still_full: Callable[[Line], bool] = lambda line: False,
+    ) -> list[tuple[Head, int, Line]]:
+        """The lines that may find room, as a heap of (head, first entry, line); `head` is minus the priority.
+
+        `still_full` tells of one that found none at an earlier change that what changed since gives it none.
+        """
         found: list[tuple[Head, int, Line]] = []
         empty = []
         for key, line in self.lines.items():
             if not line.entries:
                 empty.append(key)
-            elif line.blocked_at != changes:
+            elif line.blocked_at == changes:
+                continue
+            elif line.blocked_at >= 0 and still_full(line):
+                line.blocked_at = changes
+            else:
                 found.append((key[0] if head is None else head(line), line.entries[0], line))
         for key in empty:
             del self.lines[key]
