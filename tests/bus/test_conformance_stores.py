@@ -21,7 +21,7 @@ from moorage.bus.jetstream import (
 from moorage.bus.simulated import SimulatedBus, SimulatedClock
 from moorage.bus.simulated_processes import Process
 from moorage.bus.transport import Delivery
-from tests.bus.test_simulated import Connect, all_heard, on_both, world
+from tests.bus.both_buses import Connect, all_heard, on_both, world
 from tests.waiting import until
 
 __all__ = ["world"]  # the fixture that makes each scene two tests

@@ -60,6 +60,8 @@ async def test_an_unknown_keyword_is_told_with_the_nearest(fleet: SimFleet, verb
     [
         ("job", "a job's id is key="),
         ("name", "a job's id is key="),
+        ("gang", "a gang is gpu=GpuSpec"),
+        ("scheduling", "it is said of the GPUs"),
         ("command", "the first argument"),
         ("timeout", "timeout_s"),
         ("gpus", "gpu="),

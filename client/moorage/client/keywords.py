@@ -13,6 +13,8 @@ _HERE: Final = {
     "name": "a job's id is key='…'",
     "gpus": "GPUs are gpu='2xH100'",
     "count": "so many GPUs are gpu='2xH100', so many copies replicas=2",
+    "gang": "a gang is gpu=GpuSpec(count=2, scheduling='gang'), with replicas=…",
+    "scheduling": "it is said of the GPUs: gpu=GpuSpec(count=2, scheduling='gang')",
     "run": "what to run is the first argument, a list of words",
     "argv": "what to run is the first argument, a list of words",
     "command": "what to run is the first argument, a list of words",
