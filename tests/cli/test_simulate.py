@@ -45,6 +45,8 @@ async def test_the_clock_stops_where_it_is_told_to(trace: Path) -> None:
         ((), "no hosts to simulate"),
         (("--fleet", "2yH100"), "2yH100"),
         (("--fleet", "1xH100", "--ranker", "nosuch"), "ranker must be"),
+        (("--fleet", "1xH100", "--ranker", "nosuch:Best"), "nosuch:Best: there is no module 'nosuch'"),
+        (("--fleet", "1xH100", "--ranker", "pathlib:Path"), "pathlib:Path: it is no Ranker"),
         (("--fleet", "1xH100", "--set", "nosuch=1"), "nosuch"),
         (("--fleet", "1xH100", "--set", "ranker"), "needs key=value"),
         (("--fleet", "1xH100", "--set", "renew_s=1,2,3,4,5,6,7,8"), "8 runs in one call"),

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
+from moorage.scheduler.core.config import Config
 from moorage.scheduler.recording import CannotReplay, RecordedEngine, Recorder, replay
 from tests.scheduler.driving import SUBJECTS, Driving
 
 
-def recorded(path: Path) -> Driving:
+def recorded(path: Path, config: Config | None = None) -> Driving:
     """Jobs, a gang, a cancel, a refusal, a limit, a drain, loads and a takeover, all recorded."""
-    drive = Driving()
+    drive = Driving(config)
     recorder = Recorder(path)
 
     def lead() -> None:
@@ -95,6 +97,20 @@ def test_a_damaged_recording_ends_with_the_reason_and_no_defect(tmp_path: Path) 
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
         with contextlib.suppress(CannotReplay):
             list(replay(path))
+
+
+def test_a_recording_does_not_say_which_code_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine_to_rank.py").write_text(
+        "from moorage.scheduler.core.rank.ranker import Pack\nclass Mine(Pack): name = 'mine'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "leader.rec"
+    recorded(path, Config(ranker="mine_to_rank:Mine"))
+    assert all(one.same for one in replay(path)), "whoever has loaded it decides again with it"
+    del sys.modules["mine_to_rank"]
+    with pytest.raises(CannotReplay, match="decided with the ranker mine_to_rank:Mine"):
+        list(replay(path))
+    assert "mine_to_rank" not in sys.modules
 
 
 def test_a_decision_by_other_rules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -40,6 +41,7 @@ from moorage.scheduler.core.tell.outputs import Outputs
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.operate import ACTS, DrainAct
+from moorage.schemas.own_class import is_own
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.recording")
@@ -286,6 +288,12 @@ def _begin(path: Path, rest: list[Any]) -> Engine:
         format_, state, config, prefix, leader, mono_ms = rest
         if format_ != FORMAT:
             raise CannotReplay(f"{path.name} has format {format_}; this release reads {FORMAT}")
+        if is_own(ranker := config.get("ranker", "")) and ranker.partition(":")[0] not in sys.modules:
+            # a file must not say which code is loaded
+            raise CannotReplay(
+                f"{path.name} was decided with the ranker {ranker}: import it in a program of yours, and call"
+                " moorage.scheduler.recording.replay"
+            )
         return Engine(snapshot.load(state), Config(**config), Subjects(prefix), leader, mono_ms)
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise CannotReplay(f"{path.name}: {error}") from None

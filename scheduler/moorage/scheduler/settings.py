@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
-from moorage.scheduler.core.rank.ranker import RANKERS
+from moorage.scheduler.core.rank.ranker import maker_of
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT, is_prefix
 
@@ -45,8 +45,7 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         Config.__post_init__(self)
-        if self.ranker not in RANKERS:
-            raise ValueError(f"ranker must be {' or '.join(RANKERS)}, found {self.ranker!r}")
+        maker_of(self.ranker)
         if not is_prefix(self.prefix):
             raise ValueError(f"prefix must be words of letters, digits, - and _ dots between, found {self.prefix!r}")
 

@@ -15,6 +15,7 @@ import msgspec
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
 from moorage.schemas.errors import refuse
+from moorage.schemas.own_class import is_own, own_class
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.noop import NoopDriver
@@ -153,8 +154,11 @@ def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
 def _check(settings: WorkerSettings, hosts: list[SimulatedHost] | None) -> None:
     Policy.of(settings).check_host()
     for name in settings.drivers:
-        if name not in DRIVERS:
-            raise refuse("failed-precondition", f"no driver {name}", field="$.drivers", allowed=", ".join(DRIVERS))
+        if is_own(name):
+            _own_driver(name)
+        elif name not in DRIVERS:
+            allowed = f"{', '.join(DRIVERS)}, module:Class of your own"
+            raise refuse("failed-precondition", f"no driver {name}", field="$.drivers", allowed=allowed)
     if "noop" in settings.drivers and hosts is None:
         raise refuse(
             "failed-precondition",
@@ -162,6 +166,17 @@ def _check(settings: WorkerSettings, hosts: list[SimulatedHost] | None) -> None:
             field="$.drivers",
             next="add simulate, or take noop out",
         )
+
+
+def _own_driver(word: str) -> type[Driver]:
+    """The class of a driver of the user's own, whose name no other has. Raises Refused."""
+    try:
+        found = own_class(word, Driver)
+        if found.name in ("", *DRIVERS):
+            raise ValueError(f"{word}: its name {found.name!r} is taken or empty; give the class another `name`")
+    except ValueError as error:
+        raise refuse("failed-precondition", str(error), field="$.drivers", found=word) from None
+    return found
 
 
 def _agent(
@@ -183,6 +198,7 @@ def _agent(
         )
     if "noop" in settings.drivers:
         drivers.append(NoopDriver())
+    drivers += [_own_driver(word)() for word in settings.drivers if is_own(word)]
     journal: MemoryJournal
     if not any(driver.traits.remembers for driver in drivers):
         # nothing to take up again; wall seconds grow over every restart, faster than joins are asked

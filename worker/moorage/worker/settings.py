@@ -58,9 +58,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     simulate: Annotated[
         str | None, setting("Simulated hosts instead of this one: 4x8xH100, 2x4xL40S+8xH100, or a .toml or .json file.")
     ] = None
-    drivers: Annotated[tuple[str, ...], setting("Ways to run a job: process, and on simulated workers noop.")] = (
-        "process",
-    )
+    drivers: Annotated[
+        tuple[str, ...],
+        setting("Ways to run a job: process, on simulated workers noop, or module:Class of your own."),
+    ] = ("process",)
     load_s: Annotated[float, setting("Seconds between load frames.", unit="s", ge=0.2, le=60)] = LOAD_S_DEFAULT
     free_wait_s: Annotated[
         float,

@@ -78,7 +78,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30 * 86400.0
     ranker: Annotated[
         str,
-        setting("How the hosts that fit are ranked: fragments, pack, headroom, or a classic policy for comparison."),
+        setting(
+            "How the hosts that fit are ranked: fragments, pack, headroom, a classic policy for comparison, or"
+            " module:Class of your own."
+        ),
     ] = "fragments"
 
     order: Annotated[

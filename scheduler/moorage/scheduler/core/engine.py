@@ -50,7 +50,7 @@ from moorage.scheduler.core.line.reading import Reading
 from moorage.scheduler.core.line.soonest import Soonest
 from moorage.scheduler.core.operate.operating import Operating
 from moorage.scheduler.core.operate.orders import Orders
-from moorage.scheduler.core.rank.ranker import RANKERS
+from moorage.scheduler.core.rank.ranker import maker_of
 from moorage.scheduler.core.records import Act, Op, encode_record
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, State, Worker
@@ -101,7 +101,7 @@ class Engine:
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self.timers.requeue)
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
         self.planner = Planner(
-            self.fleet, self.queue, RANKERS[config.ranker](), self.estimates, self._preempting(), config.order,
+            self.fleet, self.queue, maker_of(config.ranker)(), self.estimates, self._preempting(), config.order,
             self._could_ever, config.ages, int(config.reserve_after * 1000),
         )  # fmt: skip
         self.orders = Orders(

@@ -14,6 +14,7 @@ from typing import Final
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass
 from moorage.scheduler.core.shape import Shape
+from moorage.schemas.own_class import is_own, own_class
 
 #: choices among linked slots that are remembered: a few kinds of hosts in as many states
 SLOTS_KNOWN: Final = 65_536
@@ -279,3 +280,12 @@ RANKERS: Final[dict[str, Callable[[], Ranker]]] = {
     "gpu-clustering": _classic("gpu-clustering"),
     "fgd": _classic("fgd"),
 }
+
+
+def maker_of(name: str) -> Callable[[], Ranker]:
+    """What makes the ranker of a name: one of `RANKERS`, or `module:Class` of your own. Raises ValueError."""
+    if is_own(name):
+        return own_class(name, Ranker)
+    if name not in RANKERS:
+        raise ValueError(f"ranker must be {', '.join(RANKERS)}, or module:Class of your own, found {name!r}")
+    return RANKERS[name]
