@@ -84,6 +84,26 @@ def test_a_kept_job_may_still_use_it_on_the_machine_that_is_lost() -> None:
     assert drive.join(guest(gpu(0)))["code"] == "gpu-lent-twice"
 
 
+@pytest.mark.parametrize("takeover", [False, True])
+def test_what_is_lent_no_more_but_still_runs_a_job_is_nobody_elses(takeover: bool) -> None:
+    drive = Driving()
+    worker = drive.worker("w0", gpu_pool=[gpu(0), gpu(1, 1)])
+    drive.submit("j", replicas=2, gpu={})
+    drive.settle()
+    worker.n += 1
+    worker.hello = msgspec.structs.replace(worker.hello, lent_slots=[0])
+    assert drive.join(worker)["kind"] == "joined"
+    assert drive.states("j") == ["RUNNING", "RUNNING"], "what runs there goes on"
+    if takeover:
+        drive.lead()
+        drive.renew("w0")
+    other = guest(gpu(1))
+    assert drive.join(other)["code"] == "gpu-lent-twice"
+    drive.run_out("w0")
+    drive.workers["w1"] = other
+    assert drive.join(other)["kind"] == "joined"
+
+
 def test_a_new_leader_knows_who_lends_what() -> None:
     drive = Driving()
     drive.worker("w0", gpu_pool=[gpu(0)])

@@ -45,7 +45,7 @@ class Lending:
     def joined(self, worker: Worker) -> None:
         """After the fold: this worker lends what its hello says."""
         if self._lenders is not None:
-            self._lenders.update(dict.fromkeys(_lent(worker.hello), worker.num))
+            self._lenders.update(dict.fromkeys(_lent_by(worker), worker.num))
 
     def check(self, draft: Draft, worker_id: str, hello: Hello, retry_after_s: float) -> Problem | None:
         """Whether somebody else lends one of its devices. One that is taken counts as joining in this draft."""
@@ -53,7 +53,7 @@ class Lending:
             self._draft, self._joining = draft, {}
         names = list(_lent(msgspec.to_builtins(hello)))
         for name in names:
-            other = self._joining.get(name) or self._lender(draft, name)
+            other = self._joining.get(name) or self._lender(draft, name, worker_id)
             if other in (None, worker_id):
                 continue
             slot = next(at for at, device in enumerate(hello.gpu_pool) if (device.vendor, device.uuid) == name)
@@ -69,27 +69,40 @@ class Lending:
         self._joining.update(dict.fromkeys(names, worker_id))
         return None
 
-    def _lender(self, draft: Draft, name: DeviceName) -> str | None:
-        """Who lends it and may still run something on it, as of this draft."""
+    def _lender(self, draft: Draft, name: DeviceName, worker_id: str) -> str | None:
+        """Who else than this worker lends it and may still run something on it, as of this draft."""
         workers = self._state.worker_by_num
         if self._lenders is None:
             self._lenders = {}
             for worker in workers:
                 if worker.session or self._kept(worker):
-                    self._lenders.update(dict.fromkeys(_lent(worker.hello), worker.num))
+                    self._lenders.update(dict.fromkeys(_lent_by(worker), worker.num))
         num = self._lenders.get(name)
         if num is None:
             return None
         worker = workers[num]
+        if worker.id == worker_id:
+            return None
         holds = (worker.session and num not in draft.left) or self._kept(worker)
-        return worker.id if holds and name in _lent(worker.hello) else None
+        return worker.id if holds and name in _lent_by(worker) else None
 
 
-def _lent(hello: dict[str, Any]) -> Iterator[DeviceName]:
-    """The devices that a hello, as the ledger has it, lends to the scheduler, by names that no other device has."""
+def _lent_by(worker: Worker) -> Iterator[DeviceName]:
+    """What a worker lends, and what it lends no more but something of ours still runs on."""
+    held = 0
+    for member in worker.members.values():
+        held |= member.mask
+    return _lent(worker.hello, held)
+
+
+def _lent(hello: dict[str, Any], held: int = 0) -> Iterator[DeviceName]:
+    """The devices that a hello, as the ledger has it, lends to the scheduler, by names that no other device has.
+
+    Those of the slots in the mask `held`, too.
+    """
     lent = hello.get("lent_slots")
     for slot, device in enumerate(hello.get("gpu_pool") or ()):
-        if len(device["uuid"]) >= OWN_NAME_CHARS_MIN and (lent is None or slot in lent):
+        if len(device["uuid"]) >= OWN_NAME_CHARS_MIN and (lent is None or slot in lent or held >> slot & 1):
             yield DeviceName(device["vendor"], device["uuid"])
 
 
