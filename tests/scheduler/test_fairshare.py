@@ -60,6 +60,25 @@ def test_three_to_one_over_ten_minutes(gpus: int) -> None:
     assert cluster.got["a"] / cluster.got["b"] == pytest.approx(3, rel=0.05)
 
 
+def test_explain_tells_whose_turn_is_next() -> None:
+    cluster = Saturated(1)
+    drive, worker = cluster.drive, cluster.drive.workers["w0"]
+    drive.submit("alone", tenant="a", gpu={})
+    drive.submit("mine", tenant="a", gpu={})
+    assert "turn" not in drive.explained("mine", "a"), "nobody has a share"
+    drive.order("share", tenant="a", weight=1)
+    drive.settle()
+    drive.pass_time(10_000)
+    drive.submit("theirs", tenant="b", gpu={})
+    mine, theirs = drive.explained("mine", "a"), drive.explained("theirs", "b")
+    assert (mine["position"], theirs["position"]) == (1, 2), "by arrival"
+    assert (mine["turn"], theirs["turn"], mine["tenants"]) == (2, 1, 2)
+    (key,) = worker.held
+    worker.finish(key)
+    drive.settle()
+    assert (drive.states("mine", "a"), drive.states("theirs", "b")) == (["QUEUED"], ["RUNNING"])
+
+
 def test_three_tenants_of_which_one_has_no_weight_and_another_job_size() -> None:
     cluster = Saturated(12)
     cluster.drive.order("share", tenant="a", weight=4)

@@ -125,7 +125,7 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
     """Why it waits, line by line."""
     return [
         ("asks", data.get("asks")),
-        ("place", f"{ordinal(data['position'])} of {data['queued']}{_age(data)}" if "position" in data else ""),
+        ("place", _place(data) if "position" in data else ""),
         ("waits", data.get("waiting_replicas")),
         ("reason", _why(data)),
         ("because", data.get("because")),
@@ -136,6 +136,14 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         *[("avoids", f"{device}, which failed under it") for device in data.get("avoids", [])],
         *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
     ]
+
+
+def _place(data: dict[str, Any]) -> str:
+    """By arrival, where one tenant waits; where tenants have turns, whose turn comes before that."""
+    place = f"{ordinal(data['position'])} of {data['queued']}{_age(data)}"
+    if "turn" not in data:
+        return place
+    return f"{place}, by arrival; its tenant's turn is the {ordinal(data['turn'])} of {data['tenants']}"
 
 
 def _age(data: dict[str, Any]) -> str:

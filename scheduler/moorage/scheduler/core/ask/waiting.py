@@ -77,6 +77,9 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     place = _place(trials)
     if job.hold is None:
         data |= {"position": place["position"], **_aged(engine, job, priority)}
+        turn = engine.planner.lines.turn_of(trials.draft, tenant)
+        if turn is not None:
+            data["turn"], data["tenants"] = turn
     data["queued"] = place["queued"] - (job.hold is not None)
     data["asks"] = format_token(request.effective_gpu, len(job.replicas))
     if found.missing:

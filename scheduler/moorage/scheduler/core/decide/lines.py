@@ -91,6 +91,22 @@ class Lines:
         job = self._draft.state.jobs.get(item >> REPLICA_BITS)
         return priority if job is None else self.ageing.of(priority, self._draft.time_ms - job.accepted_ms)
 
+    def turn_of(self, draft: Draft, tenant: str) -> tuple[int, int] | None:
+        """The place of a tenant whose jobs wait among those of which jobs wait, and how many they are; 1 is next.
+
+        None where tenants have no turns. Looks at every line, so it is for questions, not for the tick.
+        """
+        if not self.is_fair(draft):
+            return None
+        turns = Turns(draft, self._rates, self.standing if self.ageing is not None else None)
+        firsts: dict[str, tuple[Head, int]] = {}
+        for line in self.queue.lines.values():
+            if line.entries:
+                key = turns.head(line), line.entries[0]
+                firsts[line.tenant] = min(key, firsts.get(line.tenant, key))
+        mine = firsts.get(tenant)
+        return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
+
     def count(self, draft: Draft, line: Line, replicas: int) -> None:
         """What was placed counts at once: in whose turn it is, and in what its tenant has."""
         if self.turns is not None:
