@@ -13,9 +13,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any, Final
-
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from typing import Any
 
 from moorage.bus.errors import BusError, Disconnected, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
@@ -34,13 +32,11 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
+from moorage.scheduler.patience import RETRY_WAIT_S, RETRY_WAIT_S_MAX, patiently
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
 
-RETRY_WAIT_S: Final = 0.05
-RETRY_WAIT_S_MAX: Final = 1.0
-START_PATIENCE_S: Final = 30.0
 
 
 class Deposed(Exception):
@@ -93,14 +89,7 @@ class Ledger:
             "num_replicas": self._replicas,
             **({"first_seq": first_seq} if first_seq else {}),
         }
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type((RequestTimeout, Disconnected)),
-            wait=wait_random_exponential(multiplier=RETRY_WAIT_S, max=RETRY_WAIT_S_MAX),
-            stop=stop_after_delay(START_PATIENCE_S),
-            reraise=True,
-        ):
-            with attempt:
-                await self._js.ensure_stream(config)
+        await patiently(lambda: self._js.ensure_stream(config))
 
     # ------------------------------------------------------------------------------------------ reading
 

@@ -21,6 +21,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, LedgerOlder
+from moorage.scheduler.patience import patiently
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.reign import Reign, monotonic_ms
@@ -88,11 +89,15 @@ class Scheduler:
         reign = self.reign
         return (self._folded, False) if reign is None else (reign.engine.state.seq, self.leading.is_set())
 
-    async def _run(self) -> None:
-        await self.ledger.ensure()
+    async def _make_streams(self) -> None:
+        """The streams beside the ledger."""
         await QueueReader.ensure(self._js, self.subjects, self._replicas)
         await DeadLetters.ensure(self._js, self.subjects, self._replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
+
+    async def _run(self) -> None:
+        await self.ledger.ensure()
+        await patiently(self._make_streams)
         state = await recover(self.ledger, self.snapshots)
         gaps = 0
         while True:
