@@ -38,7 +38,6 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.ledger")
 
 
-
 class Deposed(Exception):
     """Somebody else leads, by the ledger: drop all memory and stand by."""
 
