@@ -156,8 +156,8 @@ def _gpus(names: Sequence[Any]) -> str:
 def _line(ledger: int, time_ms: int | None, cells: list[str], told: str) -> None:
     """In columns on a terminal; else as it is cut apart by a script."""
     if not sys.stdout.isatty():
-        time_ms_or_none = "-" if time_ms is None else str(time_ms)
-        tell("\t".join([str(ledger or "-"), time_ms_or_none, *cells, told]).rstrip())
+        when = "-" if time_ms is None else str(time_ms)
+        tell("\t".join([str(ledger or "-"), when, *cells, told]).rstrip())
         return
     when = "-" if time_ms is None else utc_ms(time_ms)
     padded = [cell.ljust(width) for cell, width in zip([str(ledger or "-"), when, *cells], _WIDTHS, strict=False)]

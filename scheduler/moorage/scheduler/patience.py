@@ -19,12 +19,11 @@ T = TypeVar("T")
 
 async def patiently(make: Callable[[], Awaitable[T]]) -> T:
     """What `make` returns, asked again where nobody answered; it must be harmless twice. Raises what it raises last."""
-    async for attempt in AsyncRetrying(
+    tries = AsyncRetrying(
         retry=retry_if_exception_type((RequestTimeout, Disconnected)),
         wait=wait_random_exponential(multiplier=RETRY_WAIT_S, max=RETRY_WAIT_S_MAX),
         stop=stop_after_delay(PATIENCE_S),
         reraise=True,
-    ):
-        with attempt:
-            return await make()
-    raise AssertionError("tenacity ends by a result or an error")
+    )
+    result: T = await tries(make)
+    return result

@@ -148,17 +148,20 @@ class HostClass:
 
     def _device_reason(self, shape: Shape) -> str:
         """Which filter the devices fail first: vendor, model, then memory."""
-        left = [d for d in self.devices if not shape.vendor or d[1].lower() == shape.vendor]
-        if not left:
+        if not any(not shape.vendor or d[1].lower() == shape.vendor for d in self.devices):
             return "vendor"
-        named = [
-            d
-            for d in left
-            if shape.device_rank(d[1], d[2], 2**62, d[0] if shape.slot_index is None else shape.slot_index)
-        ]
+        named = self.named(shape)
         if not named:
             return "model"
         return "memory" if all(d[3] < max(shape.min_memory_mib, shape.share_mib) for d in named) else "slot"
+
+    def named(self, shape: Shape) -> list[tuple[int, str, str, int]]:
+        """Its devices of the vendor and model that a shape asks for, whatever their memory and index."""
+        return [
+            d
+            for d in self.devices
+            if shape.device_rank(d[1], d[2], 2**62, d[0] if shape.slot_index is None else shape.slot_index)
+        ]
 
     def places(self, slots: int, shape: Shape) -> int:
         """How many devices' worth of a shape these empty slots hold: one each, or as many as sharers fit."""

@@ -6,8 +6,8 @@ still holds leases, would have it given away twice: each by its own slots, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -51,16 +51,16 @@ class Lending:
         """Whether somebody else lends one of its devices. One that is taken counts as joining in this draft."""
         if draft is not self._draft:
             self._draft, self._joining = draft, {}
-        names = list(_lent(msgspec.to_builtins(hello)))
+        devices = devices_of(hello)
+        names = _lent(devices, hello.lent_slots)
         for name in names:
             other = self._joining.get(name) or self._lender(draft, name, worker_id)
             if other in (None, worker_id):
                 continue
-            slot = next(at for at, device in enumerate(hello.gpu_pool) if (device.vendor, device.uuid) == name)
             return problem(
                 "gpu-lent-twice",
                 f"worker {other} lends this GPU until it says goodbye or is lost, and its kept jobs are over",
-                field=f"$.hello.gpu_pool[{slot}].uuid",
+                field=f"$.hello.gpu_pool[{devices.index(name)}].uuid",
                 found=name.uuid,
                 allowed="a GPU that no other worker lends",
                 next=f"stop one of the two agents, or let each see GPUs of its own; wait if {other} was this machine",
@@ -87,23 +87,31 @@ class Lending:
         return worker.id if holds and name in _lent_by(worker) else None
 
 
-def _lent_by(worker: Worker) -> Iterator[DeviceName]:
+def devices_of(hello: Hello) -> list[DeviceName]:
+    """Its devices, by slot."""
+    return [DeviceName(device.vendor, device.uuid) for device in hello.gpu_pool]
+
+
+def recorded_devices(worker: Worker) -> list[DeviceName]:
+    """Those of a worker's last hello, by slot."""
+    return [DeviceName(device["vendor"], device["uuid"]) for device in worker.hello.get("gpu_pool", ())]
+
+
+def _lent_by(worker: Worker) -> list[DeviceName]:
     """What a worker lends, and what it lends no more but something of ours still runs on."""
     held = 0
     for member in worker.members.values():
         held |= member.mask
-    return _lent(worker.hello, held)
+    return _lent(recorded_devices(worker), worker.hello.get("lent_slots"), held)
 
 
-def _lent(hello: dict[str, Any], held: int = 0) -> Iterator[DeviceName]:
-    """The devices that a hello, as the ledger has it, lends to the scheduler, by names that no other device has.
-
-    Those of the slots in the mask `held`, too.
-    """
-    lent = hello.get("lent_slots")
-    for slot, device in enumerate(hello.get("gpu_pool") or ()):
-        if len(device["uuid"]) >= OWN_NAME_CHARS_MIN and (lent is None or slot in lent or held >> slot & 1):
-            yield DeviceName(device["vendor"], device["uuid"])
+def _lent(devices: list[DeviceName], lent: list[int] | None, held: int = 0) -> list[DeviceName]:
+    """Those lent to the scheduler, or of the slots in the mask `held`, whose names no other device has."""
+    return [
+        name
+        for slot, name in enumerate(devices)
+        if len(name.uuid) >= OWN_NAME_CHARS_MIN and (lent is None or slot in lent or held >> slot & 1)
+    ]
 
 
 def check_hello(frame: Join) -> Problem | None:
@@ -140,12 +148,12 @@ def check_hello(frame: Join) -> Problem | None:
             allowed=f"at most {SLOTS_MAX}",
             next="let two agents see one part each",
         )
-    slots: dict[tuple[str, str], int] = {}
-    for slot, device in enumerate(hello.gpu_pool):
+    slots: dict[DeviceName, int] = {}
+    for slot, device in enumerate(devices_of(hello)):
         field = f"$.hello.gpu_pool[{slot}].uuid"
         if not device.uuid.strip():
             return problem("invalid-argument", "a device has no name", field=field, found="", allowed="its uuid")
-        before = slots.setdefault((device.vendor, device.uuid), slot)
+        before = slots.setdefault(device, slot)
         if before != slot:
             return problem(
                 "invalid-argument",

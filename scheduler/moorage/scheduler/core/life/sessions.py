@@ -17,7 +17,7 @@ from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.health import Health
-from moorage.scheduler.core.life.lending import Lending, check_hello
+from moorage.scheduler.core.life.lending import Lending, check_hello, devices_of, recorded_devices
 from moorage.scheduler.core.life.lifecycle import Lifecycle
 from moorage.scheduler.core.records import Act, GangPhase
 from moorage.scheduler.core.shape import Shape
@@ -336,7 +336,6 @@ def lose_bytes(worker: Worker) -> int:
 
 def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> frozenset[MemberKey]:
     """Listed members with a slot that shows another device (vendor, uuid) in the new session than in the old one."""
-    before = [(d["vendor"], d["uuid"]) for d in worker.hello.get("gpu_pool", ())]
-    now = [(device.vendor, device.uuid) for device in frame.hello.gpu_pool]
-    same = sum(1 << slot for slot, (old, new) in enumerate(zip(before, now, strict=False)) if old == new)
+    both = zip(recorded_devices(worker), devices_of(frame.hello), strict=False)
+    same = sum(1 << slot for slot, (old, new) in enumerate(both) if old == new)
     return frozenset(key for key in listed if key in worker.members and worker.members[key].mask & ~same)

@@ -118,13 +118,8 @@ def _vendor(shape: Shape, classes: list[HostClass]) -> str:
 
 
 def _memory(shape: Shape, classes: list[HostClass]) -> str:
-    ranked = [
-        memory
-        for cls in classes
-        for index, vendor, name, memory in cls.devices
-        if shape.device_rank(vendor, name, 2**62, index if shape.slot_index is None else shape.slot_index)
-    ]
-    return f"the largest GPU that it names has {max(ranked)} MiB"
+    largest = max(memory for cls in classes for _, _, _, memory in cls.named(shape))
+    return f"the largest GPU that it names has {largest} MiB"
 
 
 def _slot(shape: Shape, classes: list[HostClass]) -> str:
