@@ -19,11 +19,14 @@ T = TypeVar("T")
 
 async def patiently(make: Callable[[], Awaitable[T]]) -> T:
     """What `make` returns, asked again where nobody answered; it must be harmless twice. Raises what it raises last."""
+
+    async def once() -> T:  # tenacity awaits what an `async def` returns, and no other function's
+        return await make()
+
     tries = AsyncRetrying(
         retry=retry_if_exception_type((RequestTimeout, Disconnected)),
         wait=wait_random_exponential(multiplier=RETRY_WAIT_S, max=RETRY_WAIT_S_MAX),
         stop=stop_after_delay(PATIENCE_S),
         reraise=True,
     )
-    result: T = await tries(make)
-    return result
+    return await tries(once)
