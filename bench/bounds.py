@@ -94,7 +94,6 @@ BOUNDS: Final = (
     _most("placement", "most that a class loses over FGD, points, made lists", 2.0, 0.0),
     _most("placement", "FGD off the published, points, at most", 0.3),
     _most("placement", "another classic policy off the published, points, at most", 0.3),
-    _most("placement", "another classic policy, with more seeds where it is over", 0.3),
     # what a decision costs
     *(
         _most("decisions", f"{fleet}, {what}, µs", must, goal)

@@ -93,7 +93,9 @@ def measure(hosts: list[TraceHost], tasks: list[TraceTask], name: str, decisions
     kinds = [(shapes.of(request_of(task)), task.gpu_demand_milli) for task in tasks]
     ranker: Ranker = RANKERS[name]()
     chance = random.Random(SEED)
-    fleet = fleet_of(hosts, SEED)
+    ordered = list(hosts)
+    random.Random(SEED).shuffle(ordered)
+    fleet = fleet_of(ordered)
     capacity = 1000 * sum(host.gpus for host in hosts)
     members: list[tuple[Host, Shape, int, int]] = []
     used, before_used = 0, -1

@@ -5,19 +5,19 @@ An empty cluster; the trace in random order, then tasks drawn from it with repla
 percent, averaged over the arrivals at which the part asked for so far rounds to 100 % (95, 110, 120).
 
 What the trace calls a share of a GPU is a request in mode `mps` with a compute share, rounded up to whole percent; a
-model is a pattern for whole words. Devices take as many sharers as anywhere (8). Only hosts in random order and the
-order of tasks depend on the seed; every policy sees the same.
+model is a pattern for whole words. Devices take as many sharers as anywhere (8). Only the order of hosts and of tasks
+depends on the seed; every policy sees the same, and the published runs of that seed saw it too (`draws.py`).
 """
 
 from __future__ import annotations
 
 import gc
-import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from bench.placement.draws import drawn
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.rank.ranker import RANKERS, Ranker
 from moorage.scheduler.core.shape import Shape, Shapes
@@ -31,7 +31,6 @@ NOBODY: Final[frozenset[int]] = frozenset()
 #: percent of capacity asked for at which the figures are taken, and up to which classes of requests are counted
 POINTS: Final = (95, 100, 110, 120)
 COUNTED_AT: Final = 100
-ARRIVE_PERCENT: Final = 130
 CLASSES: Final = ("multi-gpu", "model-bound", "one-gpu", "share", "cpu-only")
 #: nominal memory of the published models is masked or irrelevant here: no task of the trace asks for device memory
 DEVICE_MIB: Final = 16_384
@@ -81,28 +80,14 @@ def worker_of(num: int, host: TraceHost) -> Worker:
     return worker
 
 
-def fleet_of(hosts: list[TraceHost], seed: int) -> Fleet:
-    """All hosts, empty and heard, in a random order: the order in which ties fall."""
-    order = list(hosts)
-    random.Random(seed).shuffle(order)
+def fleet_of(hosts: list[TraceHost]) -> Fleet:
+    """All hosts, empty and heard; ties fall in this order."""
     fleet = Fleet()
-    for num, host in enumerate(order):
+    for num, host in enumerate(hosts):
         made = fleet.join(worker_of(num, host), [])
         made.heard = True
         fleet.refresh(made)
     return fleet
-
-
-def arrivals(tasks: list[TraceTask], capacity_milli: int, seed: int) -> list[TraceTask]:
-    """The trace in random order, then tasks drawn from it until `ARRIVE_PERCENT` of the GPUs are asked for."""
-    source = random.Random(seed)
-    order = list(tasks)
-    source.shuffle(order)
-    asked = sum(task.gpu_demand_milli for task in order)
-    while asked * 100 < ARRIVE_PERCENT * capacity_milli:
-        order.append(source.choice(tasks))
-        asked += order[-1].gpu_demand_milli
-    return order
 
 
 def classes_of(task: TraceTask) -> list[str]:
@@ -160,11 +145,12 @@ def run(
     until_percent: int = 130,
 ) -> Outcome:
     """One run of one policy; with `told` the mix is known from the start and not learned."""
-    fleet, ranker, shapes = fleet_of(hosts, seed), ranker_of(policy, seed), Told(tasks)
+    ordered, arriving = drawn(hosts, tasks, seed)
+    fleet, ranker, shapes = fleet_of(ordered), ranker_of(policy, seed), Told(tasks)
     capacity = 1000 * sum(host.gpus for host in hosts)
     if told:
         shapes.tell(ranker)
-    order = [(task, shapes.of(task)) for task in arrivals(tasks, capacity, seed)]
+    order = [(task, shapes.of(task)) for task in arriving]
     out = Outcome(policy, trace, seed, told)
     sums: dict[int, list[int]] = {point: [0, 0] for point in POINTS}
     asked = used = decisions = 0

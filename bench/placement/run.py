@@ -3,8 +3,8 @@
     python -m bench.placement.run [--traces FOLDER] [--seeds 10] [--lists default …] [--made] [--policies …] [--dry]
 
 Another folder of the same format may be given; where it holds `published_*.csv`, its figures stand beside ours. With
-`--made`, lists made from those of the folder (`relatives.py`) are run as well: ours and FGD. A policy that is further
-off its published figure than a bound is run with more seeds, `--pooled` in all, and that stands beside it.
+`--made`, lists made from those of the folder (`relatives.py`) are run as well: ours and FGD. Tasks come in the order of
+the published run of that seed, so that each run of a classic policy has its published figure.
 
 The whole takes a core some 15 minutes. With `--keep FOLDER` each outcome is kept there under a digest of the code, the
 traces and the run, and the same command goes on where it was cut off, until the page is written.
@@ -58,8 +58,8 @@ WANTED: Final = {
 }
 #: a class may lose so many more of its requests, in points, than under FGD
 CLASS_POINTS_MAX: Final = 2.0
-#: a policy may be so far off its published figure, in points, before more seeds are asked
-PUBLISHED_POINTS_MAX: Final = 0.3
+#: a run is the published one where it allocates the same to a hundredth of a point, to which theirs are rounded twice
+SAME_POINTS: Final = 0.01
 AT: Final = 100
 #: what an outcome depends on besides its job and the traces
 CODE: Final = (
@@ -67,6 +67,7 @@ CODE: Final = (
     "scheduler/moorage/scheduler/core/fleet.py",
     "scheduler/moorage/scheduler/core/shape.py",
     "scheduler/moorage/scheduler/simulate/openb.py",
+    "bench/placement/draws.py",
     "bench/placement/openb.py",
     "bench/placement/relatives.py",
 )
@@ -129,22 +130,6 @@ def run_all(jobs: list[Job], options: argparse.Namespace, found: Found) -> int:
     return len(kept)
 
 
-def off_published(found: Found, names: list[str], policies: list[str]) -> list[tuple[str, str]]:
-    """The cells, list and policy, that are further off the published figure than the bound."""
-    return [
-        (name, policy)
-        for name in names
-        for policy in policies
-        if (name, PUBLISHED.get(policy, "")) in found_published
-        and abs(_mean(found[policy, name, True]) - found_published[name, PUBLISHED[policy]]) > PUBLISHED_POINTS_MAX
-    ]
-
-
-def more_seeds(options: argparse.Namespace, cells: list[tuple[str, str]]) -> list[Job]:
-    seeds = range(FIRST_SEED + options.seeds, FIRST_SEED + options.pooled)
-    return [(str(options.traces), name, policy, seed, True, options.until) for name, policy in cells for seed in seeds]
-
-
 def jobs_of(options: argparse.Namespace, names: list[str]) -> list[Job]:
     """Ours with the mix learned, and told; the others told, as published; on lists made here ours learned, and FGD."""
     variants = [(policy, True) for policy in options.policies] + [(OURS, False)]
@@ -158,15 +143,15 @@ def jobs_of(options: argparse.Namespace, names: list[str]) -> list[Job]:
     ]
 
 
-def published(folder: Path) -> dict[tuple[str, str], float]:
-    """Mean allocation at 100 % by list and policy, as published; empty where the folder has none."""
-    found: dict[tuple[str, str], float] = {}
+def published(folder: Path) -> dict[tuple[str, str], dict[int, float]]:
+    """Allocation at 100 % by list and policy, then by seed, as published; empty where the folder has none."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
     for path in sorted(folder.glob("published_*.csv")):
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                if int(row["arrived_pct"]) == AT:
-                    name = row["workload"].removeprefix("openb_pod_list_")
-                    found[name, row["policy"].partition("-")[2]] = float(row["mean_alloc_pct"])
+                name = row["workload"].removeprefix("openb_pod_list_")
+                by_seed = found.setdefault((name, row["policy"].partition("-")[2]), {})
+                by_seed[int(row["seed"])] = float(row["alloc_pct_at_100"])
     return found
 
 
@@ -205,7 +190,7 @@ def against_fgd(found: Found, names: list[str]) -> list[str]:
             said,
             base,
             f"{gain:+.2f} ({error:.2f})",
-            found_published.get((name, "FGD"), math.nan),
+            statistics.fmean(found_published.get((name, "FGD"), {0: math.nan}).values()),
             must,
             goal,
         ]
@@ -228,44 +213,30 @@ def by_class(found: Found, names: list[str]) -> list[str]:
 
 
 def reproduced(found: Found, names: list[str], policies: list[str]) -> list[str]:
-    """Every classic policy: ours / published."""
+    """Every classic policy: mean here / published, and how many runs are the published ones."""
     shown = [policy for policy in policies if policy in PUBLISHED]
     lines = ["| list | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
     for name in names:
         cells = []
         for policy in shown:
-            mean, _ = mean_and_error(outcome.allocated[AT] for outcome in found[policy, name, True])
-            cells.append(f"{mean:.2f} / {_cell(found_published.get((name, PUBLISHED[policy]), math.nan))}")
+            pairs = beside(found[policy, name, True], found_published.get((name, PUBLISHED[policy]), {}))
+            same = sum(abs(ours - theirs) < SAME_POINTS for ours, theirs in pairs)
+            said = statistics.fmean(theirs for _, theirs in pairs) if pairs else math.nan
+            cells.append(f"{_mean(found[policy, name, True]):.2f} / {_cell(said)} ({same})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
-def pooled(found: Found, more: Found, cells: list[tuple[str, str]], options: argparse.Namespace) -> list[str]:
-    """Those cells again, over all seeds that were run."""
-    if not cells:
-        return [f"No policy is over {PUBLISHED_POINTS_MAX} points off its published figure."]
-    first, last = FIRST_SEED + options.seeds - 1, FIRST_SEED + options.pooled - 1
-    lines = [
-        f"Each cell above that is over {PUBLISHED_POINTS_MAX} points off, with more seeds; no seed was left out.",
-        "",
-        f"| list | policy | seeds {FIRST_SEED}..{first} | off | seeds {FIRST_SEED}..{last} (s.e.) | off | published |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for name, policy in cells:
-        few, said = found[policy, name, True], found_published[name, PUBLISHED[policy]]
-        mean, error = mean_and_error(o.allocated[AT] for o in (*few, *more.get((policy, name, True), [])))
-        lines.append(
-            f"| {name} | {policy} | {_mean(few):.2f} | {_mean(few) - said:+.2f} | {mean:.2f} ({error:.2f}) | "
-            f"{mean - said:+.2f} | {said:.2f} |"
-        )
-    return lines
+def beside(outcomes: list[Outcome], by_seed: dict[int, float]) -> list[tuple[float, float]]:
+    """Allocation here and as published, of each run that was published."""
+    return [(one.allocated[AT], by_seed[one.seed]) for one in outcomes if one.seed in by_seed]
 
 
 def _mean(outcomes: list[Outcome]) -> float:
     return mean_and_error(outcome.allocated[AT] for outcome in outcomes)[0]
 
 
-def figures_of(found: Found, more: Found, names: list[str]) -> dict[str, list[float]]:
+def figures_of(found: Found, names: list[str]) -> dict[str, list[float]]:
     """For the book: percent allocated by seed, and the worst of what must stay near FGD and near what was published."""
     figures = {f"{name}, allocated %": [o.allocated[AT] for o in found[OURS, name, False]] for name in names}
     for which, made in (("lists of the folder", False), ("made lists", True)):
@@ -278,12 +249,11 @@ def figures_of(found: Found, more: Found, names: list[str]) -> dict[str, list[fl
         figures[f"most that a class loses over FGD, points, {which}"] = [max(p for p in worse if not math.isnan(p))]
     off: dict[str, list[float]] = {}
     for (policy, name, told), outcomes in found.items():
-        said = found_published.get((name, PUBLISHED.get(policy, "")))
-        if said is not None and told:
+        pairs = beside(outcomes, found_published.get((name, PUBLISHED.get(policy, "")), {})) if told else []
+        if pairs:
             who = "FGD" if policy == "fgd" else "another classic policy"
-            off.setdefault(f"{who} off the published, points, at most", []).append(abs(_mean(outcomes) - said))
-            pooled = [*outcomes, *more.get((policy, name, True), [])]
-            off.setdefault(f"{who}, with more seeds where it is over", []).append(abs(_mean(pooled) - said))
+            mean = abs(statistics.fmean(ours - theirs for ours, theirs in pairs))
+            off.setdefault(f"{who} off the published, points, at most", []).append(mean)
     figures |= {figure: [max(each)] for figure, each in off.items()}
     return {name: values for name, values in figures.items() if values}
 
@@ -292,10 +262,10 @@ def _cell(value: float | str) -> str:
     return value if isinstance(value, str) else "–" if math.isnan(value) else f"{value:.2f}"
 
 
-found_published: dict[tuple[str, str], float] = {}
+found_published: dict[tuple[str, str], dict[int, float]] = {}
 
 
-def report(found: Found, more: Found, names: list[str], options: argparse.Namespace, took: str) -> str:
+def report(found: Found, names: list[str], options: argparse.Namespace, took: str) -> str:
     model = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.machine(),
@@ -330,9 +300,9 @@ def report(found: Found, more: Found, names: list[str], options: argparse.Namesp
             "",
             "## The classic policies: here / published",
             "",
-            *reproduced(found, listed, options.policies),
+            "In brackets: how many runs allocate what the published run of that seed did, to a hundredth of a point.",
             "",
-            *pooled(found, more, off_published(found, listed, options.policies), options),
+            *reproduced(found, listed, options.policies),
             "",
         ]
     )
@@ -347,7 +317,6 @@ def main() -> int:
     parser.add_argument("--policies", nargs="*", default=[OURS, *CLASSIC], help="told policies to run beside ours")
     parser.add_argument("--until", type=int, default=AT, help="percent asked for at which a run ends")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--pooled", type=int, default=30, help="seeds in all where a policy is off what is published")
     parser.add_argument("--keep", type=Path, help="a folder for outcomes, to go on from after a cut")
     parser.add_argument("--dry", action="store_true", help="write no file")
     options = parser.parse_args()
@@ -365,25 +334,21 @@ def main() -> int:
     found_published.update(published(options.traces))
     busy, began = book.busy_percent(), time.monotonic()
     found: Found = {}
-    more: Found = {}
     jobs = jobs_of(options, names)
     kept = run_all(jobs, options, found)
-    listed = [name for name in names if not name.startswith(relatives.PREFIX)]
-    jobs_more = more_seeds(options, off_published(found, listed, options.policies))
-    kept += run_all(jobs_more, options, more)
-    runs = sum(len(outcomes) for outcomes in (*found.values(), *more.values()))
+    runs = sum(len(outcomes) for outcomes in found.values())
     took = f"{runs} runs in {time.monotonic() - began:.0f} s"
     if kept:
         took += f", {kept} of them kept from the same command before it was cut off"
-    text = report(found, more, names, options, took)
+    text = report(found, names, options, took)
     print(text)
     if not options.dry:
         RESULTS.write_text(text)
         if options.keep:  # it is told: the same command measures anew
-            for path in paths_of(jobs + jobs_more, options).values():
+            for path in paths_of(jobs, options).values():
                 path.unlink()
         seeds = f"seeds {FIRST_SEED}..{FIRST_SEED + options.seeds - 1}"
-        book.keep("placement", "make bench-placement", {seeds: figures_of(found, more, names)}, busy, RESULTS.name)
+        book.keep("placement", "make bench-placement", {seeds: figures_of(found, names)}, busy, RESULTS.name)
     return 0
 
 

@@ -1,15 +1,18 @@
-"""`make bench-placement`: a run that was cut off goes on, and what is off a published figure gets more seeds."""
+"""`make bench-placement`: tasks come as in the published runs, and a run that was cut off goes on."""
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.placement import run
+from bench.placement import relatives, run
+from bench.placement.draws import Source, drawn
 from bench.placement.openb import Outcome
+from moorage.scheduler.simulate.openb import node_list, read_hosts
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(f"h{n},64000,65536,4,T4\n" for n in range(4))
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n" + "".join(
@@ -25,16 +28,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def published() -> Iterator[dict[tuple[str, str], float]]:
+def published() -> Iterator[dict[tuple[str, str], dict[int, float]]]:
     run.found_published.clear()
     yield run.found_published
     run.found_published.clear()
 
 
 def options(folder: Path, keep: Path | None = None) -> argparse.Namespace:
-    return argparse.Namespace(
-        traces=folder, seeds=2, pooled=4, policies=["best-fit"], until=100, processes=1, keep=keep
-    )
+    return argparse.Namespace(traces=folder, seeds=2, policies=["best-fit"], until=100, processes=1, keep=keep)
 
 
 def outcomes(*allocated: float) -> list[Outcome]:
@@ -54,19 +55,34 @@ def test_a_run_that_was_cut_off_goes_on_with_what_is_kept(folder: Path, tmp_path
     assert run.run_all(jobs[:1], given, {}) == 0  # other traces, other outcomes
 
 
-def test_a_cell_that_is_off_is_told_with_all_its_seeds(folder: Path, published: dict[tuple[str, str], float]) -> None:
-    given = options(folder)
-    published["few", "BestFit"] = 90.0
-    found: run.Found = {("best-fit", "few", True): outcomes(90.1, 90.5)}
-    assert run.off_published(found, ["few"], ["best-fit"]) == []
-    found["best-fit", "few", True] = outcomes(90.2, 90.6)
-    cells = run.off_published(found, ["few"], ["best-fit"])
-    assert cells == [("few", "best-fit")]
-    assert [(job[1], job[2], job[3]) for job in run.more_seeds(given, cells)] == [
-        ("few", "best-fit", 44),
-        ("few", "best-fit", 45),
-    ]
-    more: run.Found = {("best-fit", "few", True): outcomes(90.0, 89.6)}
-    assert run.pooled(found, more, cells, given)[-1] == (
-        "| few | best-fit | 90.40 | +0.40 | 90.10 (0.21) | +0.10 | 90.00 |"
-    )
+def test_each_run_stands_beside_the_published_one_of_its_seed(
+    published: dict[tuple[str, str], dict[int, float]],
+) -> None:
+    published["few", "BestFit"] = {42: 90.0, 43: 90.5, 44: 10.0}
+    found: run.Found = {("best-fit", "few", True): outcomes(90.004, 90.7)}
+    assert run.reproduced(found, ["few"], ["best-fit"])[-1] == "| few | 90.35 / 90.25 (1) |"
+
+
+def test_numbers_are_those_of_go() -> None:
+    source = Source(0)
+    assert [source.int63() for _ in range(3)] == [8717895732742165505, 2259404117704393152, 6050128673802995827]
+
+
+def test_tasks_come_in_the_order_of_the_published_runs() -> None:
+    """A thousandth of the GPUs asked for is told apart by the mean over the first arrivals, as was published."""
+    tasks = relatives.tasks_of(run.TRACES, "cpu050")
+    hosts = read_hosts(node_list(run.TRACES))
+    gpus = sum(host.gpus for host in hosts)
+    for seed, said in ((42, [0.25, 0.99, 2.0, 2.99, 4.03]), (43, [0.24, 1.02, 1.99, 3.02, 3.99])):
+        asked, by_percent = 0, dict[int, list[float]]()
+        for task in drawn(hosts, tasks, seed)[1]:
+            asked += task.gpu_demand_milli
+            by_percent.setdefault(round(asked / gpus / 10), []).append(asked / gpus / 10)
+        assert [round(statistics.fmean(by_percent[percent]), 2) for percent in range(5)] == said
+
+
+@pytest.mark.parametrize("policy", ["gpu-packing", "gpu-clustering"])
+def test_a_classic_policy_allocates_what_the_published_run_did(policy: str) -> None:
+    outcome = run.one((str(run.TRACES), "cpu050", policy, 43, True, run.AT))
+    said = run.published(run.TRACES)["cpu050", run.PUBLISHED[policy]][43]
+    assert outcome.allocated[run.AT] == pytest.approx(said, abs=run.SAME_POINTS)
