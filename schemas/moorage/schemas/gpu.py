@@ -48,25 +48,23 @@ class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
 class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The `gpu` object of a request. `{}` is one NVIDIA GPU of any model, exclusive, best effort.
 
-    `count` is GPUs a replica, 1..64, all of one host. `model` is one pattern or a list of alternatives: a
-    case-insensitive substring, or `=A10` for whole words. `min_memory_mib` is exact, in MiB a device.
-    `vendor` None means nvidia, or any vendor where a model is named; "" means any.
-    Raises ValueError (msgspec turns it into a ValidationError with the path) for what no fleet could satisfy.
+    What no fleet could satisfy is refused as `invalid-argument`, with the path of the field.
     """
 
-    count: int = 1
-    vendor: str | None = None
-    mode: str | None = None
-    model: str | list[str] | None = None
-    min_memory_mib: int | None = None
-    sharing: Sharing | None = None
-    share: Share | None = None
+    count: int = 1  # GPUs a replica, 1..64, all of one host
+    vendor: str | None = None  # null: nvidia, or any where a model is named; "" is any
+    mode: str | None = None  # taken, and not looked at
+    model: str | list[str] | None = None  # part of its name, in any case; `=A10` whole words; of several any will do
+    min_memory_mib: int | None = None  # of each GPU
+    sharing: Sharing | None = None  # null is exclusive
+    share: Share | None = None  # what part of the GPU, with mps and time-slice
+    #: replicas as there is room (null, too), all at once or none, or each on a host of its own
     scheduling: Scheduling | None = None
-    distributed: Distributed | None = None
-    mps_pipe_dir: str | None = None
-    mps_log_dir: str | None = None
-    time_slice_index: int | None = None
-    time_slicing_config_path: str | None = None
+    distributed: Distributed | None = None  # of a gang
+    mps_pipe_dir: str | None = None  # of the MPS daemon, where it is not the default
+    mps_log_dir: str | None = None  # the same
+    time_slice_index: int | None = None  # this GPU of the host and no other, with time-slice
+    time_slicing_config_path: str | None = None  # a file that must be there on the host, with time-slice
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= GPUS_PER_REPLICA_MAX:
