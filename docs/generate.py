@@ -165,6 +165,11 @@ HEADINGS: Final[dict[type, str]] = {
 }
 
 
+def fenced(title: str, text: str) -> str:
+    """JSON in a block. The title says what it is: any other word behind `json`, and the site shows no block."""
+    return f'```json title="{title}"\n{text}\n```\n'
+
+
 def table_of(struct: type[msgspec.Struct]) -> str:
     return fields_table(struct, HEADINGS)
 
@@ -172,7 +177,7 @@ def table_of(struct: type[msgspec.Struct]) -> str:
 def described(struct: type[msgspec.Struct], example: Any) -> str:
     text = json.dumps(msgspec.json.decode(msgspec.json.encode(example)), indent=1, ensure_ascii=False)
     shape = "an array in this order" if struct.__struct_config__.array_like else "an object"
-    return f"{inspect.getdoc(struct)}\n\nTravels as {shape}.\n\n{table_of(struct)}\n\n```json frame\n{text}\n```\n"
+    return f"{inspect.getdoc(struct)}\n\nTravels as {shape}.\n\n{table_of(struct)}\n\n{fenced('frame', text)}"
 
 
 def protocol() -> str:
@@ -184,7 +189,7 @@ def protocol() -> str:
         "## Subjects\n\n" + SUBJECTS + rows,
         f"\n\n## The request\n\nAt most {REQUEST_BYTES_MAX // 1024} KiB; a frame {FRAME_BYTES_MAX // 1024} KiB. "
         f"Unknown fields are refused. Durations are in seconds, memory is in MiB.\n\n"
-        f"```json request\n{REQUEST.decode()}\n```\n\n{inspect.getdoc(Request)}\n\n{table_of(Request)}\n",
+        f"{fenced('request', REQUEST.decode())}\n{inspect.getdoc(Request)}\n\n{table_of(Request)}\n",
     ]
     for title, struct in OF_REQUESTS.items():
         parts.append(f"\n### `{title}`\n\n{inspect.getdoc(struct)}\n\n{table_of(struct)}\n")
@@ -192,7 +197,7 @@ def protocol() -> str:
     for verb, act in ACTS:
         text = msgspec.json.encode(act).decode()
         parts.append(f"\n### `admin.{verb}`\n\n{inspect.getdoc(type(act))}\n\n{table_of(type(act))}\n")
-        parts.append(f"\n```json act\n{text}\n```\n")
+        parts.append(f"\n{fenced('act', text)}")
     parts.append(f"\n## Frames\n\n{FRAMES}\n")
     for name, where, example in EXAMPLES:
         parts.append(f"\n### {name}\n\n`{where}`\n\n{described(type(example), example)}")

@@ -55,3 +55,15 @@ def test_what_is_not_run_is_counted_and_says_why() -> None:
         if unrun:
             found[page(path).name] = len(unrun)
     assert found == NOT_RUN
+
+
+def test_every_block_is_one_on_the_site_too() -> None:
+    """Behind the kind of a block the site reads a title and nothing else; with more, the fence is text, and so is what
+    follows up to the next one."""
+    odd = [
+        f"{page(path).name}:{block.line}"
+        for path in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+        for block in page(path).blocks
+        if not block.kind.isalnum()
+    ]
+    assert odd == []

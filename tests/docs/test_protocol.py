@@ -41,10 +41,10 @@ REQUEST_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
 
 
 def blocks(info: str) -> list[tuple[str, str]]:
-    """Every block of a kind, with the heading above it."""
+    """Every JSON block of a title (`sh` for commands), with the heading above it."""
     found = []
     for block in _BLOCK.finditer(PAGE):
-        if block["info"] == info:
+        if block["info"] in (f'json title="{info}"', info):
             above = list(_HEADING.finditer(PAGE, 0, block.start()))
             found.append((above[-1]["name"] if above else "", block["body"]))
     return found
@@ -74,7 +74,7 @@ OF_OPERATORS: Final[dict[str, type[msgspec.Struct]]] = {
     "Done": operate.Done,
     "DeadLetter": operate.DeadLetter,
 }
-FRAMES: Final = blocks("json frame")
+FRAMES: Final = blocks("frame")
 
 
 def test_every_frame_is_shown() -> None:
@@ -105,7 +105,7 @@ def test_a_frames_table_names_every_field(name: str, body: str) -> None:
 
 
 def test_every_request_decodes_and_strictly() -> None:
-    shown = blocks("json request")
+    shown = blocks("request")
     assert shown
     for _, body in shown:
         decode_request(body.encode())
@@ -114,7 +114,7 @@ def test_every_request_decodes_and_strictly() -> None:
 
 
 def test_every_act_of_an_operator_decodes_strictly_and_its_table_is_whole() -> None:
-    shown = blocks("json act")
+    shown = blocks("act")
     acts: dict[str, type[msgspec.Struct]] = {**operate.ACTS, "dlq": operate.DlqAct}
     assert [name for name, _ in shown] == [f"admin.{verb}" for verb in acts]
     for name, body in shown:
@@ -131,7 +131,7 @@ def test_every_field_of_a_request_is_in_its_table() -> None:
     structs: dict[str, type[msgspec.Struct]] = {"": Request, **REQUEST_TABLES}
     for name, struct in structs.items():
         assert tables[name] == [field.encode_name for field in msgspec.structs.fields(struct)], name
-    for _, body in blocks("json request"):
+    for _, body in blocks("request"):
         for path, keys in objects(json.loads(body)):
             assert keys <= set(tables[path]), path
 
@@ -226,7 +226,7 @@ def _refused_object(value: dict[str, Any], schema: dict[str, Any], root: dict[st
 
 
 def examples(name: str) -> list[dict[str, Any]]:
-    shown = blocks("json request") if name == "request" else [each for each in FRAMES if each[0].lower() == name]
+    shown = blocks("request") if name == "request" else [each for each in FRAMES if each[0].lower() == name]
     return [json.loads(body) for _, body in shown]
 
 

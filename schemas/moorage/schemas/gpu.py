@@ -183,10 +183,20 @@ def _parse_share(text: str, token: str) -> Share:
         if part.endswith("%") and part[:-1].isdigit():
             percent = int(part[:-1])
         elif len(part) <= PART_CHARS_MAX and part[-1:] in ("G", "M") and part[:-1].replace(".", "", 1).isdigit():
-            memory = int(float(part[:-1]) * (1000**3 / 1024**2 if part[-1] == "G" else 1))
+            memory = _share_mib(float(part[:-1])) if part[-1] == "G" else int(float(part[:-1]))
         else:
             raise ValueError(f"not a share: {part!r} in {token!r}; a share is 50% or 4G or both: @mps=50%,4G")
     return Share(memory, percent)
+
+
+def _share_mib(gigabytes: float) -> int:
+    return int(gigabytes * 1e9 / (1024 * 1024))
+
+
+def _share_size(mib: int) -> str:
+    """As it was asked for where that was whole gigabytes: `10G`, else exact: `9500M`."""
+    gigabytes = round(mib * 1024 * 1024 / 1e9)
+    return f"{gigabytes}G" if _share_mib(gigabytes) == mib else f"{mib}M"
 
 
 def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
@@ -204,7 +214,7 @@ def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
         text += f"@{spec.sharing}"
         if spec.share is not None:
             parts = [f"{spec.share.compute_percent}%"] if spec.share.compute_percent != 100 else []
-            parts += [f"{spec.share.memory_mib}M"] if spec.share.memory_mib else []
+            parts += [_share_size(spec.share.memory_mib)] if spec.share.memory_mib else []
             text += f"={','.join(parts)}" if parts else ""
     return text
 
