@@ -37,6 +37,8 @@ async def test_every_line_of_a_gang_names_its_replica(node: Node, unique: str) -
     assert ran.code == 0, ran.err
     first, *rest = ran.err.splitlines()
     assert first.split()[1:] == ["ACCEPTED"]  # of the whole job
+    listed = await node.run("ls", tenant=unique)
+    assert "\t- sim\t" in listed.out  # a gang's last change is of no worker
     assert {line.split("replica ")[-1] for line in rest} == {"0", "1"}
 
 
