@@ -28,7 +28,7 @@ _NEEDS: Final = re.compile(r"^<!-- needs: ([\w. ]+) -->$", re.MULTILINE)
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A fenced block. `kind` is the word behind the fence; nothing but a title may follow it, or the site shows no block."""
+    """A fenced block. `kind` stands behind the fence; a title alone may follow it, or the site shows no block."""
 
     kind: str
     title: str

@@ -87,7 +87,7 @@ class Decoder(Generic[T]):
 
 
 def explain_decode_error(error: Exception, next_step: str = "") -> Problem:
-    """A msgspec error as a `Problem`: which field, what was found, what is allowed. `next_step` where it is no request."""
+    """A msgspec error as a `Problem`: which field, what was found, what is allowed. `next_step`: of no request."""
     text = str(error)
     path = _PATH.search(text)
     field = path["path"] if path else ""
