@@ -22,6 +22,7 @@ from moorage.cli.settings import example_file, sections
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.schemas import frames, gpu, job, operate
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
+from moorage.schemas.described import json_schema
 from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATES, Request
 from moorage.schemas.release import RELEASE
@@ -235,7 +236,7 @@ def _named_otherwise(section: str, one: Setting) -> list[str]:
 
 
 def schema(kind: Any) -> str:
-    return json.dumps(msgspec.json.schema(kind), indent=1, sort_keys=True) + "\n"
+    return json.dumps(json_schema(kind), indent=1, sort_keys=True) + "\n"
 
 
 def pages() -> dict[Path, str]:

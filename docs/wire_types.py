@@ -1,17 +1,14 @@
-"""The fields of a frame as the protocol page prints them: types in the words of JSON, and what each field is for.
-
-What a field is for stands in the code as a comment: `#:` above it, or `#` behind it on its line.
-"""
+"""The fields of a frame as the protocol page prints them: types in the words of JSON, and what each field is for."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
+
+from moorage.schemas.described import notes
 
 _PLAIN: Final[dict[Any, str]] = {
     str: "string",
@@ -22,7 +19,6 @@ _PLAIN: Final[dict[Any, str]] = {
     NoneType: "null",
     Any: "anything",
 }
-_FIELD: Final = re.compile(r"(?P<name>\w+): [^#]*(?:# (?P<note>.*))?")
 
 
 def json_type(kind: Any, parts: dict[type, str] | None = None) -> str:
@@ -49,21 +45,6 @@ def json_type(kind: Any, parts: dict[type, str] | None = None) -> str:
         fields = (f'"{each.encode_name}": {json_type(each.type, parts)}' for each in msgspec.structs.fields(kind))
         return f"{{{', '.join(fields)}}}"
     raise TypeError(f"no word for {kind!r}")
-
-
-def notes(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """What the comments in the code say of each field."""
-    found: dict[str, str] = {}
-    above: list[str] = []
-    for line in inspect.getsource(struct).splitlines():
-        text = line.strip()
-        if text.startswith(("#: ", "# ")):
-            above.append(text.lstrip("#: "))
-            continue
-        if (field := _FIELD.fullmatch(text)) is not None:
-            found[field["name"]] = " ".join(above) or field["note"] or ""
-        above = []
-    return found
 
 
 def fields_table(struct: type[msgspec.Struct], parts: dict[type, str] | None = None) -> str:

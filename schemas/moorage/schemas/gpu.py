@@ -22,10 +22,10 @@ PART_CHARS_MAX: Final = 16
 
 
 class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """How the ranks of a gang meet: `backend` nccl, gloo, mpi or any other word; `master_port` 1..65535."""
+    """How the ranks of a gang meet."""
 
-    backend: str = "nccl"
-    master_port: int = 29500
+    backend: str = "nccl"  # nccl, gloo, mpi or any other word
+    master_port: int = 29500  # 1..65535; where it is taken, the next free one
 
     def __post_init__(self) -> None:
         if not 1 <= self.master_port <= 65535:
@@ -33,10 +33,10 @@ class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """The part of one device that a sharer asks for: `memory_mib` (0 = not counted) and `compute_percent` (1..100)."""
+    """The part of one device that a sharer asks for."""
 
-    memory_mib: int = 0
-    compute_percent: int = 100
+    memory_mib: int = 0  # 0 is not counted
+    compute_percent: int = 100  # 1..100
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_mib <= MEMORY_MIB_MAX:

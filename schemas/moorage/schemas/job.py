@@ -41,7 +41,7 @@ class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """Host resources a replica: `cpu_milli` in thousandths of a core, `memory_mib` in MiB."""
 
     cpu_milli: int = 0  # 4000 is four cores
-    memory_mib: int = 0
+    memory_mib: int = 0  # of the host
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_milli <= 10**9:
@@ -121,7 +121,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     replicas: int = 1  # 1..1024 copies of `run`, each with `gpu.count` GPUs of one host
     priority: int = 50  # 0..100, higher first
     gpu: GpuSpec | None = None  # null asks for no GPU
-    resources: Resources | None = None
+    resources: Resources | None = None  # of the host, for each replica; null counts none
     requires: dict[str, list[str]] = {}  # a worker's labels: each must have one of these values
     run: Run | None = None  # required
     driver_config: dict[str, Any] = {}  # for one driver each, as `{"handler": {"input": …}}`

@@ -49,7 +49,7 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     interface: str | None = None
     address: str = ""
     simulated: bool = False
-    #: slots the scheduler may use, by position; None means all (a service may keep some for its own claims)
+    #: slots the scheduler may use, by position; null means all (a service may keep some for its own claims)
     lent_slots: list[int] | None = None
     #: how long and how much output and results it keeps: `output_s`, `output_bytes`, `result_s`, `result_bytes`
     keeps: dict[str, float] = {}
