@@ -16,11 +16,13 @@ from typing import Any, Final
 import msgspec
 
 from docs import reference_pages
+from docs.wire_types import fields_table
 from moorage.bus.site import shipped
 from moorage.cli.settings import example_file, sections
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.schemas import frames, gpu, job, operate
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
+from moorage.schemas.described import json_schema
 from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATES, Request
 from moorage.schemas.release import RELEASE
@@ -60,6 +62,22 @@ ACTS: Final = (
     ("dlq", operate.DlqAct(act="resend", sequence=12, by="ana", why="quota was raised")),
 )
 
+#: what stands above the tables of the page
+SUBJECTS: Final = """Of the kinds, *asked* is answered from memory, and what is *public* names no job and no tenant.
+`moorage` is the prefix of all, unless the settings name another.
+
+| subject | kind | who writes | who reads | what |
+| --- | --- | --- | --- | --- |
+"""
+ACTS_OF_OPERATORS: Final = (
+    "Sent to `moorage.admin.<verb>`. Unknown fields are refused, text is printable and bounded.\n"
+)
+FRAMES: Final = """Everything that is sent or answered: what it is, every field, and one as it looks. `kind` tells them
+apart, and `v` is the version of the protocol. **A field that has its default may be left out**, so read it as the table
+says. A client needs [Accepted](#accepted), [Problem](#problem), [Answer](#answer), [Event](#event) and
+[Output](#output), an observer [Hello](#hello), [Load](#load) and [FleetFrame](#fleetframe). The rest is spoken between
+schedulers and workers."""
+
 #: where each frame travels, and one of it
 EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("Accepted", "the answer to submit", frames.Accepted("train-42", 1729, "QUEUED")),
@@ -67,7 +85,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
         "invalid-argument", "count must be 1..64, found 0", "caller", "$.gpu.count", "0", "1..64",
         "see docs/protocol.md for every field with an example")),
     ("Answer", "the answer to show, history, ls, explain, cancel and the operators' verbs", frames.Answer(
-        "cancel", 1730, {"job": "train-42", "cancelled": True, "was": "QUEUED"})),
+        "cancel", 0, {"job": "train-42", "cancelled": True, "was": "QUEUED"})),
     ("Event", "moorage.event.<tenant>.<job>", _EVENT),
     ("Events", "moorage.events.<tenant>", frames.Events("vision", 1729, [_EVENT])),
     ("HistoryFrame", "moorage.history.<tenant>", frames.HistoryFrame("vision", list(STATES), {
@@ -111,33 +129,56 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
 ]  # fmt: skip
 
 
-def type_name(kind: Any) -> str:
-    """A field's type as the pages print it."""
-    text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
-    return text.replace("|", "\\|")
+#: parts of frames that have no example of their own: as objects, and as arrays
+PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
+    frames.Change,
+    frames.Device,
+    frames.SlotLoad,
+    frames.HistoryWorker,
+    operate.Hold,
+    operate.Limit,
+    operate.Drain,
+    operate.Share,
+)
+ROWS: Final[tuple[type[msgspec.Struct], ...]] = (
+    frames.Held,
+    frames.Fact,
+    frames.Place,
+    frames.Start,
+    frames.End,
+    frames.Finding,
+    frames.Unwell,
+    frames.Story,
+    frames.Moved,
+)
+#: the objects of a request, by the heading that describes each
+OF_REQUESTS: Final[dict[str, type[msgspec.Struct]]] = {
+    "gpu": gpu.GpuSpec,
+    "gpu.share": gpu.Share,
+    "gpu.distributed": gpu.Distributed,
+    "run": job.Run,
+    "resources": job.Resources,
+}
+HEADINGS: Final[dict[type, str]] = {
+    **{struct: heading for heading, struct in OF_REQUESTS.items()},
+    **{type(example): name for name, _, example in EXAMPLES},
+    **{part: part.__name__ for part in (*PARTS, *ROWS)},
+}
 
 
-def fields_table(struct: type[msgspec.Struct]) -> str:
-    """Every field of a frame: name, type, default."""
-    lines = ["| field | type | default |", "| --- | --- | --- |"]
-    for field in msgspec.structs.fields(struct):
-        if field.default is msgspec.UNSET:
-            default = "left out"
-        elif field.default is not msgspec.NODEFAULT:
-            default = json.dumps(msgspec.to_builtins(field.default))
-        elif field.default_factory is not msgspec.NODEFAULT:
-            default = json.dumps(msgspec.to_builtins(field.default_factory()))
-        else:
-            default = "required"
-        annotation = struct.__annotations__.get(field.name, field.type)
-        lines.append(f"| `{field.encode_name}` | {type_name(annotation)} | {default} |")
-    return "\n".join(lines)
+def fenced(title: str, text: str) -> str:
+    """JSON in a block. The title says what it is: any other word behind `json`, and the site shows no block."""
+    return f'```json title="{title}"\n{text}\n```\n'
+
+
+def table_of(struct: type[msgspec.Struct]) -> str:
+    return fields_table(struct, HEADINGS)
 
 
 def described(struct: type[msgspec.Struct], example: Any) -> str:
     text = json.dumps(msgspec.json.decode(msgspec.json.encode(example)), indent=1, ensure_ascii=False)
     shape = "an array in this order" if struct.__struct_config__.array_like else "an object"
-    return f"{inspect.getdoc(struct)}\n\nTravels as {shape}.\n\n{fields_table(struct)}\n\n```json frame\n{text}\n```\n"
+    return f"{inspect.getdoc(struct)}\n\nTravels as {shape}.\n\n{table_of(struct)}\n\n{fenced('frame', text)}"
 
 
 def protocol() -> str:
@@ -146,42 +187,27 @@ def protocol() -> str:
     parts = [
         HEAD,
         (DOCS / "protocol.head.md").read_text(),
-        "## Subjects\n\n| subject | kind | who writes | who reads | what |\n| --- | --- | --- | --- | --- |\n" + rows,
+        "## Subjects\n\n" + SUBJECTS + rows,
         f"\n\n## The request\n\nAt most {REQUEST_BYTES_MAX // 1024} KiB; a frame {FRAME_BYTES_MAX // 1024} KiB. "
-        f"Unknown fields are refused.\n\n"
-        f"```json request\n{REQUEST.decode()}\n```\n\n{inspect.getdoc(Request)}\n\n{fields_table(Request)}\n",
+        f"Unknown fields are refused. Durations are in seconds, memory is in MiB.\n\n"
+        f"{fenced('request', REQUEST.decode())}\n{inspect.getdoc(Request)}\n\n{table_of(Request)}\n",
     ]
-    for title, struct in (
-        ("gpu", gpu.GpuSpec),
-        ("gpu.share", gpu.Share),
-        ("gpu.distributed", gpu.Distributed),
-        ("run", job.Run),
-        ("resources", job.Resources),
-    ):
-        parts.append(f"\n### `{title}`\n\n{inspect.getdoc(struct)}\n\n{fields_table(struct)}\n")
-    parts.append("\n## Operators' acts\n\nUnknown fields are refused, text is printable and bounded.\n")
+    for title, struct in OF_REQUESTS.items():
+        parts.append(f"\n### `{title}`\n\n{inspect.getdoc(struct)}\n\n{table_of(struct)}\n")
+    parts.append(f"\n## Operators' acts\n\n{ACTS_OF_OPERATORS}")
     for verb, act in ACTS:
         text = msgspec.json.encode(act).decode()
-        parts.append(f"\n### `admin.{verb}`\n\n{inspect.getdoc(type(act))}\n\n{fields_table(type(act))}\n")
-        parts.append(f"\n```json act\n{text}\n```\n")
-    parts.append("\n## Frames\n")
+        parts.append(f"\n### `admin.{verb}`\n\n{inspect.getdoc(type(act))}\n\n{table_of(type(act))}\n")
+        parts.append(f"\n{fenced('act', text)}")
+    parts.append(f"\n## Frames\n\n{FRAMES}\n")
     for name, where, example in EXAMPLES:
         parts.append(f"\n### {name}\n\n`{where}`\n\n{described(type(example), example)}")
     parts.append("\n### In frames\n")
-    for part in (frames.Change, frames.HistoryWorker):
-        parts.append(f"\n#### {part.__name__}\n\n{inspect.getdoc(part)}\n\n{fields_table(part)}\n")
+    for part in PARTS:
+        parts.append(f"\n#### {part.__name__}\n\n{inspect.getdoc(part)}\n\n{table_of(part)}\n")
     parts.append("\n### In arrays\n")
-    for array in (
-        frames.Held,
-        frames.Fact,
-        frames.Place,
-        frames.Start,
-        frames.End,
-        frames.Finding,
-        frames.Story,
-        frames.Moved,
-    ):
-        parts.append(f"\n#### {array.__name__}\n\n{inspect.getdoc(array)}\n\n{fields_table(array)}\n")
+    for array in ROWS:
+        parts.append(f"\n#### {array.__name__}\n\n{inspect.getdoc(array)}\n\n{table_of(array)}\n")
     return "".join(parts)
 
 
@@ -210,7 +236,7 @@ def _named_otherwise(section: str, one: Setting) -> list[str]:
 
 
 def schema(kind: Any) -> str:
-    return json.dumps(msgspec.json.schema(kind), indent=1, sort_keys=True) + "\n"
+    return json.dumps(json_schema(kind), indent=1, sort_keys=True) + "\n"
 
 
 def pages() -> dict[Path, str]:

@@ -88,6 +88,21 @@ def test_what_is_none_is_refused(line: str) -> None:
         read(verb.name, verb.load(), rest)
 
 
+@pytest.mark.parametrize(
+    ("line", "why", "fixes"),
+    [
+        ("logs", "JOB is missing", ("moorage ls", "moorage logs --help")),
+        ("cordon", "WORKER is missing", ("moorage fleet", "moorage cordon --help")),
+    ],
+)
+def test_what_is_missing_is_named_with_what_lists_it(line: str, why: str, fixes: tuple[str, ...]) -> None:
+    verb, rest = find(line.split())
+    assert verb is not None
+    with pytest.raises(CannotRead) as found:
+        read(verb.name, verb.load(), rest)
+    assert (str(found.value), found.value.fixes) == (why, fixes)
+
+
 def test_every_verb_describes_all_that_it_takes() -> None:
     for verb in all_verbs().values():
         for one in arguments_of(verb.load()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,16 @@ def is_valid(configuration: Path) -> bool:
     done = subprocess.run([find_binary(), "-t", "-c", str(configuration)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return True
+
+
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    assert make(tmp_path / "site") == 1
+    said = capsys.readouterr().err
+    assert "error[failed-precondition]: the package nkeys is missing" in said
+    assert "fix: pip install nkeys" in said  # not by the name of moorage, which may come from a clone
 
 
 @pytest.mark.parametrize("more", [(), ("--shared",), ("--auth", "mtls"), ("--results",), ("--prefix", "gpu.eu")])

@@ -32,6 +32,16 @@ async def test_of_a_gang_the_code_of_the_rank_that_failed_first(node: Node, uniq
     assert "code 7" in (ran.err if verb == "run" else ran.out)
 
 
+async def test_every_line_of_a_gang_names_its_replica(node: Node, unique: str) -> None:
+    ran = await node.run("run", "--gpu", "2x1xH100", "--gang", "--", "true", tenant=unique)
+    assert ran.code == 0, ran.err
+    first, *rest = ran.err.splitlines()
+    assert first.split()[1:] == ["ACCEPTED"]  # of the whole job
+    listed = await node.run("ls", tenant=unique)
+    assert "\t- sim\t" in listed.out  # a gang's last change is of no worker
+    assert {line.split("replica ")[-1] for line in rest} == {"0", "1"}
+
+
 async def test_output_is_output_and_progress_is_talk(node: Node, unique: str) -> None:
     ran = await node.run(
         "run", "--gpu", "2xH100", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; echo oh >&2", tenant=unique

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import codecs
 import random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
 from moorage.cli.progress import Progress
+from moorage.cli.run import tell_missing
 from moorage.client import output
 from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded
 from moorage.client.kept import Joiner, Piece, last_lines
 from moorage.client.output import Captured
+from moorage.client.watch import Watch
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
 from moorage.worker.output_pages import page_of
@@ -171,6 +174,43 @@ def test_what_nobody_keeps_is_counted_and_the_rest_is_given() -> None:
         assert joiner.lost == 4
         assert joiner.trouble is not None
         assert joiner.trouble.code == "not-kept"
+
+    asyncio.run(scenario())
+
+
+def test_what_an_attempt_lacks_is_no_news_once_a_later_one_is_heard() -> None:
+    """An attempt that was placed on a worker just killed never ran: nobody misses what it said."""
+
+    async def scenario() -> None:
+        source = Keeping(b"0123")
+        joiner = joiner_on(source)
+        source.refusals = [NoOutput(problem("worker-lost", "gone")) for _ in range(4)]
+        for replica in (0, 1):
+            assert [each async for each in joiner.kept(replica, 1)] == []
+        assert [each.offset async for each in joiner.joined(Piece(0, 2, "out", 0, "0123", True, 4))] == [0]
+        assert joiner.trouble is not None, "of replica 1 nothing was heard since"
+        source.written, source.is_over = 4, True
+        _ = [each async for each in joiner.joined(Piece(1, 2, "out", 0, "0123", True, 4))]
+        assert joiner.trouble is None
+        source.refusals = [NoOutput(problem("worker-lost", "gone again"))]
+        _ = [each async for each in joiner.joined(Piece(1, 3, "out", 2, "23", True, 4))]
+        assert joiner.trouble is not None
+        assert joiner.trouble.problem.message == "gone again"
+
+    asyncio.run(scenario())
+
+
+def test_run_warns_of_output_that_is_missing_and_logs_calls_it_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        source = Keeping(b"")
+        watch = Watch(cast(AsyncClient, SimpleNamespace(watches=set())), "j")
+        watch.joiner = joiner_on(source)
+        source.refusals = [NoOutput(problem("not-kept", "the driver naps keeps no output")) for _ in range(2)]
+        _ = [each async for each in watch.joiner.kept(0, 1)]
+        tell_missing(watch, asked_for=False)
+        assert capsys.readouterr().err == "warning[not-kept]: the driver naps keeps no output\n"
+        tell_missing(watch, asked_for=True)
+        assert capsys.readouterr().err.startswith("error[not-kept]: the driver naps keeps no output\n")
 
     asyncio.run(scenario())
 

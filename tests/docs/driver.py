@@ -180,12 +180,12 @@ def only_looks(block: Block) -> bool:
 
 
 def decode(block: Block) -> None:
-    """A `json request` or `json <Frame>`. Raises AssertionError."""
-    if block.of == "request":
+    """JSON with the title `request` or the name of a frame. Raises AssertionError."""
+    if block.title == "request":
         decode_request(block.body.encode())
         return
-    kind = getattr(frames, block.of, None)
-    assert kind is not None, f"json block says neither request nor a frame: {block.of!r}"
+    kind = getattr(frames, block.title, None)
+    assert kind is not None, f"the title of a json block is neither request nor a frame: {block.title!r}"
     assert issubclass(kind, msgspec.Struct)
     decoder: Decoder[msgspec.Struct] = Decoder(kind)
     decoder(block.body.encode())

@@ -4,7 +4,7 @@
 - `text` below it is what must then stand on that terminal, in this order; `…` stands for anything, and numbers that
   differ from run to run (ages, pids, ports, made-up ids) match any other of their kind.
 - `python` is run; with a title, as `js` and `go`, it is the file of that name.
-- `json request` and `json <Frame>` are decoded, `toml` is read as settings.
+- `json` with the title `request` or the name of a frame is decoded, `toml` is read as settings.
 - `<!-- not run: reason -->` above a block says why it stays unrun; the test counts them.
 - `<!-- needs: node npm -->` anywhere names commands without which the page's test is skipped (in CI it then fails).
 """
@@ -28,10 +28,9 @@ _NEEDS: Final = re.compile(r"^<!-- needs: ([\w. ]+) -->$", re.MULTILINE)
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A fenced block. `kind` is the first word of its info string, `of` the second, `line` where it begins."""
+    """A fenced block. `kind` stands behind the fence; a title alone may follow it, or the site shows no block."""
 
     kind: str
-    of: str
     title: str
     body: str
     line: int
@@ -51,10 +50,10 @@ def page(path: Path, text: str | None = None) -> Page:
     for found in _BLOCK.finditer(text):
         info, indent = found["info"], found["indent"]
         title = _TITLE.search(info)
-        kind, _, of = _TITLE.sub("", info).strip().partition(" ")
+        kind = _TITLE.sub("", info).strip()
         body = "".join(line.removeprefix(indent) for line in found["body"].splitlines(keepends=True))
         line = text.count("\n", 0, found.start("info")) + 1
-        blocks.append(Block(kind, of.strip(), title[1] if title else "", body, line, found["why"] or ""))
+        blocks.append(Block(kind, title[1] if title else "", body, line, found["why"] or ""))
     needs = [word for words in _NEEDS.findall(text) for word in words.split()]
     return Page(str(path.relative_to(DOCS.parent)), blocks, needs)
 

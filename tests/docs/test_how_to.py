@@ -18,7 +18,7 @@ NOT_RUN: Final = {
     "README.md": 1,  # the installation
     "docs/how-to/follow-a-job-from-go.md": 1,
     "docs/how-to/run-a-gang-with-torchrun.md": 1,
-    "docs/index.md": 3,  # the first steps of the pages that it leads to
+    "docs/index.md": 4,  # the installation, and the first steps of the pages that it leads to
     "docs/tutorial/first-worker.md": 3,  # a GPU, a server and an account of the reader's own
     "docs/tutorial/ten-minutes.md": 1,  # the installation
 }
@@ -55,3 +55,15 @@ def test_what_is_not_run_is_counted_and_says_why() -> None:
         if unrun:
             found[page(path).name] = len(unrun)
     assert found == NOT_RUN
+
+
+def test_every_block_is_one_on_the_site_too() -> None:
+    """Behind the kind of a block the site reads a title and nothing else; with more, the fence is text, and so is what
+    follows up to the next one."""
+    odd = [
+        f"{page(path).name}:{block.line}"
+        for path in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+        for block in page(path).blocks
+        if not block.kind.isalnum()
+    ]
+    assert odd == []

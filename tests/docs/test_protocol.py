@@ -41,10 +41,10 @@ REQUEST_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
 
 
 def blocks(info: str) -> list[tuple[str, str]]:
-    """Every block of a kind, with the heading above it."""
+    """Every JSON block of a title (`sh` for commands), with the heading above it."""
     found = []
     for block in _BLOCK.finditer(PAGE):
-        if block["info"] == info:
+        if block["info"] in (f'json title="{info}"', info):
             above = list(_HEADING.finditer(PAGE, 0, block.start()))
             found.append((above[-1]["name"] if above else "", block["body"]))
     return found
@@ -74,7 +74,7 @@ OF_OPERATORS: Final[dict[str, type[msgspec.Struct]]] = {
     "Done": operate.Done,
     "DeadLetter": operate.DeadLetter,
 }
-FRAMES: Final = blocks("json frame")
+FRAMES: Final = blocks("frame")
 
 
 def test_every_frame_is_shown() -> None:
@@ -105,7 +105,7 @@ def test_a_frames_table_names_every_field(name: str, body: str) -> None:
 
 
 def test_every_request_decodes_and_strictly() -> None:
-    shown = blocks("json request")
+    shown = blocks("request")
     assert shown
     for _, body in shown:
         decode_request(body.encode())
@@ -114,7 +114,7 @@ def test_every_request_decodes_and_strictly() -> None:
 
 
 def test_every_act_of_an_operator_decodes_strictly_and_its_table_is_whole() -> None:
-    shown = blocks("json act")
+    shown = blocks("act")
     acts: dict[str, type[msgspec.Struct]] = {**operate.ACTS, "dlq": operate.DlqAct}
     assert [name for name, _ in shown] == [f"admin.{verb}" for verb in acts]
     for name, body in shown:
@@ -131,9 +131,19 @@ def test_every_field_of_a_request_is_in_its_table() -> None:
     structs: dict[str, type[msgspec.Struct]] = {"": Request, **REQUEST_TABLES}
     for name, struct in structs.items():
         assert tables[name] == [field.encode_name for field in msgspec.structs.fields(struct)], name
-    for _, body in blocks("json request"):
+    for _, body in blocks("request"):
         for path, keys in objects(json.loads(body)):
             assert keys <= set(tables[path]), path
+
+
+def test_of_every_field_of_a_request_is_said_what_it_is_for() -> None:
+    schema = json.loads((DOCS / "schemas" / "request.json").read_text())["$defs"]
+    texts = {Request.__name__: request_section()}
+    texts |= {struct.__name__: section(heading) for heading, struct in REQUEST_TABLES.items()}
+    for name, text in texts.items():
+        told = {field: shown.get("description", "") for field, shown in schema[name]["properties"].items()}
+        assert all(told.values()), told
+        assert all(each in text for each in told.values())
 
 
 def objects(request: dict[str, Any], path: str = "") -> Iterator[tuple[str, set[str]]]:
@@ -154,7 +164,8 @@ def test_every_command_on_the_page_can_be_typed() -> None:
     known = [row.subject for row in Subjects().table()]
     for found in lines:
         subject, payload = found["subject"], found["payload"]
-        assert any(re.fullmatch(re.sub(r"<\w+>", r"[\\w-]+", each), subject) for each in known), subject
+        word = r"[\\w*-]+" if found["verb"] == "sub" else r"[\\w-]+"
+        assert any(re.fullmatch(re.sub(r"<\w+>", word, each), subject) for each in known), subject
         if payload is None:
             continue
         verb = subject.rpartition(".")[2]
@@ -225,7 +236,7 @@ def _refused_object(value: dict[str, Any], schema: dict[str, Any], root: dict[st
 
 
 def examples(name: str) -> list[dict[str, Any]]:
-    shown = blocks("json request") if name == "request" else [each for each in FRAMES if each[0].lower() == name]
+    shown = blocks("request") if name == "request" else [each for each in FRAMES if each[0].lower() == name]
     return [json.loads(body) for _, body in shown]
 
 

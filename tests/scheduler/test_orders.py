@@ -558,6 +558,7 @@ def test_bad_acts_are_refused_by_field(verb: str, arguments: dict[str, Any], fie
         act_of(verb, arguments)
     assert refused.value.code == "invalid-argument"
     assert field in refused.value.problem.field + refused.value.problem.message
+    assert refused.value.problem.next == f"moorage admin {verb} --help"  # the fields of a request are none of it
 
 
 def test_acts_that_find_no_room_in_a_record_come_with_the_next(drive: Driving) -> None:

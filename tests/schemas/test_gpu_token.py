@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moorage.schemas.gpu import (
     GpuSpec,
     Share,
+    Sharing,
     format_token,
     model_matches,
     nominal_mib,
@@ -89,6 +90,7 @@ def test_nominal_memory_takes_the_card_that_is_sold_so(gigabytes: int, shows_mib
         (GpuSpec(count=2, model="H100", min_memory_mib=nominal_mib(80)), 3, "3x2xH100:80G"),
         (GpuSpec(model=["H100", "A100"], min_memory_mib=70_000), 1, "1xH100|A100:70000M"),
         (GpuSpec(sharing="mps", share=Share(4_000, 50)), 1, "1xany@mps=50%,4000M"),
+        (GpuSpec(sharing="time-slice", share=Share(9_536)), 1, "1xany@time-slice=10G"),
         (GpuSpec(sharing="time-slice", share=Share()), 1, "1xany@time-slice"),
     ],
 )
@@ -107,6 +109,13 @@ specs = st.builds(
     min_memory_mib=st.one_of(st.none(), st.integers(1, 200_000), st.integers(1, 200).map(nominal_mib)),
     sharing=st.sampled_from([None, "mps", "time-slice"]),
 )
+shares = st.builds(Share, st.one_of(st.just(0), st.integers(1, 200_000)), st.integers(1, 100))
+
+
+@given(shares, st.sampled_from(["mps", "time-slice"]))
+def test_a_share_that_is_written_reads_back(share: Share, sharing: Sharing) -> None:
+    spec = GpuSpec(sharing=sharing, share=share)
+    assert (parse_token(format_token(spec))[1].share or Share()) == share
 
 
 @given(specs, st.integers(1, 1024))

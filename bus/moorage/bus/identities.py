@@ -1,7 +1,7 @@
 """Keys and certificates of a site's users: made once, private (0600), never overwritten.
 
 NKeys are Ed25519 keys in NATS' own spelling (nkeys.py); certificates are for who has no authority of its own, or wants
-one for a test. Needs the packages `nkeys` and `cryptography` (`pip install 'moorage[nats-config]'`).
+one for a test. Needs the packages `nkeys` and `cryptography`, the extra `nats-config`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VALID_DAYS: Final = 825
 #: a clock that is a little behind may see a certificate before it was made
 _EARLIER: Final = timedelta(hours=1)
 _SEED_BYTES: Final = 32
-EXTRA: Final = "pip install 'moorage[nats-config]'"
+EXTRA: Final = "pip install nkeys cryptography"
 
 
 def nkey(folder: Path, identity: Identity) -> str:

@@ -114,7 +114,14 @@ def _argument(name: str, hint: Any, default: Any, *, is_word: bool) -> Argument:
 
 
 class _Reader(argparse.ArgumentParser):
+    #: by the word that stands for it in the help: the verb that lists what may be there
+    lists: dict[str, str]
+
     def error(self, message: str) -> NoReturn:
+        what, required, missing = message.partition("the following arguments are required: ")
+        if required and not what:
+            listing = [self.lists[name] for name in missing.split(", ") if self.lists.get(name)]
+            raise CannotRead(f"{missing} is missing", *(f"moorage {verb}" for verb in listing), f"{self.prog} --help")
         raise CannotRead(message.removeprefix("argument "))
 
 
@@ -127,6 +134,7 @@ def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[
         at = before.index("--")
         before, behind = before[:at], before[at + 1 :]
     reader = _Reader(prog=f"moorage {verb}", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    reader.lists = {one.value: one.parameter.lists.partition(" --")[0] for one in arguments if one.value}
     for one in arguments:
         reader.add_argument(*(one.names or (one.field,)), **_for_argparse(one))
     read_words, unknown = reader.parse_known_intermixed_args(before)

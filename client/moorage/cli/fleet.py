@@ -24,7 +24,7 @@ TROUBLES_MAX: Final = 20
 WORKER_HELP: Final = "The worker's id, as moorage fleet shows it."
 #: cells of devices that somebody should look at
 _ODD: Final = frozenset("!x?")
-LEGEND: Final = "· free  # leased  2-9 sharers  ! sick  x used by others  - not lent  ? lost"
+LEGEND: Final = "· free  # leased  1-9 sharers  ! sick  x used by others  - not lent  ? lost"
 
 _Worker: TypeAlias = Annotated[str, Parameter(help=WORKER_HELP, lists="fleet --format {worker}")]
 

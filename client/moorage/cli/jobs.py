@@ -195,7 +195,7 @@ def job_row(row: dict[str, Any]) -> list[Any]:
         row["attempt"],
         age(row["age_ms"]),
         row["code"],
-        row["worker"]
+        (row["worker"] or "-")
         + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
         + (" sim" if row["simulated"] else ""),
         row["why"],

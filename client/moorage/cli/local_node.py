@@ -233,7 +233,7 @@ class Node:
             lines.append(f"  export MOORAGE_HOME={shlex.quote(str(self._folder))}")
         gpu = "--gpu 2xH100 " if "H100" in self._simulate else "--gpu " if gpus else ""
         lines += [
-            f"  moorage run {gpu}-- sh -c 'echo on $CUDA_VISIBLE_DEVICES'",
+            f"  moorage run {gpu}-- " + ("sh -c 'echo on $CUDA_VISIBLE_DEVICES'" if gpus else "echo hello"),
             f"  moorage submit {gpu}-- sleep 60",
             "  moorage ls",
             "  moorage fleet --watch",

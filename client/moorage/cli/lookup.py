@@ -171,8 +171,9 @@ def schema(
             raise _nothing("schema", name, known, "moorage schema")
         import msgspec
 
-        made = msgspec.json.schema(struct)
-        text = msgspec.json.encode(made)
+        from moorage.schemas.described import json_schema
+
+        text = msgspec.json.encode(json_schema(struct))
         tell((text if options.json else msgspec.json.format(text, indent=2)).decode())
         return None
 

@@ -37,6 +37,7 @@ class Progress:
         self._offsets: dict[tuple[int, int, str], int] = {}
         self._at_line_start = True
         self._simulated = False
+        self._replicated = False
 
     def event(self, event: Event) -> None:
         """A transition: what the job is now, and where."""
@@ -45,13 +46,14 @@ class Progress:
             self.waiting(event.waiting)
         if self._quiet:
             return
+        self._replicated = self._replicated or any(change.replica > 0 for change in event.changes)
         for change in event.changes if not self._rewrites else event.changes[-1:]:
             words = [self._tag(change.state)]
             if change.worker:
                 words.append(f"on {change.worker}{' sim' if self._simulated else ''}")
             if change.gpus:
                 words.append(f"{len(change.gpus)} GPU{'s' if len(change.gpus) > 1 else ''}")
-            if change.replica > 0 or any(other.replica > 0 for other in event.changes):
+            if self._replicated and change.replica >= 0:
                 words.append(f"replica {change.replica}")
             if change.attempt > 1:
                 words.append(f"attempt {change.attempt}")

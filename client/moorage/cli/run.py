@@ -153,7 +153,7 @@ async def _follow(
                 task.cancel()
             await asyncio.wait(beside)
         result = outcome.result(watch.shown)
-        _tell_missing(watch)
+        tell_missing(watch, asked_for=submit is None)
     if result.state == SUCCEEDED:
         return 0
     if options.json:
@@ -166,8 +166,8 @@ async def _follow(
     return exit_code_of_result(result)
 
 
-def _tell_missing(watch: Watch) -> None:
-    """What of the output is not there, and why."""
+def tell_missing(watch: Watch, *, asked_for: bool) -> None:
+    """What of the output is not there, and why: an error for who asked for the output alone."""
     if watch.lost:
         say(f"warning[output]: {watch.lost} pieces of output were lost here")
     joiner = watch.joiner
@@ -176,8 +176,11 @@ def _tell_missing(watch: Watch) -> None:
     for replica, attempt, stream in sorted(joiner.truncated, key=str):
         name = f"std{stream} of replica {replica}, attempt {attempt}"
         say(f"warning[output]: {name} passed the worker's output_cap_bytes; what came behind that is not kept")
-    if joiner.trouble is not None:
-        tell_error(joiner.trouble.problem, joiner.trouble.fixes)
+    trouble = joiner.trouble
+    if trouble is not None and asked_for:
+        tell_error(trouble.problem, trouble.fixes)
+    elif trouble is not None:
+        say(f"warning[{trouble.code}]: {trouble.problem.message}")
 
 
 async def _tick(progress: Progress) -> None:

@@ -90,12 +90,12 @@ class Joiner:
     """How far each stream has been given, and what is missing before the next piece.
 
     `tail` lines, where it is not None, are all that is given of what was said before. `lost` counts bytes that nobody
-    keeps, `trouble` is the first reason.
+    keeps, `trouble` is the first reason. What is wrong with an attempt is no news once a later one of its replica says
+    something: it may never have come to run, on a worker that died.
     """
 
     def __init__(self, client: AsyncClient, job: str, tail: int | None = None) -> None:
         self.lost = 0
-        self.trouble: ClientError | None = None
         self.truncated: set[_Key] = set()
         self._client = client
         self._job = job
@@ -103,6 +103,16 @@ class Joiner:
         self._at: dict[_Key, int] = {}
         self._cut: dict[_Key, int] = {}  # where what is kept of a stream ends for good
         self._over: set[_Key] = set()
+        self._troubles: dict[tuple[int, int | None], ClientError] = {}  # by replica and attempt
+        self._newest: dict[int, int] = {}  # of each replica the newest attempt that something was heard of
+
+    @property
+    def trouble(self) -> ClientError | None:
+        """Why output of a replica's newest attempt is missing; of several the first."""
+        for (replica, attempt), error in self._troubles.items():
+            if attempt is None or attempt >= self._newest.get(replica, 0):
+                return error
+        return None
 
     async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
         """What is kept of an attempt and was not given yet, stdout before stderr."""
@@ -120,6 +130,7 @@ class Joiner:
         """A piece as it came, behind what is missing before it; nothing where it was given already."""
         key = (piece.replica, piece.attempt, piece.stream)
         at = self._at.get(key, 0)
+        self._heard(piece.replica, piece.attempt)
         if key in self._over:
             return
         if piece.offset > at:
@@ -165,8 +176,9 @@ class Joiner:
             try:
                 page = await read_page(self._client, self._job, replica, attempt, stream, offset, limit)
             except (NoOutput, NotFound, Overloaded, Unreachable) as gone:
-                self.trouble = self.trouble or gone
+                self._troubles.setdefault((replica, attempt), gone)
                 return
+            self._heard(replica, page.attempt)
             if page.truncated:
                 self.truncated.add(key)
                 self._cut[key] = page.size
@@ -182,6 +194,9 @@ class Joiner:
                 yield piece
             if page.next == page.offset or page.next >= page.size or page.over:
                 return
+
+    def _heard(self, replica: int, attempt: int) -> None:
+        self._newest[replica] = max(attempt, self._newest.get(replica, 0))
 
 
 def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:

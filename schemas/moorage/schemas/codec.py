@@ -86,8 +86,8 @@ class Decoder(Generic[T]):
         return frame
 
 
-def explain_decode_error(error: Exception) -> Problem:
-    """A msgspec error as a `Problem`: which field, what was found, what is allowed."""
+def explain_decode_error(error: Exception, next_step: str = "") -> Problem:
+    """A msgspec error as a `Problem`: which field, what was found, what is allowed. `next_step`: of no request."""
     text = str(error)
     path = _PATH.search(text)
     field = path["path"] if path else ""
@@ -96,14 +96,14 @@ def explain_decode_error(error: Exception) -> Problem:
     named = _OUR_RULE.match(message) or _UNKNOWN.search(message)
     if named:
         field = f"{field or '$'}.{named['name']}"
-    near = _nearest_field(named["name"]) if named is not None and named.re is _UNKNOWN else ""
+    near = _nearest_field(named["name"]) if named is not None and named.re is _UNKNOWN and not next_step else ""
     return problem(
         "invalid-argument",
         message,
         field=field or "$",
         found=expected["found"] if expected and expected["found"] else None,
         allowed=expected["allowed"] if expected else "",
-        next=f"the nearest field is {near}" if near else "moorage schema request has every field",
+        next=f"the nearest field is {near}" if near else next_step or "moorage schema request has every field",
     )
 
 

@@ -55,9 +55,9 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     `retry_after_s` is in seconds, only where sending again can help.
     """
 
-    code: str
+    code: str  # one of a closed list; decide by it, not by the message
     message: str
-    fault: str = ""
+    fault: str = ""  # whose it is: caller, fleet and so on
     field: str = ""
     found: str = ""
     allowed: str = ""

@@ -22,10 +22,10 @@ PART_CHARS_MAX: Final = 16
 
 
 class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """How the ranks of a gang meet: `backend` nccl, gloo, mpi or any other word; `master_port` 1..65535."""
+    """How the ranks of a gang meet."""
 
-    backend: str = "nccl"
-    master_port: int = 29500
+    backend: str = "nccl"  # nccl, gloo, mpi or any other word
+    master_port: int = 29500  # 1..65535; where it is taken, the next free one
 
     def __post_init__(self) -> None:
         if not 1 <= self.master_port <= 65535:
@@ -33,10 +33,10 @@ class Distributed(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """The part of one device that a sharer asks for: `memory_mib` (0 = not counted) and `compute_percent` (1..100)."""
+    """The part of one device that a sharer asks for."""
 
-    memory_mib: int = 0
-    compute_percent: int = 100
+    memory_mib: int = 0  # 0 is not counted
+    compute_percent: int = 100  # 1..100
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_mib <= MEMORY_MIB_MAX:
@@ -48,25 +48,23 @@ class Share(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
 class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The `gpu` object of a request. `{}` is one NVIDIA GPU of any model, exclusive, best effort.
 
-    `count` is GPUs a replica, 1..64, all of one host. `model` is one pattern or a list of alternatives: a
-    case-insensitive substring, or `=A10` for whole words. `min_memory_mib` is exact, in MiB a device.
-    `vendor` None means nvidia, or any vendor where a model is named; "" means any.
-    Raises ValueError (msgspec turns it into a ValidationError with the path) for what no fleet could satisfy.
+    What no fleet could satisfy is refused as `invalid-argument`, with the path of the field.
     """
 
-    count: int = 1
-    vendor: str | None = None
-    mode: str | None = None
-    model: str | list[str] | None = None
-    min_memory_mib: int | None = None
-    sharing: Sharing | None = None
-    share: Share | None = None
+    count: int = 1  # GPUs a replica, 1..64, all of one host
+    vendor: str | None = None  # null: nvidia, or any where a model is named; "" is any
+    mode: str | None = None  # taken, and not looked at
+    model: str | list[str] | None = None  # part of its name, in any case; `=A10` whole words; of several any will do
+    min_memory_mib: int | None = None  # of each GPU
+    sharing: Sharing | None = None  # null is exclusive
+    share: Share | None = None  # what part of the GPU, with mps and time-slice
+    #: replicas as there is room (null, too), all at once or none, or each on a host of its own
     scheduling: Scheduling | None = None
-    distributed: Distributed | None = None
-    mps_pipe_dir: str | None = None
-    mps_log_dir: str | None = None
-    time_slice_index: int | None = None
-    time_slicing_config_path: str | None = None
+    distributed: Distributed | None = None  # of a gang
+    mps_pipe_dir: str | None = None  # of the MPS daemon, where it is not the default
+    mps_log_dir: str | None = None  # the same
+    time_slice_index: int | None = None  # this GPU of the host and no other, with time-slice
+    time_slicing_config_path: str | None = None  # a file that must be there on the host, with time-slice
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= GPUS_PER_REPLICA_MAX:
@@ -185,10 +183,20 @@ def _parse_share(text: str, token: str) -> Share:
         if part.endswith("%") and part[:-1].isdigit():
             percent = int(part[:-1])
         elif len(part) <= PART_CHARS_MAX and part[-1:] in ("G", "M") and part[:-1].replace(".", "", 1).isdigit():
-            memory = int(float(part[:-1]) * (1000**3 / 1024**2 if part[-1] == "G" else 1))
+            memory = _share_mib(float(part[:-1])) if part[-1] == "G" else int(float(part[:-1]))
         else:
             raise ValueError(f"not a share: {part!r} in {token!r}; a share is 50% or 4G or both: @mps=50%,4G")
     return Share(memory, percent)
+
+
+def _share_mib(gigabytes: float) -> int:
+    return int(gigabytes * 1e9 / (1024 * 1024))
+
+
+def _share_size(mib: int) -> str:
+    """As it was asked for where that was whole gigabytes: `10G`, else exact: `9500M`."""
+    gigabytes = round(mib * 1024 * 1024 / 1e9)
+    return f"{gigabytes}G" if _share_mib(gigabytes) == mib else f"{mib}M"
 
 
 def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
@@ -206,7 +214,7 @@ def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
         text += f"@{spec.sharing}"
         if spec.share is not None:
             parts = [f"{spec.share.compute_percent}%"] if spec.share.compute_percent != 100 else []
-            parts += [f"{spec.share.memory_mib}M"] if spec.share.memory_mib else []
+            parts += [_share_size(spec.share.memory_mib)] if spec.share.memory_mib else []
             text += f"={','.join(parts)}" if parts else ""
     return text
 

@@ -40,8 +40,8 @@ class Secret(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """Host resources a replica: `cpu_milli` in thousandths of a core, `memory_mib` in MiB."""
 
-    cpu_milli: int = 0
-    memory_mib: int = 0
+    cpu_milli: int = 0  # 4000 is four cores
+    memory_mib: int = 0  # of the host
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_milli <= 10**9:
@@ -51,24 +51,24 @@ class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """The workload of every replica. Durations in seconds; `user` None is the agent's own.
+    """The workload of every replica. Durations are in seconds.
 
-    `checkpoint_signal`, one of `CHECKPOINT_SIGNALS`, is sent once an attempt, `checkpoint_before_s` before `timeout_s`
-    or the job's `deadline_s` ends it (at once where less is left), and with the notice before an operator or a failing
-    GPU ends it: to the main process, or where that does not take it
-    to the nearest processes below it that do, and never to one that it would kill. A function finds
-    `context.checkpoint_asked`. Any other end is SIGTERM, with `grace_s` to save what there is.
+    The checkpoint signal is sent once an attempt, before `timeout_s` or the job's `deadline_s` ends it (at once where
+    less is left than `checkpoint_before_s`), and with the notice before an operator or a failing GPU ends it. It goes
+    to the main process, or where that does not take it to the nearest processes below it that do, and never to one
+    that it would kill. A function finds `context.checkpoint_asked`. Any other end is SIGTERM, with `grace_s` to save
+    what there is.
     """
 
-    driver: str = "process"
-    argv: list[str] = []
-    env: dict[str, str | Secret] = {}
-    cwd: str | None = None
-    user: str | None = None
-    timeout_s: float | None = None
-    grace_s: float = 10.0
-    checkpoint_signal: str | None = None
-    checkpoint_before_s: float = 60.0
+    driver: str = "process"  # what runs it; workers say in hello which drivers they have
+    argv: list[str] = []  # the program and its words; no shell reads them
+    env: dict[str, str | Secret] = {}  # variables; a secret is named and never sent
+    cwd: str | None = None  # the folder it starts in
+    user: str | None = None  # whom it runs as; null is the agent's own user
+    timeout_s: float | None = None  # how long one attempt may run
+    grace_s: float = 10.0  # from SIGTERM to SIGKILL
+    checkpoint_signal: str | None = None  # such as SIGUSR1: time to save; see above
+    checkpoint_before_s: float = 60.0  # how long before its end that signal comes
 
     def __post_init__(self) -> None:
         if self.driver == "process" and not self.argv:
@@ -115,31 +115,27 @@ class ResourceRequirements(msgspec.Struct, frozen=True, gc=False, forbid_unknown
 
 
 class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """What a service asks for. Unknown fields are refused; see `docs/reference` for every field with an example.
+    """What a service asks for: only `run` is needed. Unknown fields are refused."""
 
-    `replicas` 1..1024 copies of `run`, each with `gpu.count` devices of one host; `priority` 0..100, higher first.
-    `deadline_s` bounds the whole job from acceptance, `start_within_s` the wait for its first start.
-    `retries` counts failures, `retries_on_lost` workers lost under it. `if_seq` is the ledger sequence of a plan: the
-    request is refused with `moved-on` where something was decided since.
-    """
-
-    job: str | None = None
-    replicas: int = 1
-    priority: int = 50
-    gpu: GpuSpec | None = None
-    resources: Resources | None = None
-    requires: dict[str, list[str]] = {}
-    run: Run | None = None
-    driver_config: dict[str, Any] = {}
-    deadline_s: float | None = None
-    start_within_s: float | None = None
-    retries: int = 0
-    retries_on_lost: int = 3
+    job: str | None = None  # its id, `[A-Za-z0-9_-]{1,64}`: what makes sending it twice harmless
+    replicas: int = 1  # 1..1024 copies of `run`, each with `gpu.count` GPUs of one host
+    priority: int = 50  # 0..100, higher first
+    gpu: GpuSpec | None = None  # null asks for no GPU
+    resources: Resources | None = None  # of the host, for each replica; null counts none
+    requires: dict[str, list[str]] = {}  # a worker's labels: each must have one of these values
+    run: Run | None = None  # required
+    driver_config: dict[str, Any] = {}  # for one driver each, as `{"handler": {"input": …}}`
+    deadline_s: float | None = None  # for the whole job, from its acceptance
+    start_within_s: float | None = None  # how long it may wait for its first start; then it is EXPIRED
+    retries: int = 0  # further attempts after a failure
+    retries_on_lost: int = 3  # further attempts after a worker was lost under it
+    #: when its worker is cut off: end it and start it elsewhere, or let it live and wait for that worker
     on_partition: Literal["kill", "keep"] = "kill"
-    on_no_match: Literal["wait", "reject"] = "wait"
-    events: Literal["job", "tenant"] = "job"
-    labels: dict[str, str] = {}
-    if_seq: int | None = None
+    on_no_match: Literal["wait", "reject"] = "wait"  # when no known worker could ever run it
+    events: Literal["job", "tenant"] = "job"  # where its events go: its own subject too, or the tenant's alone
+    labels: dict[str, str] = {}  # the caller's own notes
+    if_seq: int | None = None  # the ledger record of a plan; `moved-on` where something was decided since
+    #: the same as `gpu` with a count alone, as OpenShell asks
     resource_requirements: ResourceRequirements | None = None
 
     def __post_init__(self) -> None:

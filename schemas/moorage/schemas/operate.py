@@ -260,24 +260,24 @@ class DlqAct(_Act, frozen=True, kw_only=True):
         try:
             return msgspec.convert(arguments, cls)
         except msgspec.ValidationError as error:
-            raise Refused(explain_decode_error(error)) from None
+            raise Refused(explain_decode_error(error, "moorage dlq --help")) from None
 
 
 def act_of(verb: str, arguments: dict[str, Any]) -> Act:
     """The act of a verb in `ACTS` from its decoded arguments. Raises `Refused` with what is wrong of which field."""
-    return _converted(arguments, ACTS[verb])
+    return _converted(arguments, ACTS[verb], f"moorage admin {verb} --help")
 
 
 def drain_of(arguments: dict[str, Any]) -> DrainAct:
     """As `act_of`, for the drain of a worker."""
-    return _converted(arguments, DrainAct)
+    return _converted(arguments, DrainAct, "moorage drain --help")
 
 
-def _converted(arguments: dict[str, Any], kind: type[_A]) -> _A:
+def _converted(arguments: dict[str, Any], kind: type[_A], next_step: str) -> _A:
     try:
         return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error)) from None
+        raise Refused(explain_decode_error(error, next_step)) from None
 
 
 def _check_tenant(tenant: str) -> None:

@@ -18,7 +18,7 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     index: int
     vendor: str
-    name: str
+    name: str  # `gpu.model` of a request is looked for in it
     uuid: str
     memory_mib: int = 0
     pci: str = ""
@@ -49,7 +49,7 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     interface: str | None = None
     address: str = ""
     simulated: bool = False
-    #: slots the scheduler may use, by position; None means all (a service may keep some for its own claims)
+    #: slots the scheduler may use, by position; null means all (a service may keep some for its own claims)
     lent_slots: list[int] | None = None
     #: how long and how much output and results it keeps: `output_s`, `output_bytes`, `result_s`, `result_bytes`
     keeps: dict[str, float] = {}
@@ -61,9 +61,9 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One slot's load, in the order of hello's `gpu_pool`. Holds no job and no tenant: the frame is public."""
 
     index: int
-    leased: bool = False
-    sharers: int = 0
-    mode: str = ""
+    leased: bool = False  # to a job, or to a process of the host
+    sharers: int = 0  # how many share it now
+    mode: str = ""  # of its lease: exclusive, mps or time-slice
     util_percent: int = 0
     memory_used_mib: int = 0
     temperature_c: int | None = None
@@ -84,20 +84,18 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     n: int
     generation: int
     v: int = VERSION
-    pending_claimers: int = 0
+    pending_claimers: int = 0  # processes of the host that wait for a GPU
     gpu_pool: list[SlotLoad] = []
     simulated: bool = False
 
 
 class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet"):
-    """The leader's digest of the fleet for observers: one frame instead of one a worker. Names no job and no tenant.
+    """The leader's digest of the fleet for observers: one frame instead of one a worker. Names no job and no tenant."""
 
-    `workers` are sorted by name.
-    """
-
-    epoch: int
-    ledger: int
+    epoch: int  # of the leader
+    ledger: int  # the last record of the ledger
     v: int = VERSION
+    #: by name, each with `worker`, `state`, `simulated` and `cells`: a sign a GPU, as `moorage fleet` explains them
     workers: list[dict[str, Any]] = []
     queued: int = 0
     running: int = 0

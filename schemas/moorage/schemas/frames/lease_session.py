@@ -192,7 +192,7 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """End or withdraw a member, and remember that it is over: a later placement of the same fence is refused.
 
     Not held: answered `withdrawn`. Held, not started: released, `withdrawn`. Running: ended within `grace_s`
-    (None: the job's own), then `exited` and `freed`. With `notice_s` a running one that has a checkpoint signal gets
+    (null: the job's own), then `exited` and `freed`. With `notice_s` a running one that has a checkpoint signal gets
     that first, and is asked to end so many seconds later.
     """
 

@@ -13,10 +13,10 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fi
     """The request is in the ledger, at sequence `ledger`. `duplicate`: it was there before, with the same content."""
 
     job: str
-    ledger: int
+    ledger: int  # the record that holds it
     state: str
     duplicate: bool = False
-    warnings: list[str] = []
+    warnings: list[str] = []  # such as `no-match`: no known worker could run it
     v: int = VERSION
     #: of a job that has to wait, as `explain` says it; left out where the leader has more urgent things to do
     waiting: dict[str, Any] | None = None
@@ -31,15 +31,15 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """
 
     rev: int
-    time_ms: int
-    replica: int
-    attempt: int
-    state: str
+    time_ms: int  # since 1970, by the ledger's clock
+    replica: int  # from 0; -1 is the whole job
+    attempt: int  # from 1; 0 before the first
+    state: str  # of the replica from now on
     worker: str = ""
-    gpus: list[str] = []
-    code: int | None = None
+    gpus: list[str] = []  # the uuids it was given, when it is placed
+    code: int | None = None  # the exit code; of a signal -15 and so on
     why: str = ""
-    fence: int = 0
+    fence: int = 0  # the record that placed it: grows with every attempt
     by: str = ""
     said: str = ""
 
@@ -49,8 +49,8 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
     tenant: str
     job: str
-    rev: int
-    state: str
+    rev: int  # of the last change
+    state: str  # of the job now
     ledger: int
     changes: list[Change] = []
     why: str = ""
@@ -70,9 +70,9 @@ class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="event
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="answer"):
-    """What a reading verb answers: `data` as the verb's page says, as of ledger record `ledger`."""
+    """What a verb answers: `data` is of that verb, as of ledger record `ledger`."""
 
     verb: str
-    ledger: int
+    ledger: int  # 0 in the answer to cancel, whose record is stored all the same
     data: Any
     v: int = VERSION

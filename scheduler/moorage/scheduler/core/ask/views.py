@@ -396,7 +396,7 @@ def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
 
 
 def cells(host: Host | None, size: int) -> str:
-    """A character a GPU: `·` free, `#` leased, 2-9 sharers, `!` sick or quarantined, `x` used by others, `?` lost."""
+    """A character a GPU: `·` free, `#` leased, 1-9 sharers, `!` sick or quarantined, `x` used by others, `?` lost."""
     if host is None:
         return "?" * size
     text = ""

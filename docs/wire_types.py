@@ -1,0 +1,67 @@
+"""The fields of a frame as the protocol page prints them: types in the words of JSON, and what each field is for."""
+
+from __future__ import annotations
+
+import json
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from moorage.schemas.described import notes
+
+_PLAIN: Final[dict[Any, str]] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    bytes: "base64 string",
+    NoneType: "null",
+    Any: "anything",
+}
+
+
+def json_type(kind: Any, parts: dict[type, str] | None = None) -> str:
+    """A type in words of JSON; `parts` are the headings on the page that describe a struct, which is linked then."""
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return json_type(inner[0], parts)
+    if origin is Literal:
+        return ", ".join(f"`{json.dumps(value)}`" for value in inner)
+    if origin in (Union, UnionType):
+        return " or ".join(json_type(each, parts) for each in inner if each is not msgspec.UnsetType)
+    if origin is list:
+        return f"array of {json_type(inner[0], parts)}"
+    if origin is tuple:
+        return f"array ({', '.join(json_type(each, parts) for each in inner)})"
+    if origin is dict:
+        return "object" if inner[1] is Any else f"object, each {json_type(inner[1], parts)}"
+    heading = (parts or {}).get(kind)
+    if heading is not None:
+        return f"[{heading}](#{heading.lower().replace('.', '')})"
+    if issubclass(kind, msgspec.Struct):
+        fields = (f'"{each.encode_name}": {json_type(each.type, parts)}' for each in msgspec.structs.fields(kind))
+        return f"{{{', '.join(fields)}}}"
+    raise TypeError(f"no word for {kind!r}")
+
+
+def fields_table(struct: type[msgspec.Struct], parts: dict[type, str] | None = None) -> str:
+    """Every field of a frame: name, type, default, and what it is where the code says so of some."""
+    said = notes(struct)
+    rows = []
+    for field in msgspec.structs.fields(struct):
+        if field.default is msgspec.UNSET:
+            default = "left out"
+        elif field.default is not msgspec.NODEFAULT:
+            default = json.dumps(msgspec.to_builtins(field.default))
+        elif field.default_factory is not msgspec.NODEFAULT:
+            default = json.dumps(msgspec.to_builtins(field.default_factory()))
+        else:
+            default = "required"
+        rows.append([f"`{field.encode_name}`", json_type(field.type, parts), default, said.get(field.name, "")])
+    wide = 4 if any(row[3] for row in rows) else 3
+    head = ["field", "type", "default", "what"][:wide]
+    lines = [head, ["---"] * wide, *(row[:wide] for row in rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,58 @@
+"""What the fields of a frame are for: a JSON Schema, or a page, says of each what the code says of it.
+
+It stands in the code as a comment: `#:` above the field, or `#` behind it on its line. Needs the source; without it
+nothing is said.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, Final, get_args
+
+import msgspec
+
+_FIELD: Final = re.compile(r"(?P<name>\w+): [^#]*(?:# (?P<note>.*))?")
+
+
+def notes(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """What the comments in the code say of each field; "" where they say nothing."""
+    try:
+        source = inspect.getsource(struct)
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in source.splitlines():
+        text = line.strip()
+        if text.startswith(("#: ", "# ")):
+            above.append(text.lstrip("#: "))
+            continue
+        if (field := _FIELD.fullmatch(text)) is not None:
+            found[field["name"]] = " ".join(above) or field["note"] or ""
+        above = []
+    return found
+
+
+def json_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """As msgspec makes it, with a description of each field that the code says something of."""
+    made = msgspec.json.schema(struct)
+    parts: dict[str, type[msgspec.Struct]] = {}
+    _gather(struct, parts)
+    for name, part in made.get("$defs", {}).items():
+        said = notes(parts[name])
+        for field in msgspec.structs.fields(parts[name]):
+            shown = part.get("properties", {}).get(field.encode_name)
+            if shown is not None and said.get(field.name):
+                shown["description"] = said[field.name]
+    return made
+
+
+def _gather(kind: Any, found: dict[str, type[msgspec.Struct]]) -> None:
+    """Every struct in a type, by its name."""
+    for each in get_args(kind):
+        _gather(each, found)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__name__ not in found:
+        found[kind.__name__] = kind
+        for field in msgspec.structs.fields(kind):
+            _gather(field.type, found)
