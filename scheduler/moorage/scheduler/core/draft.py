@@ -29,6 +29,7 @@ from moorage.scheduler.core.state import (
     State,
     Window,
     Worker,
+    extra_of,
 )
 from moorage.schemas.frames import Fact
 
@@ -94,6 +95,7 @@ class Draft:
         "left",
         "left_queue",
         "limits",
+        "load",
         "next_num",
         "notes",
         "priorities",
@@ -112,6 +114,7 @@ class Draft:
         self.time_ms = time_ms
         self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of the jobs' numbers
         self.accepted: dict[str, int] = {}  # by tenant: how many
+        self.load = 0  # what they count towards the bound of memory
         self.next_num = state.next_num
         self.steps: list[int] = []
         self.facts: list[int] = []
@@ -269,6 +272,7 @@ class Draft:
         self.accepts[-1][1].extend((name, body, replicas, traceparent))
         self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
         self.bytes += len(body) + len(name) + len(traceparent) + 12
+        self.load += 1 + extra_of(replicas, len(body))
         self.next_num += 1
         return self.next_num - 1
 

@@ -234,12 +234,9 @@ class Engine:
     @property
     def only_ends(self) -> bool:
         """Whether all that presses is news of a few members that are over, and nobody waits for what they held."""
-        if (
-            self._submits
-            or self._cancels.size
-            or self.queue.size
-            or not 0 < self._pressing <= len(self._rest) <= ENDS_MAX
-        ):
+        if self._cancels.size or not 0 < self._pressing <= len(self._rest) <= ENDS_MAX:
+            return False
+        if self._submits or self.queue.size:
             return False
         return all(tells_ends(event) for event in self._rest if presses(event))
 
