@@ -546,6 +546,47 @@ async def test_a_standby_takes_over_from_a_killed_leader(nats_server: Server, un
         assert await second.terminate() == 0
 
 
+async def test_who_folds_for_longer_than_a_leader_may_be_silent_lets_it_lead(nats_server: Server, unique: str) -> None:
+    """What the leader wrote meanwhile is folded, too: until then it seemed silent, was not deposed, and all was folded
+    once more."""
+    config, tried = msgspec.convert(QUICK, Config), 0
+    async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:
+        await made.scheduler(config=QUICK)
+        await acme.leader()
+        async with await connect(nats_server.url, "standby") as world:
+            standby = service.Scheduler(world, here.connection, config=config, subjects=Subjects(unique))
+            ledger, follow, slow = standby.ledger, standby.ledger.follow, asyncio.Event()
+
+            async def follow_slowly(state: State, patience_s: float = 5.0) -> int:
+                count = await follow(state, patience_s)
+                if not slow.is_set():
+
+                    async def is_old() -> bool:
+                        return await ledger.silent_for(state) > 1.5 * config.takeover_s
+
+                    await until(is_old, what="what it folded being older than a leader may be silent")
+                    slow.set()
+                return count
+
+            async def take_over(*_: object) -> None:
+                nonlocal tried
+                tried += 1
+
+            ledger.follow, ledger.take_over = follow_slowly, take_over  # type: ignore[assignment,method-assign]
+            running = asyncio.create_task(standby.run())
+            await slow.wait()
+            end = await here.end()
+
+            async def follows() -> bool:
+                return tried > 0 or standby._folded >= end
+
+            await until(follows, what="the standby following")
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            assert not tried
+
+
 async def test_junk_in_the_ledger_is_no_sign_of_its_leaders_life(nats_server: Server, unique: str) -> None:
     """A record every tenth of a second that is not of the reign: a standby counts its leader's silence all the same."""
     async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:

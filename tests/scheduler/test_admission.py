@@ -228,6 +228,28 @@ def test_queue_full_counts_what_this_very_record_accepts() -> None:
     assert [drive.answers[reply].get("code", "") for reply in replies] == [""] * 3 + ["queue-full"] * 2
 
 
+@pytest.mark.parametrize(
+    ("fields", "counts"),
+    [({"replicas": 1024}, 65), ({"replicas": 15}, 1), ({"labels": {"pad": "x" * 60_000}}, 8), ({}, 1)],
+)
+def test_what_is_large_counts_as_several_towards_the_bounds_of_memory(fields: dict[str, Any], counts: int) -> None:
+    drive = Driving(Config(jobs_max=2 * counts + 1, ended_max=2 * counts))
+    replies = [drive.offer_submit(f"j{index}", **fields) for index in range(4)]
+    drive.tick()
+    assert [drive.answers[reply].get("code", "") for reply in replies] == ["", "", "", "queue-full"]
+    assert drive.submit("small")["code"] == "queue-full"
+    assert drive.state.load == 3 * counts
+    drive.take_snapshot()
+    drive.lead()
+    assert drive.state.load == 3 * counts
+    for index in range(3):
+        drive.cancel(f"j{index}")
+        drive.tick()
+    assert drive.state.load == 0
+    assert [job.name for job in drive.state.jobs.values()] == ["j1", "j2"], "of those that are over, too"
+    assert drive.submit("small")["kind"] == "accepted"
+
+
 @pytest.mark.parametrize("size", [100, 5_000, 40_000, 64_000])
 def test_records_stay_within_their_bound_under_a_flood(size: int) -> None:
     drive = Driving()

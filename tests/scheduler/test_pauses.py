@@ -7,6 +7,7 @@ import json
 import time
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,10 @@ from moorage.scheduler import collecting, intake
 from moorage.scheduler.collecting import Collecting
 from moorage.scheduler.core import draft, engine
 from moorage.scheduler.core.decide import plan
+from moorage.scheduler.core.events import QueueRead
+from moorage.scheduler.core.life import cancels
 from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
+from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.intake import Intake
 from tests.scheduler.driving import SUBJECTS, Driving
 
@@ -137,6 +141,118 @@ def test_renewals_of_a_large_fleet_are_answered_over_several_records(monkeypatch
     assert drive.engine.urgent, "what came before the record waits no longer for it"
     assert len(_until_calm(drive)) == 3
     assert [drive.answers[reply]["kind"] for reply in replies] == ["renewed"] * 350
+
+
+def _crowd(drive: Driving, jobs: int, **fields: Any) -> None:
+    """So many jobs with as many replicas as a job may have, none of which has a place."""
+    for index in range(jobs):
+        drive.offer_submit(f"j{index}", gpu={"model": "H200"}, replicas=1024, tenant="crowd", **fields)
+    _until_calm(drive)
+
+
+def _keeps_nobody_waiting(drive: Driving) -> int:
+    """While a crowd ends, with each record a neighbour's request starts and a renewal is answered; how many records."""
+    worker, records = drive.workers["w0"], 0
+    while any(not job.over for job in drive.state.tenants["crowd"].jobs.values()):
+        renewal = drive.send("w0", worker.renew_frame())
+        answer = drive.offer_submit(f"n{records}")
+        before = sum(replica.state != QUEUED for job in drive.state.jobs.values() for replica in job.replicas)
+        drive.tick()
+        assert drive.answers[renewal]["kind"] == "renewed"
+        assert drive.answers[answer]["kind"] == "accepted"
+        assert drive.states(f"n{records}") == ["PLACED"]
+        after = sum(replica.state != QUEUED for job in drive.state.jobs.values() for replica in job.replicas)
+        assert after - before <= draft.STEPS_MAX + 64
+        records += 1
+        assert records < 50
+    return records
+
+
+def test_cancels_of_thousands_keep_nobody_waiting_and_tenants_have_turns() -> None:
+    drive = Driving()
+    drive.checks = False
+    drive.worker("w0", 64)
+    _crowd(drive, 12)
+    drive.submit("own", gpu={"model": "H200"})
+    for index in range(12):
+        drive.offer_cancel(f"j{index}", tenant="crowd")
+    own = drive.offer_cancel("own")
+    drive.tick()
+    drive.tick()
+    assert drive.answers[own]["data"]["cancelled"], "it waits for one cancel of each other tenant"
+    assert _keeps_nobody_waiting(drive) >= 5
+    drive.check()
+
+
+@pytest.mark.parametrize("field", ["start_within_s", "deadline_s"])
+def test_jobs_whose_time_is_over_at_once_keep_nobody_waiting_and_start_no_more(field: str) -> None:
+    drive = Driving()
+    drive.checks = False
+    worker = drive.worker("w0", 64)
+    _crowd(drive, 6, **{field: 60})
+    drive.pass_time(60_000, step=1_000)
+    late = drive.worker("w1", 64, "NVIDIA H200")  # where they had a place, were it not too late
+    assert drive.engine.next_timer_ms <= drive.now, "the next record is due at once"
+    assert _keeps_nobody_waiting(drive) >= 3
+    assert worker.held
+    assert not late.held
+    assert {replica.state for job in drive.state.tenants["crowd"].jobs.values() for replica in job.replicas} == {
+        EXPIRED
+    }
+    drive.check()
+
+
+def test_who_is_overdue_goes_on_where_it_has_started_by_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft, "BULK_STEPS", 1)
+    drive = Driving()
+    worker = drive.worker("w0", 1, auto=False)
+    drive.submit("first", gpu={"model": "H200"}, start_within_s=60)
+    drive.submit("second", gpu={"count": 1}, replicas=2, start_within_s=60)
+    drive.pass_time(59_000)
+    drive.now += 2_000
+    drive.tick()
+    assert drive.states("first") == ["EXPIRED"]
+    drive.facts([("claimed", "second", 0, 0, ""), ("started", "second", 0, 0, "")])
+    assert drive.states("second") == ["RUNNING", "QUEUED"]
+    assert worker.id in drive.placed_on("second")
+    drive.worker("w1", 1)
+    drive.tick()
+    assert drive.states("second") == ["RUNNING", "PLACED"], "nobody took it out of the queue"
+
+
+def test_what_nobody_could_run_is_rejected_in_several_records_once_all_are_heard() -> None:
+    drive = Driving()
+    drive.checks = False
+    drive.worker("w0", 64)
+    drive.lead()
+    _crowd(drive, 12, on_no_match="reject")
+    first = len(drive.records)
+    drive.renew()
+    drive.pass_time(1_000)
+    assert drive.engine.urgent, "the rest is not put off"
+    assert _keeps_nobody_waiting(drive) >= 5
+    assert max(drive.sizes[first:]) < draft.FULL_BYTES
+    assert {replica.state for job in drive.state.tenants["crowd"].jobs.values() for replica in job.replicas} == {
+        REJECTED
+    }
+
+
+def test_the_mark_of_read_cancels_stands_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancels, "CANCELS_MAX", 2)
+    drive = Driving()
+    drive.worker("w0")
+    for index in range(3):
+        drive.offer_submit(f"j{index}", gpu={"model": "H200"})
+    drive.tick()
+    for index in range(3):
+        drive.offer_cancel(f"j{index}", sequence=10 + index)
+    drive.engine.offer(QueueRead("t", "cancel", 12))
+    drive.tick()
+    assert drive.states("j2") == ["QUEUED"]
+    assert drive.state.tenants["t"].cancel_cursor == 0, "a leader that dies now has not read the third"
+    _until_calm(drive)
+    assert drive.states("j2") == ["CANCELLED"]
+    assert drive.state.tenants["t"].cancel_cursor == 12
 
 
 # ------------------------------------------------------------------------------------------------------------ intake

@@ -203,7 +203,7 @@ class QueueReader:
         return True
 
     def _full(self) -> bool:
-        return self._engine.state.live >= self._engine.config.jobs_max
+        return self._engine.state.load >= self._engine.config.jobs_max
 
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> None:
         engine = self._engine

@@ -132,7 +132,7 @@ class Scheduler:
 
     async def _stand_by(self, state: State) -> None:
         """Fold the ledger until its leader resigned, or was silent for the takeover time and a little by chance."""
-        began, records = time.monotonic(), await self.ledger.follow(state)
+        began, records = time.monotonic(), await self._catch_up(state)
         self._folded = state.seq
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
         if not state.leader:
@@ -153,6 +153,18 @@ class Scheduler:
                 # It counts from the last record that was read, yet not before it was readable for half of the time:
                 # its leader needs a while, too, to find that its append can be stored again.
                 heard = max(heard, time.monotonic() - silence_s / 2)
+
+    async def _catch_up(self, state: State) -> int:
+        """Fold the ledger, and what came while that was folded: else its leader seems silent for as long as it took.
+
+        How many records there were.
+        """
+        records = 0
+        while True:
+            began, more = time.monotonic(), await self.ledger.follow(state)
+            records += more
+            if not more or time.monotonic() - began < self.config.takeover_s / 4:
+                return records
 
     async def resign(self) -> None:
         """Stop leading with a last record that says so, so that nobody waits for silence; at most a few seconds."""

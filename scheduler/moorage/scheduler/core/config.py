@@ -47,13 +47,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 3
     jobs_max: Annotated[
         int,
-        setting("Jobs in memory; beyond it the endpoint answers queue-full, the queue waits unread.", ge=1, le=10**7),
+        setting(
+            "Jobs in memory, of which one counts once more for each 16 replicas and each 8 KiB of its request; "
+            "beyond it the endpoint answers queue-full, the queue waits unread.",
+            ge=1,
+            le=10**7,
+        ),
     ] = 200_000
     tombstones_max: Annotated[
         int, setting("Cancels of jobs not heard of yet that are remembered, a tenant.", ge=1, le=10**6)
     ] = 10_000
     ended_max: Annotated[
-        int, setting("Ended jobs that are kept whole for questions, before they are compacted.", ge=0, le=10**6)
+        int,
+        setting(
+            "Ended jobs that are kept whole for questions, counted alike, before they are compacted.", ge=0, le=10**6
+        ),
     ] = 10_000
     finished_keep: Annotated[
         float,

@@ -29,6 +29,7 @@ from moorage.scheduler.core.state import (
     State,
     Window,
     Worker,
+    extra_of,
 )
 from moorage.schemas.frames import Fact
 
@@ -44,6 +45,10 @@ FULL_BYTES: Final = RECORD_BYTES_MAX - SLACK_BYTES
 #: and of small ones: beyond so many steps and jobs its making and folding, some 5 µs each, would keep the loop too long
 STEPS_MAX: Final = 2_048
 ACCEPTS_MAX: Final = 1_024
+#: and what cancels, deadlines and rejections may take of it together, one job more at most, however many come at once:
+#: a job has up to 1,024 replicas, and renewals, requests and placements go on beside them
+BULK_STEPS: Final = STEPS_MAX // 2
+BULK_BYTES: Final = FULL_BYTES // 2
 _RUN, _DONE = int(Op.RUN), int(Op.DONE)
 #: details of an exit that is no failure by itself
 _WELL: Final = ("exit", "")
@@ -65,6 +70,7 @@ class Draft:
     """The record of this tick."""
 
     __slots__ = (
+        "_bulk",
         "_gang",
         "_held",
         "_note_numbers",
@@ -89,6 +95,7 @@ class Draft:
         "left",
         "left_queue",
         "limits",
+        "load",
         "next_num",
         "notes",
         "priorities",
@@ -107,6 +114,7 @@ class Draft:
         self.time_ms = time_ms
         self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of the jobs' numbers
         self.accepted: dict[str, int] = {}  # by tenant: how many
+        self.load = 0  # what they count towards the bound of memory
         self.next_num = state.next_num
         self.steps: list[int] = []
         self.facts: list[int] = []
@@ -137,6 +145,7 @@ class Draft:
         self._phase: dict[Member, int] = {}
         self._runs: dict[Member, _Run] = {}
         self._pauses: dict[Replica, int] = {}
+        self._bulk = BULK_STEPS * STEP_WIDTH, BULK_BYTES  # how far the steps and bytes of `bulk_full` may go
         self._gang: dict[Job, tuple[int, int, int]] = {}
 
     # ------------------------------------------------------------------------- what will be, once folded
@@ -211,6 +220,15 @@ class Draft:
             or self.next_num - self.state.next_num > ACCEPTS_MAX
         )
 
+    def begin_bulk(self) -> None:
+        """What is written from now on and asks `bulk_full` may take its part of the record."""
+        self._bulk = len(self.steps) + BULK_STEPS * STEP_WIDTH, self.bytes + BULK_BYTES
+
+    @property
+    def bulk_full(self) -> bool:
+        """No more may be gathered of what comes by the thousand: the rest is for others, that goes on in the next."""
+        return self.full or len(self.steps) >= self._bulk[0] or self.bytes > self._bulk[1]
+
     # ------------------------------------------------------------------------------------------ steps
 
     def note(self, text: str, *, always: bool = False) -> int:
@@ -254,6 +272,7 @@ class Draft:
         self.accepts[-1][1].extend((name, body, replicas, traceparent))
         self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
         self.bytes += len(body) + len(name) + len(traceparent) + 12
+        self.load += 1 + extra_of(replicas, len(body))
         self.next_num += 1
         return self.next_num - 1
 

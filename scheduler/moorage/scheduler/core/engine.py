@@ -36,6 +36,7 @@ from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.life.admission import Admission, NewJob
+from moorage.scheduler.core.life.cancels import Cancels
 from moorage.scheduler.core.life.clearing import Clearing
 from moorage.scheduler.core.life.lifecycle import Lifecycle
 from moorage.scheduler.core.life.sessions import Sessions, lose_bytes
@@ -120,7 +121,9 @@ class Engine:
         self._trust = Trust(state, self.sessions, config, mono_ms)
         self.may_place, self.behind = self._trust.may_place, self._trust.behind
         self._rid = 0
+        self.planner.lines.overdue = self.timers.overdue
         self._submits: deque[Submit | QueueRead] = deque()
+        self._cancels = Cancels()
         self._rest: deque[Rest] = deque()
         self._in_flight: InFlight | None = None
         self._untold: tuple[InFlight, Folded] | None = None
@@ -133,6 +136,7 @@ class Engine:
         self._hurry = False  # more had come than the last record took in, be it renewals
         self._left_queue = 0  # entries of the queue that no longer wait, at most
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
+        self._rejects: deque[int] = deque()  # of them, once it was
         self._resume(mono_ms)
 
     # ------------------------------------------------------------------------------------------ resume
@@ -200,7 +204,9 @@ class Engine:
 
     def offer(self, event: Event) -> None:
         """Take an event for the next record. Never blocks; the caller bounds what it offers."""
-        if isinstance(event, Submit | QueueRead):
+        if isinstance(event, Cancel) or (isinstance(event, QueueRead) and event.which == "cancel"):
+            self._cancels.add(event)
+        elif isinstance(event, Submit | QueueRead):
             self._submits.append(event)
         else:
             self._rest.append(event)
@@ -217,7 +223,8 @@ class Engine:
     @property
     def urgent(self) -> bool:
         """Whether something waits that must not wait for the next heartbeat (a few renewals alone may, a little)."""
-        return bool(self._submits or self._pressing or self._hurry or (self._replan and self.queue.size))
+        pressing = self._submits or self._cancels.size or self._rejects or self._pressing or self._hurry
+        return bool(pressing or (self._replan and self.queue.size))
 
     @property
     def submitted(self) -> bool:
@@ -227,14 +234,16 @@ class Engine:
     @property
     def only_ends(self) -> bool:
         """Whether all that presses is news of a few members that are over, and nobody waits for what they held."""
-        if self._submits or self.queue.size or not 0 < self._pressing <= len(self._rest) <= ENDS_MAX:
+        if self._cancels.size or not 0 < self._pressing <= len(self._rest) <= ENDS_MAX:
+            return False
+        if self._submits or self.queue.size:
             return False
         return all(tells_ends(event) for event in self._rest if presses(event))
 
     @property
     def waiting(self) -> int:
         """Events offered and not yet in a record."""
-        return len(self._submits) + len(self._rest)
+        return len(self._submits) + self._cancels.size + len(self._rest)
 
     @property
     def next_timer_ms(self) -> float:
@@ -271,8 +280,6 @@ class Engine:
                     later.append(event)  # its own first join comes first
                 else:
                     self._from_worker(flight, event, folded)
-            elif isinstance(event, Cancel):
-                flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
             elif isinstance(event, Operate):
                 flight.replies.append((self._operating.act(draft, event), event.reply, event.json))
             elif isinstance(event, Order):
@@ -293,6 +300,9 @@ class Engine:
         if mono_ms - self._looked_ms >= 1000:
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
+        draft.begin_bulk()
+        self._take_cancels(flight)
+        self._reject_unmatched(draft)
         self.timers.due(draft, self.lifecycle, self._enqueue)
         if orders:
             self._take_orders(flight, orders)
@@ -303,7 +313,7 @@ class Engine:
             self.planner.sweep(draft)
         draft.settle()
         self._replan = False
-        if self.may_place(draft.time_ms, mono_ms):
+        if self.may_place(draft.time_ms, mono_ms) and not self.timers.behind(draft):
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
         self._accepting.clear()
@@ -390,6 +400,19 @@ class Engine:
             trouble = self.sessions.goodbye(draft, event, frame)
             flight.replies.append((trouble or {"kind": "goodbye"}, event.reply, event.json))
 
+    def _take_cancels(self, flight: InFlight) -> None:
+        draft = flight.draft
+        for event in self._cancels.take(draft):
+            if isinstance(event, QueueRead):
+                self._read_through(draft, event)
+            else:
+                flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
+
+    @staticmethod
+    def _read_through(draft: Draft, event: QueueRead) -> None:
+        draft.acts.append([Act.CURSOR, event.tenant, event.which, event.through])
+        draft.bytes += 64
+
     def _take_submits(self, flight: InFlight) -> None:
         submits, draft = self._submits, flight.draft
         while submits and not draft.full:
@@ -398,8 +421,7 @@ class Engine:
     def _submit(self, flight: InFlight, event: Submit | QueueRead) -> None:
         draft = flight.draft
         if isinstance(event, QueueRead):
-            draft.acts.append([Act.CURSOR, event.tenant, event.which, event.through])
-            draft.bytes += 64
+            self._read_through(draft, event)
             return
         event.shape = self.shape_for(event.shape, event.tenant)
         outcome = self.admission.submit(draft, event, flight.new)
@@ -436,7 +458,7 @@ class Engine:
     def _take_orders(self, flight: InFlight, orders: list[Order]) -> None:
         """Each once every pause that is due is over, as `orders` wants it; what has no room left waits."""
         for at, order in enumerate(orders):
-            if flight.draft.full:
+            if flight.draft.full or self.timers.behind(flight.draft):
                 self._rest.extendleft(reversed(orders[at:]))
                 self._pressing += len(orders) - at
                 return
@@ -459,12 +481,15 @@ class Engine:
         self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
         if self._unmatched and self.admission.all_heard():
-            for num in sorted(self._unmatched):
-                job = self.state.jobs.get(num)
-                if job is not None:
-                    self.admission.reject_unmatched(draft, job, self.shape_of(job))
+            self._rejects.extend(sorted(self._unmatched))
             self._unmatched.clear()
         self.timers.clear_out()
+
+    def _reject_unmatched(self, draft: Draft) -> None:
+        while self._rejects and not draft.bulk_full:
+            job = self.state.jobs.get(self._rejects.popleft())
+            if job is not None:
+                self.admission.reject_unmatched(draft, job, self.shape_of(job))
 
     def _has_room(self, draft: Draft, event: FromWorker) -> bool:
         """Whether this record has room for the most that a frame may bring; an empty one always has."""

@@ -175,8 +175,8 @@ class Resign:
 
 Event = Submit | Cancel | QueueRead | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
 
-#: what reaches the engine beside requests
-Rest = Cancel | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
+#: what reaches the engine beside requests and cancels
+Rest = FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
 
 
 def presses(event: Rest) -> bool:

@@ -86,6 +86,16 @@ class Window(NamedTuple):
         return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
 
 
+#: for each so many replicas, and bytes of its request, a job counts once more towards the bounds of memory
+REPLICAS_APIECE: Final = 16
+BYTES_APIECE: Final = 8 * 1024
+
+
+def extra_of(replicas: int, size: int) -> int:
+    """What a job counts towards the bounds of memory beside one, by its replicas and the bytes of its request."""
+    return replicas // REPLICAS_APIECE + size // BYTES_APIECE
+
+
 class Job(msgspec.Struct, eq=False, dict=False):
     """A request that was accepted; its replicas carry the states. Made by `new_job`."""
 
@@ -359,6 +369,8 @@ class State:
         self.snapshot_before: tuple[str, int, str] | None = None
         self.jobs: dict[int, Job] = {}  # live ones, and ended ones that are not compacted yet
         self.ended: deque[int] = deque()  # numbers, in the order in which they ended
+        self.extra = 0  # soft: what `jobs` count towards the bounds of memory beside one each
+        self.extra_ended = 0  # soft: of them those in `ended`
         self.finished = FinishedTable()
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
@@ -383,6 +395,11 @@ class State:
     def live(self) -> int:
         """Jobs that are not over."""
         return len(self.jobs) - len(self.ended)
+
+    @property
+    def load(self) -> int:
+        """What they count towards the bound of memory: each one, large ones more."""
+        return self.live + self.extra - self.extra_ended
 
     def members(self) -> Iterator[Member]:
         for worker in self.worker_by_num:

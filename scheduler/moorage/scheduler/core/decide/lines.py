@@ -6,7 +6,7 @@ Priority, with the age of whoever waits where jobs age; turns where an operator 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 from moorage.scheduler.core.ageing import Ageing, within
@@ -28,6 +28,7 @@ class Lines:
         self.queue = queue
         self.order = order
         self.ageing = ageing
+        self.overdue: Container[int] = ()  # jobs by number: their time is over, though they stand in the queue
         self.turns: Turns | None = None  # this pass: the order under fair share
         self._rates = Rates(fleet)
         self._draft: Draft | None = None  # the last pass's
@@ -56,7 +57,7 @@ class Lines:
         if num >= draft.state.next_num:
             return True  # accepted in this very record
         job = draft.state.jobs.get(num)
-        if job is None:
+        if job is None or num in self.overdue:
             return False
         replica = job.replicas[item & REPLICA_MASK]
         return draft.state_of(replica) == QUEUED and replica.not_before <= draft.time_ms

@@ -267,4 +267,10 @@ class Planner:
 
     def sweep(self, draft: Draft) -> None:
         """Take out of the queue what no longer waits: cancels would else fill a line whose head is blocked."""
-        self.queue.sweep(lambda item: self.lines.waits(draft, item))
+        jobs, fresh = draft.state.jobs, draft.state.next_num
+
+        def is_over(num: int) -> bool:
+            job = jobs.get(num)
+            return job.over if job is not None else num < fresh
+
+        self.queue.sweep(is_over, lambda item: self.lines.waits(draft, item))

@@ -41,6 +41,7 @@ from moorage.scheduler.core.state import (
     Replica,
     State,
     Tenant,
+    extra_of,
     new_job,
 )
 from moorage.schemas.job import STATES
@@ -142,6 +143,7 @@ class _Folding(FoldingActs):
             if job.live == 0 and job.held == 0 and not job.over:
                 job.over = True
                 state.tenants[job.tenant].live -= 1
+                state.extra_ended += extra_of(len(job.replicas), len(job.body))
                 ended.append(job.num)
                 out.ended.append(job)
         for member in self.members:
@@ -169,6 +171,7 @@ class _Folding(FoldingActs):
             )
             for replica in job.replicas:
                 replicas[replica] = None
+            state.extra += extra_of(count, len(body))
             accepted.append(job)
             num += 1
         tenant.live += num - state.next_num

@@ -23,6 +23,7 @@ from moorage.scheduler.core.state import (
     Job,
     State,
     Worker,
+    extra_of,
 )
 from moorage.schemas.job import STATES
 
@@ -60,6 +61,10 @@ def validate(state: State) -> None:
         ended += job.over
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")
+    extra = [(extra_of(len(job.replicas), len(job.body)), job.over) for job in state.jobs.values()]
+    found = sum(more for more, _ in extra), sum(more for more, over in extra if over)
+    if found != (state.extra, state.extra_ended):
+        raise Broken(f"jobs count {found} more than one each, counted {state.extra, state.extra_ended}")
     if state.full_digest() != state.digest:
         raise Broken(f"digest {state.digest:x} is not that of the rows, {state.full_digest():x}")
     for name, tenant in state.tenants.items():

@@ -24,6 +24,7 @@ from moorage.scheduler.core.state import (
     Tenant,
     Window,
     Worker,
+    extra_of,
     new_job,
     new_member,
 )
@@ -259,6 +260,9 @@ def _load_job(state: State, row: _Job) -> None:
     tenant = state.tenant(row.tenant)
     tenant.jobs[row.name] = job
     tenant.live += not job.over
+    extra = extra_of(len(job.replicas), len(job.body))
+    state.extra += extra
+    state.extra_ended += extra if job.over else 0
 
 
 def _load_worker(state: State, number: int, row: _Worker) -> None:

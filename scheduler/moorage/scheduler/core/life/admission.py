@@ -121,10 +121,10 @@ class Admission:
             if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
                 return self._finished(event, row[0], row[2])
         # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
-        if event.sequence == 0 and self.state.live + len(fresh) >= self.config.jobs_max:
+        if event.sequence == 0 and self.state.load + draft.load >= self.config.jobs_max:
             return problem(
                 "queue-full",
-                f"{self.state.live} jobs are held, the bound is {self.config.jobs_max}",
+                f"the jobs that are held count {self.state.load + draft.load}, the bound is {self.config.jobs_max}",
                 job=event.name,
                 next="send again later, or publish to the durable queue, which waits",
                 retry_after_s=RETRY_AFTER_S,

@@ -8,10 +8,10 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.records import Act
-from moorage.scheduler.core.state import State
+from moorage.scheduler.core.state import State, extra_of
 from moorage.schemas.alike import Requests
 
-#: ended jobs that one record compacts at most: some 3 µs each
+#: ended jobs that one record compacts at most, as they count: some 3 µs each
 COMPACT_MAX: Final = 512
 #: none are compacted before a part so small of `ended_max` is too many: most records of one job in flight do without
 COMPACT_PARTS: Final = 256
@@ -37,21 +37,24 @@ class Clearing:
         Where the history cannot be written they wait for it, but not without bound: scheduling goes on.
         """
         state, most = self._state, self._config.ended_max
-        surplus = min(len(state.ended) - most, COMPACT_MAX)
+        ended = state.ended
+        surplus = min(len(ended) + state.extra_ended - most, COMPACT_MAX)
         if surplus <= 0 or surplus < most // COMPACT_PARTS:
             return 0
-        must = len(state.ended) - most - max(most, ENDED_SPARE)
+        must = len(ended) + state.extra_ended - most - max(most, ENDED_SPARE)
         flat: list[Any] = []
         kept: list[int] = []
-        for position in range(surplus):
-            job = state.jobs[state.ended[position]]
+        gone = 0
+        while gone < surplus:
+            job = state.jobs[ended[len(kept)]]
             if not job.kept:
-                if position >= must:
+                if gone >= must:
                     break
                 self.dropped += 1
             name, asked = self._requests.read(job.body)
             flat += (job.num, request_digest(asked.identity(name)))
             kept.append(job.kept)
+            gone += 1 + extra_of(len(job.replicas), len(job.body))
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
             draft.bytes += len(kept) * 30

@@ -181,12 +181,20 @@ class Queue:
         line.entries.extendleft(reversed(items))
         self.size += len(items)
 
-    def sweep(self, waits: Callable[[int], bool]) -> None:
-        """Keep only the entries that still wait and were not taken out."""
+    def sweep(self, is_over: Callable[[int], bool], waits: Callable[[int], bool]) -> None:
+        """Keep only the entries that still wait and were not taken out; of a job that is over, by its number, none."""
         self.size = 0
         for line in self.lines.values():
-            line.entries = deque(item for item in line.entries if not self.is_taken(line, item) and waits(item))
-            self.size += len(line.entries)
+            kept: list[int] = []
+            last, over = -1, False
+            for item in line.entries:
+                num = item >> REPLICA_BITS
+                if num != last:
+                    last, over = num, is_over(num)
+                if not over and not self.is_taken(line, item) and waits(item):
+                    kept.append(item)
+            line.entries = deque(kept)
+            self.size += len(kept)
         self._taken.clear()
 
     def line_of(self, priority: int, shape: Shape, tenant: str) -> Line | None:
