@@ -98,6 +98,12 @@ def test_written(spec: GpuSpec | None, replicas: int, text: str) -> None:
     assert format_token(spec, replicas) == text
 
 
+@pytest.mark.parametrize("token", ["2H100", "2 H100", "3x2H100"])
+def test_a_number_that_is_joined_to_the_model_is_told_the_x(token: str) -> None:
+    with pytest.raises(ValueError, match=r"an x stands between number and model: 2xH100$"):
+        parse_token(token)
+
+
 specs = st.builds(
     GpuSpec,
     count=st.integers(1, 64),

@@ -160,6 +160,8 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
     if not text or found is None:
         raise ValueError(f"not a GPU token: {token!r}; it looks like 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%")
     models = [part.strip() for part in found["models"].split("|")] if found["models"] else []
+    if models and (joined := re.match(r"(\d+) *([A-Za-z].*)", models[0])):
+        raise ValueError(f"not a GPU token: {token!r}; an x stands between number and model: {joined[1]}x{joined[2]}")
     if any(not part for part in models) or any(not re.match(r"[=A-Za-z]", part) for part in models):
         raise ValueError(f"not a GPU token: {token!r}; a model starts with a letter, alternatives are split by |")
     memory = None
