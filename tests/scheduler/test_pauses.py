@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler import collecting, intake
+from moorage.scheduler import asked, collecting, intake
 from moorage.scheduler.collecting import Collecting
 from moorage.scheduler.core import draft, engine
 from moorage.scheduler.core.decide import plan
@@ -305,6 +305,37 @@ def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pyte
     assert [each.get("job") for each in answered[:-1]] == names
     assert answered[-1]["kind"] == "error"
     assert [job.name for job in drive.state.jobs.values()] == [*names, "z"]
+
+
+def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_without_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "QUESTIONS_S", 0.0)
+    monkeypatch.setattr(asked, "ASKED_MAX", 50)
+    drive = Driving()
+    answers: dict[str, bytes] = {}
+    read: list[tuple[str, str, str]] = []
+
+    def on_read(tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        read.append((tenant, verb, reply))
+
+    reader = Intake(drive.engine, SUBJECTS, answers.__setitem__, on_read, lambda *_: None)
+    for index in range(60):
+        reader.put(Delivery(SUBJECTS.api("crowd", "ls"), f"_INBOX.{index}", b"{}"))
+    reader.put(Delivery(SUBJECTS.api("t", "show"), "_INBOX.own", b'{"job":"j"}'))
+    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.submit", b'{"job":"j","run":{"driver":"noop"}}'))
+    reader.put(Delivery(SUBJECTS.worker("w", "renew"), "_INBOX.renew", b'{"kind":"renew","session":"s","n":1}'))
+    assert not reader.drain(drive.now)
+    assert read == [("crowd", "ls", "_INBOX.0")]
+    assert drive.engine.waiting == 2, "the request and the renewal, though sixty questions came before them"
+    assert not reader.drain(drive.now)
+    assert read[1:] == [("t", "show", "_INBOX.own")], "its turn is the next"
+    while not reader.drain(drive.now):
+        pass
+    assert [reply for tenant, _, reply in read if tenant == "crowd"] == [f"_INBOX.{index}" for index in range(50)]
+    refused = {reply: json.loads(answer) for reply, answer in answers.items()}
+    assert sorted(refused) == sorted(f"_INBOX.{index}" for index in range(50, 60))
+    assert {(each["code"], each["retry_after_s"]) for each in refused.values()} == {("overloaded", 1.0)}
 
 
 def test_a_defect_in_the_midst_of_an_array_ends_that_array_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery
+from moorage.scheduler.asked import ASKED_MAX, Asked
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.records import actor, by_tenant
@@ -35,6 +36,8 @@ REASON_CHARS_MAX: Final = 200
 #: what is decoded between two turns of the loop: requests, and so many bytes of messages, some 1 µs each
 AT_ONCE: Final = 4_000
 AT_ONCE_BYTES: Final = 256
+#: and so long questions are answered between two turns, one at least
+QUESTIONS_S: Final = 0.004
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
@@ -73,6 +76,7 @@ class Intake:
         self._raw: deque[Delivery] = deque()
         self._array: _Array | None = None  # the one that is being read
         self._skip = len(subjects.prefix) + 1
+        self._asked = Asked(self._skip)
         self.counters: Counter[str] = Counter()
         self.hellos: dict[str, Hello] = {}
 
@@ -85,36 +89,52 @@ class Intake:
             if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood tells little
                 log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
             delivery = msgspec.structs.replace(delivery, reply="")
-        if len(self._raw) >= WAITING_MAX:
+        if self.waiting >= WAITING_MAX:
             self.counters["dropped"] += 1
             return
-        self._raw.append(delivery)
+        tenant = self._asked.tenant_of(delivery.subject)
+        if not tenant:
+            self._raw.append(delivery)
+        elif not self._asked.put(tenant, delivery):
+            self.counters["overloaded"] += 1
+            why = f"{ASKED_MAX} questions of tenant {tenant} wait for their answers"
+            self._refuse(delivery, refuse("overloaded", why, next="send again", retry_after_s=1.0))
 
     @property
     def waiting(self) -> int:
-        return len(self._raw)
+        return len(self._raw) + self._asked.size
 
     def drain(self, mono_ms: int) -> bool:
         """Decode and offer what waits, as much as makes one turn of the loop; whether that was all."""
-        raw, room = self._raw, AT_ONCE
+        raw, asked, room = self._raw, self._asked, AT_ONCE
         while room > 0 and (self._array is not None or raw):
             array = self._array
             delivery = raw.popleft() if array is None else array.delivery
-            try:
-                if array is None:
-                    room -= 1 + len(delivery.data) // AT_ONCE_BYTES
-                    self._take(delivery, mono_ms)
-                else:
-                    room -= self._read(array, room)
-            except Refused as refused:
-                self.counters["refused"] += 1
-                self._refuse(delivery, refused)
-            except Exception:  # a defect of ours must not stop the loop; the sender is told
+            room -= self._try(delivery, array, room, mono_ms)
+        ends = time.monotonic() + QUESTIONS_S
+        while asked.size:
+            self._try(asked.take(), None, 1, mono_ms)
+            if time.monotonic() >= ends:
+                break
+        return self._array is None and not raw and not asked.size
+
+    def _try(self, delivery: Delivery, array: _Array | None, room: int, mono_ms: int) -> int:
+        """Take a message, or go on with an array; how much of the turn's room it took."""
+        took = 1 + len(delivery.data) // AT_ONCE_BYTES
+        try:
+            if array is not None:
+                return self._read(array, room)
+            self._take(delivery, mono_ms)
+        except Refused as refused:
+            self.counters["refused"] += 1
+            self._refuse(delivery, refused)
+        except Exception:  # a defect of ours must not stop the loop; the sender is told
+            if array is not None:
                 self._array = None
-                self.counters["defects"] += 1
-                log.exception("a frame on %s could not be handled", delivery.subject)
-                self._refuse(delivery, refuse("internal", "moorage failed on this frame; nothing was recorded"))
-        return self._array is None and not raw
+            self.counters["defects"] += 1
+            log.exception("a frame on %s could not be handled", delivery.subject)
+            self._refuse(delivery, refuse("internal", "moorage failed on this frame; nothing was recorded"))
+        return took
 
     def _refuse(self, delivery: Delivery, refused: Refused) -> None:
         if delivery.reply:

@@ -132,6 +132,7 @@ class Job(msgspec.Struct, eq=False, dict=False):
     key: bytes = b""  # soft: `finished.job_key`, where it is known already
     told: int = 0  # soft: revision up to which events were sent
     own_subject: bool | None = None  # soft: events go to the job's own subject too
+    derived: tuple[int, str] = (0, "")  # soft: revision, and the state that several replicas came to with it
 
     def digest_row(self) -> int:
         row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
@@ -145,7 +146,11 @@ class Job(msgspec.Struct, eq=False, dict=False):
     def state(self) -> str:
         if len(self.replicas) == 1:
             return STATES[self.replicas[0].state]
-        return derive_state({STATES[replica.state] for replica in self.replicas})
+        rev, state = self.derived
+        if rev != self.rev:
+            state = derive_state({STATES[replica.state] for replica in self.replicas})
+            self.derived = self.rev, state
+        return state
 
 
 def new_job(num: int, tenant: str, name: str, body: bytes, replicas: int, traceparent: str, ms: int, seq: int) -> Job:

@@ -153,7 +153,8 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
     """One line of `ls`."""
     request = engine.request_of(job)
     last = job.story[-1] if job.story else None
-    held = {replica.member.worker.id: None for replica in job.replicas if replica.member is not None}
+    members = [replica.member for replica in job.replicas] if job.held else []
+    held = {member.worker.id: None for member in members if member is not None}
     worker = next(iter(held), "")
     if not worker and last is not None and last[5] >= 0:
         worker = engine.state.worker_by_num[last[5]].id
@@ -164,7 +165,7 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "rev": job.rev,
         "gpu": format_token(request.effective_gpu, request.replicas),
         "priority": engine.priority_of(job) if job.priority >= 0 else request.priority,
-        "attempt": max(replica.attempt for replica in job.replicas),
+        "attempt": max([replica.attempt for replica in job.replicas]) if job.rev > 1 else 0,
         "age_ms": engine.state.time_ms - job.accepted_ms,
         "worker": worker,
         **({"workers": len(held)} if len(held) > 1 else {}),
@@ -238,8 +239,9 @@ def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any]
     jobs: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
     for job in reversed(row.jobs.values()) if row is not None else ():
-        counts[job.state] = counts.get(job.state, 0) + 1
-        if len(jobs) < limit and (not states or job.state in states):
+        state = job.state
+        counts[state] = counts.get(state, 0) + 1
+        if len(jobs) < limit and (not states or state in states):
             jobs.append(summary(engine, job))
     return {"jobs": jobs, "counts": counts, "finished_kept": len(engine.state.finished)}
 

@@ -1,0 +1,52 @@
+"""Questions that wait to be answered: tenants in turn, behind whatever the leader lives by, and never without bound.
+
+A question is answered in memory, in some µs or in tens of ms: `ls` looks at every job of its tenant. So a few hundred
+at once would keep renewals and requests waiting for seconds, were they answered as they come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from moorage.bus.transport import Delivery
+from moorage.schemas.names import is_tenant
+
+#: those that are answered from memory; what else is asked is answered elsewhere, or told to the core
+QUESTIONS: Final = frozenset(("show", "ls", "explain", "plan", "history", "logs"))
+#: of one tenant; more are answered with `overloaded`
+ASKED_MAX: Final = 20_000
+
+
+class Asked:
+    def __init__(self, subject_skip: int) -> None:
+        """`subject_skip` is the length of the subjects' prefix and its dot."""
+        self._skip = subject_skip
+        self._by_tenant: dict[str, deque[Delivery]] = {}  # whose turn it is, first
+        self.size = 0
+
+    def tenant_of(self, subject: str) -> str:
+        """Whose question this is; "" where it is none."""
+        skip = self._skip
+        if subject[skip : skip + 4] != "api.":
+            return ""
+        tenant, _, verb = subject[skip + 4 :].partition(".")
+        return tenant if verb in QUESTIONS and is_tenant(tenant) else ""
+
+    def put(self, tenant: str, delivery: Delivery) -> bool:
+        """False where so many of this tenant wait that it has no room."""
+        mine = self._by_tenant.setdefault(tenant, deque())
+        if len(mine) >= ASKED_MAX:
+            return False
+        mine.append(delivery)
+        self.size += 1
+        return True
+
+    def take(self) -> Delivery:
+        """The next one. There must be one."""
+        tenant = next(iter(self._by_tenant))
+        mine = self._by_tenant.pop(tenant)
+        if len(mine) > 1:
+            self._by_tenant[tenant] = mine
+        self.size -= 1
+        return mine.popleft()
