@@ -229,11 +229,13 @@ def test_queue_full_counts_what_this_very_record_accepts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "counts"),
-    [({"replicas": 1024}, 65), ({"replicas": 15}, 1), ({"labels": {"pad": "x" * 60_000}}, 8), ({}, 1)],
+    ("fields", "counts", "most"),
+    [({"replicas": 1024}, 65, 146), ({"replicas": 15}, 1, 3), ({"labels": {"pad": "x" * 60_000}}, 8, 18), ({}, 1, 3)],
 )
-def test_what_is_large_counts_as_several_towards_the_bounds_of_memory(fields: dict[str, Any], counts: int) -> None:
-    drive = Driving(Config(jobs_max=2 * counts + 1, ended_max=2 * counts))
+def test_what_is_large_counts_as_several_towards_the_bounds_of_memory(
+    fields: dict[str, Any], counts: int, most: int
+) -> None:
+    drive = Driving(Config(jobs_max=most, ended_max=2 * counts))
     replies = [drive.offer_submit(f"j{index}", **fields) for index in range(4)]
     drive.tick()
     assert [drive.answers[reply].get("code", "") for reply in replies] == ["", "", "", "queue-full"]
@@ -248,6 +250,22 @@ def test_what_is_large_counts_as_several_towards_the_bounds_of_memory(fields: di
     assert drive.state.load == 0
     assert [job.name for job in drive.state.jobs.values()] == ["j1", "j2"], "of those that are over, too"
     assert drive.submit("small")["kind"] == "accepted"
+
+
+def test_the_last_tenth_of_the_bound_is_for_tenants_that_hold_less_than_that() -> None:
+    drive = Driving(Config(jobs_max=100))
+    replies = [drive.offer_submit(f"j{index}", tenant="crowd") for index in range(95)]
+    drive.tick()
+    assert [drive.answers[reply].get("code", "") for reply in replies] == [""] * 90 + ["queue-full"] * 5
+    assert drive.submit("large", replicas=160)["kind"] == "accepted", "it counts 11, and its tenant held none"
+    assert drive.submit("more")["code"] == "queue-full"
+    drive.cancel("j0", tenant="crowd")
+    drive.cancel("j1", tenant="crowd")
+    assert drive.submit("more")["code"] == "queue-full", "now it holds more than a tenth"
+    assert drive.submit("other", tenant="other")["kind"] == "accepted"
+    drive.take_snapshot()
+    drive.lead()
+    assert drive.submit("j95", tenant="crowd")["code"] == drive.submit("more")["code"] == "queue-full"
 
 
 @pytest.mark.parametrize("size", [100, 5_000, 40_000, 64_000])

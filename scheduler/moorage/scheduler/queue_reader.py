@@ -160,19 +160,24 @@ class QueueReader:
         row = self._engine.state.tenants.get(tenant)
         return row is None or len(row.tombstones) + BATCH <= self._engine.config.tombstones_max
 
-    def _room_under_limit(self, tenant: str) -> int:
-        """How many requests may be read: under an operator's limit of jobs only what fits, once all read is folded."""
-        row = self._engine.state.tenants.get(tenant)
+    def _room_for(self, tenant: str) -> int:
+        """How many requests may be read: what fits under the bound of memory beside what was read and is not recorded;
+        under an operator's limit of jobs only what fits once all read is folded."""
+        engine = self._engine
+        ahead = engine.waiting  # whose they are does not matter: it is only for a moment
+        room = min(BATCH, engine.state.room(engine.config.jobs_max, tenant, ahead, ahead))
+        row = engine.state.tenants.get(tenant)
         if row is None or not row.jobs_max:
-            return BATCH
-        return row.jobs_max - row.live if self._read.get((tenant, "submit"), 0) <= row.submit_cursor else 0
+            return room
+        is_folded = self._read.get((tenant, "submit"), 0) <= row.submit_cursor
+        return min(room, row.jobs_max - row.live) if is_folded else 0
 
     async def _read_some(self, tenant: str, verb: str) -> bool:
         """Read one batch of a tenant's queue; True when it may hold more."""
-        while self._engine.waiting > AHEAD_MAX or self._full():
+        while self._engine.waiting > AHEAD_MAX:
             self._room.clear()
             await self._room.wait()
-        room = self._room_under_limit(tenant) if verb == "submit" else BATCH if self._may_remember(tenant) else 0
+        room = self._room_for(tenant) if verb == "submit" else BATCH if self._may_remember(tenant) else 0
         if room <= 0:
             self._held_back.append((tenant, verb))
             return False
@@ -201,9 +206,6 @@ class QueueReader:
         self._engine.offer(QueueRead(tenant, verb, through))
         self._wake()
         return True
-
-    def _full(self) -> bool:
-        return self._engine.state.load >= self._engine.config.jobs_max
 
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> None:
         engine = self._engine

@@ -49,7 +49,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         int,
         setting(
             "Jobs in memory, of which one counts once more for each 16 replicas and each 8 KiB of its request; "
-            "beyond it the endpoint answers queue-full, the queue waits unread.",
+            "beyond it the endpoint answers queue-full, the queue waits unread. The last tenth is for tenants that "
+            "hold less than that.",
             ge=1,
             le=10**7,
         ),

@@ -96,6 +96,7 @@ class Draft:
         "left_queue",
         "limits",
         "load",
+        "loads",
         "next_num",
         "notes",
         "priorities",
@@ -114,7 +115,8 @@ class Draft:
         self.time_ms = time_ms
         self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of the jobs' numbers
         self.accepted: dict[str, int] = {}  # by tenant: how many
-        self.load = 0  # what they count towards the bound of memory
+        self.loads: dict[str, int] = {}  # by tenant: what they count towards the bound of memory
+        self.load = 0  # in all
         self.next_num = state.next_num
         self.steps: list[int] = []
         self.facts: list[int] = []
@@ -272,7 +274,9 @@ class Draft:
         self.accepts[-1][1].extend((name, body, replicas, traceparent))
         self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
         self.bytes += len(body) + len(name) + len(traceparent) + 12
-        self.load += 1 + extra_of(replicas, len(body))
+        load = 1 + extra_of(replicas, len(body))
+        self.loads[tenant] = self.loads.get(tenant, 0) + load
+        self.load += load
         self.next_num += 1
         return self.next_num - 1
 

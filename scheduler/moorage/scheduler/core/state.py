@@ -89,6 +89,8 @@ class Window(NamedTuple):
 #: for each so many replicas, and bytes of its request, a job counts once more towards the bounds of memory
 REPLICAS_APIECE: Final = 16
 BYTES_APIECE: Final = 8 * 1024
+#: of the bound of memory, see `State.room`
+LAST_PART: Final = 10
 
 
 def extra_of(replicas: int, size: int) -> int:
@@ -296,6 +298,7 @@ class Tenant:
 
     __slots__ = (
         "cancel_cursor",
+        "extra",
         "gpus",
         "gpus_max",
         "guaranteed",
@@ -321,6 +324,7 @@ class Tenant:
         self.cancel_cursor = 0
         self.tombstones: dict[str, int] = {}  # job -> queue sequence of its cancel; from the endpoint minus its time
         self.live = 0  # jobs that are not over
+        self.extra = 0  # soft: what they count towards the bound of memory beside one each
         self.gpus = 0  # devices that its members hold, those that linger too; a sharer counts as a whole one
         self.gpus_max = 0  # 0: no limit
         self.jobs_max = 0
@@ -405,6 +409,16 @@ class State:
     def load(self) -> int:
         """What they count towards the bound of memory: each one, large ones more."""
         return self.live + self.extra - self.extra_ended
+
+    def room(self, most: int, tenant: str, new: int = 0, new_of_tenant: int = 0) -> int:
+        """How much more of a tenant may come in under the bound `most`, beside new jobs that count so much; 0 or below
+        for nothing.
+
+        The last tenth of it is for tenants that hold less than that: one alone keeps no other out.
+        """
+        row, last, free = self.tenants.get(tenant), most // LAST_PART, most - self.load - new
+        held = new_of_tenant + (row.live + row.extra if row is not None else 0)
+        return max(free - last, min(free, last - held))
 
     def members(self) -> Iterator[Member]:
         for worker in self.worker_by_num:

@@ -142,8 +142,10 @@ class _Folding(FoldingActs):
             # a job is over once all replicas are and every device was seen free: only then may it leave memory
             if job.live == 0 and job.held == 0 and not job.over:
                 job.over = True
-                state.tenants[job.tenant].live -= 1
-                state.extra_ended += extra_of(len(job.replicas), len(job.body))
+                tenant, extra = state.tenants[job.tenant], extra_of(len(job.replicas), len(job.body))
+                tenant.live -= 1
+                tenant.extra -= extra
+                state.extra_ended += extra
                 ended.append(job.num)
                 out.ended.append(job)
         for member in self.members:
@@ -171,7 +173,9 @@ class _Folding(FoldingActs):
             )
             for replica in job.replicas:
                 replicas[replica] = None
-            state.extra += extra_of(count, len(body))
+            extra = extra_of(count, len(body))
+            state.extra += extra
+            tenant.extra += extra
             accepted.append(job)
             num += 1
         tenant.live += num - state.next_num

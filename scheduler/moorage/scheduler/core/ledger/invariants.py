@@ -69,6 +69,9 @@ def validate(state: State) -> None:
         raise Broken(f"digest {state.digest:x} is not that of the rows, {state.full_digest():x}")
     for name, tenant in state.tenants.items():
         live = sum([not job.over for job in tenant.jobs.values()])
+        more = sum(extra_of(len(job.replicas), len(job.body)) for job in tenant.jobs.values() if not job.over)
+        if tenant.extra != more:
+            raise Broken(f"the jobs of tenant {name} count {more} more than one each, counted {tenant.extra}")
         if tenant.live != live:
             raise Broken(f"tenant {name} counts {tenant.live} jobs that are not over, there are {live}")
         if tenant.gpus != gpus.get(name, 0):

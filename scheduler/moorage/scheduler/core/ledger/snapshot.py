@@ -262,7 +262,10 @@ def _load_job(state: State, row: _Job) -> None:
     tenant.live += not job.over
     extra = extra_of(len(job.replicas), len(job.body))
     state.extra += extra
-    state.extra_ended += extra if job.over else 0
+    if job.over:
+        state.extra_ended += extra
+    else:
+        tenant.extra += extra
 
 
 def _load_worker(state: State, number: int, row: _Worker) -> None:

@@ -121,10 +121,11 @@ class Admission:
             if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
                 return self._finished(event, row[0], row[2])
         # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
-        if event.sequence == 0 and self.state.load + draft.load >= self.config.jobs_max:
+        if event.sequence == 0 and not self._has_room(draft, event.tenant):
             return problem(
                 "queue-full",
-                f"the jobs that are held count {self.state.load + draft.load}, the bound is {self.config.jobs_max}",
+                f"the jobs that are held count {self.state.load + draft.load} of {self.config.jobs_max}, "
+                "the last tenth of which is for tenants that hold less than that",
                 job=event.name,
                 next="send again later, or publish to the durable queue, which waits",
                 retry_after_s=RETRY_AFTER_S,
@@ -162,6 +163,9 @@ class Admission:
             if late is not None:
                 return NewJob(event, [f"{late.code}: {late.message}"], REJECTED, late.message)
         return NewJob(event, warnings)  # not heard yet: rejected by event, once everybody was
+
+    def _has_room(self, draft: Draft, tenant: str) -> bool:
+        return self.state.room(self.config.jobs_max, tenant, draft.load, draft.loads.get(tenant, 0)) > 0
 
     def _too_late(self, draft: Draft, event: Submit, within_ms: int) -> Problem | None:
         """Why it cannot start in time, even if whoever is before it gave way; None where it may, or nobody can say."""
