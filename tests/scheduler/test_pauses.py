@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.life import cancels
 from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
 from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
+from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.intake import Intake
 from tests.scheduler.driving import SUBJECTS, Driving
 
@@ -310,7 +312,7 @@ def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pyte
 def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_without_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(intake, "QUESTIONS_S", 0.0)
+    monkeypatch.setattr(asked, "QUESTIONS_S", 0.0)
     monkeypatch.setattr(asked, "ASKED_MAX", 50)
     drive = Driving()
     answers: dict[str, bytes] = {}
@@ -336,6 +338,39 @@ def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_withou
     refused = {reply: json.loads(answer) for reply, answer in answers.items()}
     assert sorted(refused) == sorted(f"_INBOX.{index}" for index in range(50, 60))
     assert {(each["code"], each["retry_after_s"]) for each in refused.values()} == {("overloaded", 1.0)}
+
+
+async def test_who_waited_for_a_forecast_is_told_in_several_turns_and_tenants_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asked, "QUESTIONS_S", 0.0)
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("hog", gpu={})
+    drive.submit("own", gpu={})
+    for index in range(30):
+        drive.submit(f"j{index}", gpu={}, tenant="crowd")
+    turn, told, over = 0, dict[str, int](), asyncio.Event()
+
+    def answered(answer: Callable[[], Any], reply: str, json: bool) -> None:
+        assert answer()["state"] == "QUEUED"
+        told[reply] = turn
+        if len(told) == 31:
+            over.set()
+
+    def nothing(*_: object) -> None: ...
+
+    foresight = Foresight(drive.engine, lambda: drive.now, answered, nothing, nothing, forks=True)
+    for index in range(30):
+        assert foresight.explain("crowd", f"j{index}", f"_INBOX.{index}", True) is None
+    assert foresight.explain("t", "own", "_INBOX.own", True) is None
+    assert not told, "they wait for the forecast"
+    while not over.is_set():
+        turn += 1
+        await asyncio.sleep(0)
+    foresight.close()
+    assert list(told)[:3] == ["_INBOX.0", "_INBOX.own", "_INBOX.1"]
+    assert len(set(told.values())) == 31, "one a turn"
 
 
 def test_a_defect_in_the_midst_of_an_array_ends_that_array_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from moorage.scheduler import asked
+from moorage.scheduler.asked import InTurn, overloaded
 from moorage.scheduler.core.ask.explain import NEVER_REASONS
 from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
@@ -23,7 +25,7 @@ from moorage.scheduler.whatif.child import Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
 from moorage.schemas.codec import encode, explain_decode_error
-from moorage.schemas.errors import Refused, problem, refuse
+from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Answer, Event
 
 FORECAST_KEPT_MS: Final = 2_000
@@ -67,21 +69,24 @@ class Foresight:
         self._plain = plain
         self.children = Children() if forks else None
         self._forecast: Forecast | None = None
-        self._asked: list[tuple[str, str, str, bool]] | None = None  # those that wait for the forecast under way
+        self._asked: InTurn[tuple[str, str, str, bool]] | None = None  # those that wait for the forecast under way
+        self._telling: set[asyncio.Task[None]] = set()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
         self._submits_from_s = 0.0
         engine.leaving.tell_waiting = self.at_submit
 
     # ------------------------------------------------------------------------------------------- asked
 
-    def explain(self, tenant: str, job: str, reply: str, json: bool) -> None:
+    def explain(self, tenant: str, job: str, reply: str, json: bool) -> Problem | None:
         """Answer at once, or with the next forecast where it waits for what runs."""
         found = self._engine.state.job(tenant, job)
         if found is not None and self._waits(found):
             self._follow(tenant, job)
-            if self._wants_forecast(found) and self._look_ahead(tenant, job, reply, json):
-                return
+            if self._wants_forecast(found) and self._forecast_is_coming():
+                assert self._asked is not None
+                return None if not reply or self._asked.put(tenant, (tenant, job, reply, json)) else overloaded(tenant)
         self._tell(tenant, job, reply, json)
+        return None
 
     def _tell(self, tenant: str, job: str, reply: str, json: bool) -> None:
         def told() -> Any:
@@ -125,32 +130,42 @@ class Foresight:
         # of who came since it says nothing
         return age_ms > (FORECAST_KEPT_MS if job.accepted_ms <= known.time_ms else FORECAST_KEPT_MS // 4)
 
-    def _look_ahead(self, tenant: str, job: str, reply: str, json: bool) -> bool:
-        """Ask for a forecast, or wait for the one under way; False where neither can be."""
+    def _forecast_is_coming(self) -> bool:
+        """Whether one is under way, or has been asked for now; False where none can be."""
         assert self.children is not None
         if self._asked is None:
             engine, now_ms = self._engine, self._now_ms()
             if not self.children.ask(lambda: forecast(engine, now_ms), self._foresaw):
                 return False
-            self._asked = []
-        if reply:
-            self._asked.append((tenant, job, reply, json))
+            self._asked = InTurn()
         return True
 
     def _foresaw(self, answer: bytes | None) -> None:
-        asked, self._asked = self._asked or [], None
+        waiting, self._asked = self._asked, None
         if answer is not None:
             self._forecast = decode_forecast(answer)
-        for tenant, job, reply, json in asked:
-            self._tell(tenant, job, reply, json)
+        if waiting is not None and waiting.size:
+            task = asyncio.get_running_loop().create_task(self._tell_all(waiting))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _tell_all(self, waiting: InTurn[tuple[str, str, str, bool]]) -> None:
+        """Each takes ms, and there may be thousands: the others have their turns of the loop in between."""
+        while waiting.size:
+            ends = time.monotonic() + asked.QUESTIONS_S
+            while waiting.size:
+                self._tell(*waiting.take())
+                if time.monotonic() >= ends:
+                    break
+            await asyncio.sleep(0)
 
     def plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         """Answer what would happen, from a copy. Raises Refused for what cannot be asked."""
         try:
-            asked = msgspec.convert(arguments, PlanAsk)
+            question = msgspec.convert(arguments, PlanAsk)
         except (msgspec.ValidationError, ValueError) as error:
             raise Refused(explain_decode_error(error)) from None
-        check_known(self._engine, asked)
+        check_known(self._engine, question)
         if self.children is None:
             raise refuse("unknown-verb", "plan needs a scheduler in a process of its own", found="plan")
         engine, now_ms = self._engine, self._now_ms()
@@ -162,7 +177,7 @@ class Foresight:
                 found = Answer("plan", planned.ledger, msgspec.to_builtins(planned))
             self._plain(reply, found, json)
 
-        if not self.children.ask(lambda: plan(engine, now_ms, tenant, asked), told):
+        if not self.children.ask(lambda: plan(engine, now_ms, tenant, question), told):
             raise refuse("overloaded", "too many plans are under way", retry_after_s=1.0)
 
     # --------------------------------------------------------------------------------------- at submit
@@ -210,7 +225,7 @@ class Foresight:
             if job is None or now_ms > followed.until_ms or not self._waits(job):
                 continue
             if self._wants_forecast(job):
-                self._look_ahead(*key, "", True)
+                self._forecast_is_coming()
             data = self.explained(*key, fixes=False)
             told, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
             if followed.told and (told != followed.told or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
@@ -222,6 +237,8 @@ class Foresight:
         return messages
 
     def close(self) -> None:
+        for task in self._telling:
+            task.cancel()
         if self.children is not None:
             self.children.close()
 

@@ -17,7 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler.asked import ASKED_MAX, Asked
+from moorage.scheduler import asked
+from moorage.scheduler.asked import Asked, overloaded
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.records import actor, by_tenant
@@ -36,8 +37,6 @@ REASON_CHARS_MAX: Final = 200
 #: what is decoded between two turns of the loop: requests, and so many bytes of messages, some 1 µs each
 AT_ONCE: Final = 4_000
 AT_ONCE_BYTES: Final = 256
-#: and so long questions are answered between two turns, one at least
-QUESTIONS_S: Final = 0.004
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
@@ -97,8 +96,7 @@ class Intake:
             self._raw.append(delivery)
         elif not self._asked.put(tenant, delivery):
             self.counters["overloaded"] += 1
-            why = f"{ASKED_MAX} questions of tenant {tenant} wait for their answers"
-            self._refuse(delivery, refuse("overloaded", why, next="send again", retry_after_s=1.0))
+            self._refuse(delivery, Refused(overloaded(tenant)))
 
     @property
     def waiting(self) -> int:
@@ -106,17 +104,17 @@ class Intake:
 
     def drain(self, mono_ms: int) -> bool:
         """Decode and offer what waits, as much as makes one turn of the loop; whether that was all."""
-        raw, asked, room = self._raw, self._asked, AT_ONCE
+        raw, questions, room = self._raw, self._asked, AT_ONCE
         while room > 0 and (self._array is not None or raw):
             array = self._array
             delivery = raw.popleft() if array is None else array.delivery
             room -= self._try(delivery, array, room, mono_ms)
-        ends = time.monotonic() + QUESTIONS_S
-        while asked.size:
-            self._try(asked.take(), None, 1, mono_ms)
+        ends = time.monotonic() + asked.QUESTIONS_S
+        while questions.size:
+            self._try(questions.take(), None, 1, mono_ms)
             if time.monotonic() >= ends:
                 break
-        return self._array is None and not raw and not asked.size
+        return self._array is None and not raw and not questions.size
 
     def _try(self, delivery: Delivery, array: _Array | None, room: int, mono_ms: int) -> int:
         """Take a message, or go on with an array; how much of the turn's room it took."""
