@@ -66,6 +66,15 @@ async def test_a_scheduler_that_says_nothing_is_told_after_the_deadline(nats_url
                 await client.ls()
 
 
+async def test_what_a_leader_said_last_is_told_though_the_last_try_heard_nothing(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler:
+        scheduler.will("ls", problem("not-leading", "the ledger is stuck", next="look at it"), None)
+        async with AsyncClient(nats_url, tenant=unique, timeout="500ms") as client:
+            with pytest.raises(NoScheduler, match="the ledger is stuck; asked at .* for 0.5 s") as told:
+                await client.ls()
+            assert (told.value.code, told.value.fixes) == ("not-leading", ("look at it",))
+
+
 async def test_no_server_is_told_without_secrets() -> None:
     with pytest.raises(Unreachable) as none:
         async with AsyncClient("nats://someone:hunter2@127.0.0.1:1", connect_timeout="200ms"):

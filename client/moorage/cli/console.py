@@ -138,7 +138,7 @@ def exit_code_of(error: MoorageError) -> int:
 def fail(error: MoorageError, *, json: bool = False) -> int:
     """Tell an error: what, the evidence, how to go on; with `json` its frame, too. Returns the exit code."""
     told, fixes = error.problem, getattr(error, "fixes", ())
-    if told.code == "no-scheduler":
+    if told.code in ("no-scheduler", "not-leading"):
         import msgspec
 
         from moorage.cli.disk import ROOM, full_disk_of

@@ -30,7 +30,10 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
-    "not-leading": ("moorage", "this scheduler does not lead, or cannot prove that it still does; send again"),
+    "not-leading": (
+        "moorage",
+        "this scheduler does not lead, or cannot prove that it still does, as while its ledger takes no record: send again",
+    ),
     "worker-id-in-use": ("fleet", "another machine holds this worker id until it is lost or says goodbye"),
     "gpu-lent-twice": ("fleet", "another worker lends this very GPU until it is lost or says goodbye"),
     "session-over": ("fleet", "the lease session is over; join again"),
