@@ -115,7 +115,8 @@ def _lent(devices: list[DeviceName], lent: list[int] | None, held: int = 0) -> l
 
 
 def check_hello(frame: Join) -> Problem | None:
-    """Bounds of a join, so that its record stays within its own: 64 slots, each with a name, 64 KiB in all."""
+    """Bounds of a join, so that its record stays within its own: 64 slots, each with a name, 64 KiB in all; and that
+    its numbers name what is there."""
     hello = frame.hello
     for field, number in _numbers(frame):
         if not 0 <= number <= NUMBER_MAX:
@@ -161,6 +162,36 @@ def check_hello(frame: Join) -> Problem | None:
                 field=field,
                 found=device.uuid,
                 allowed="each vendor and uuid once",
+            )
+    return _check_numbering(hello)
+
+
+def _check_numbering(hello: Hello) -> Problem | None:
+    """Indices name devices to their vendor's runtime, and slots stand for one each: what is said of another counts for
+    none. Parts of one device (MIG) have its index."""
+    numbered: dict[tuple[str, int], int] = {}
+    for slot, device in enumerate(hello.gpu_pool):
+        if device.mig:
+            continue
+        before = numbered.setdefault((device.vendor, device.index), slot)
+        if before != slot:
+            return problem(
+                "invalid-argument",
+                f"the {device.vendor} devices of slots {before} and {slot} have one index",
+                field=f"$.hello.gpu_pool[{slot}].index",
+                found=device.index,
+                allowed="each index once a vendor",
+                next="number them as the vendor's runtime does, gaps allowed; parts of one device say mig: true",
+            )
+    for at, slot in enumerate(hello.lent_slots or ()):
+        if slot >= len(hello.gpu_pool):
+            return problem(
+                "invalid-argument",
+                "a slot is lent that is not in the pool",
+                field=f"$.hello.lent_slots[{at}]",
+                found=slot,
+                allowed=f"0..{len(hello.gpu_pool) - 1}" if hello.gpu_pool else "none: the pool is empty",
+                next="lent_slots are positions in gpu_pool; leave it out to lend all of them",
             )
     return None
 
