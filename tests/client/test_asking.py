@@ -59,7 +59,9 @@ async def test_a_word_that_is_no_gpu_is_refused_before_anything_is_sent(nats_url
             client.plan(["x"], gpu="lots"),
             client.submit_handler("h", 1, gpu="lots"),
         ):
-            with pytest.raises(Rejected, match="'lots' is no count, and no model that has a number in its name") as told:
+            with pytest.raises(
+                Rejected, match="'lots' is no count, and no model that has a number in its name"
+            ) as told:
                 await ask
             assert (told.value.code, told.value.problem.field) == ("invalid-argument", "$.gpu")
             assert (told.value.problem.found, told.value.problem.allowed) == ("lots", "a count, a model or both")

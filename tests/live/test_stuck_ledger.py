@@ -71,9 +71,10 @@ async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_
     proxy = Proxy(ledger.port)
     await proxy.open()
     async with stack(nats_server, unique) as made, caller(made) as acme:
-        direct, made.ledger_url = made.ledger_url, ledger._replace(
-            netloc=f"{ledger.netloc.rpartition(':')[0]}:{proxy.port}"
-        ).geturl()
+        direct, made.ledger_url = (
+            made.ledger_url,
+            ledger._replace(netloc=f"{ledger.netloc.rpartition(':')[0]}:{proxy.port}").geturl(),
+        )
         first = await made.scheduler(config=QUICK)
         await acme.leader()
         made.ledger_url = direct

@@ -157,7 +157,9 @@ def test_a_refused_hello_names_its_field(change: dict[str, Any], field: str, fou
 
 def test_each_vendor_counts_its_own_and_parts_of_a_device_have_its_index() -> None:
     drive = Driving()
-    parts = [Device(0, "nvidia", H100, f"MIG-8f6c1b52-77aa-4c1e-9d2b-{number:012x}", 9_984, mig=True) for number in (1, 2)]
+    parts = [
+        Device(0, "nvidia", H100, f"MIG-8f6c1b52-77aa-4c1e-9d2b-{number:012x}", 9_984, mig=True) for number in (1, 2)
+    ]
     others = [Device(0, "amd", "MI300X", "a" * 16), Device(5, "amd", "MI300X", "b" * 16)]
     drive.worker("w0", gpu_pool=[gpu(0), *parts, *others], lent_slots=[4, 0])
     assert drive.state.workers["w0"].session
