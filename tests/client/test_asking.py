@@ -89,7 +89,7 @@ async def test_what_a_leader_said_last_is_told_though_the_last_try_heard_nothing
     async with ScriptedScheduler(nats_url, unique) as scheduler:
         scheduler.will("ls", problem("not-leading", "the ledger is stuck", next="look at it"), None)
         async with AsyncClient(nats_url, tenant=unique, timeout="500ms") as client:
-            with pytest.raises(NoScheduler, match="the ledger is stuck; asked at .* for 0.5 s") as told:
+            with pytest.raises(NoScheduler, match=r"the ledger is stuck; asked at .* for 0\.5 s") as told:
                 await client.ls()
             assert (told.value.code, told.value.fixes) == ("not-leading", ("look at it",))
 

@@ -112,3 +112,13 @@ def test_what_is_not_over_yet_has_no_code() -> None:
     drive.fact("exited", "j", detail="exit")
     over = changes_since(drive.state, job, 0)[-1]
     assert (over.state, over.code) == ("SUCCEEDED", 0)
+
+
+def test_a_reason_is_told_without_what_a_terminal_obeys() -> None:
+    drive = Driving()
+    drive.submit("j", gpu={})
+    drive.cancel("j", why="\x1b[2Jenough\x9b1A\u202e")
+    job = drive.job("j")
+    assert changes_since(drive.state, job, 0)[-1].why == "\\x1b[2Jenough\\x9b1A\\u202e"
+    job.told = 0
+    assert not set(Telling(drive.state).event(job).decode()) & set("\x1b\x9b\u202e")
