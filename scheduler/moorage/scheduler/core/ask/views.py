@@ -297,6 +297,7 @@ def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
         "leader": engine.state.leader,
         "ledger": engine.state.seq,
         "workers": workers,
+        **({"lent_twice": twice} if (twice := engine.sessions.lending.lent_twice()) else {}),
         "queued": engine.queue.size,
         "live_jobs": engine.state.live,
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),

@@ -41,6 +41,7 @@ class Lending:
         self._lenders: dict[DeviceName, int] | None = None  # who did at last, by worker number; None: not read yet
         self._draft: Draft | None = None
         self._joining: dict[DeviceName, str] = {}  # by this draft: the worker's id
+        self._twice: list[tuple[DeviceName, int, int]] | None = None  # of before this reign; none comes to them
 
     def joined(self, worker: Worker) -> None:
         """After the fold: this worker lends what its hello says."""
@@ -68,6 +69,24 @@ class Lending:
             )
         self._joining.update(dict.fromkeys(names, worker_id))
         return None
+
+    def lent_twice(self) -> list[dict[str, str]]:
+        """Devices that two sessions lend at once: they joined under a release that took both, and stay until one joins
+        anew. None comes to them in this reign, so they are looked for once."""
+        if self._twice is None:
+            first: dict[DeviceName, int] = {}
+            self._twice = []
+            for worker in self._state.worker_by_num:
+                for name in _lent_by(worker) if worker.session else ():
+                    other = first.setdefault(name, worker.num)
+                    if other != worker.num:
+                        self._twice.append((name, other, worker.num))
+        workers = self._state.worker_by_num
+        return [
+            {"uuid": name.uuid, "worker": workers[one].id, "other": workers[two].id}
+            for name, one, two in self._twice
+            if all(workers[num].session and name in _lent_by(workers[num]) for num in (one, two))
+        ]
 
     def _lender(self, draft: Draft, name: DeviceName, worker_id: str) -> str | None:
         """Who else than this worker lends it and may still run something on it, as of this draft."""
