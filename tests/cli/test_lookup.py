@@ -135,6 +135,14 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
     assert checks._disk(tmp_path / "nats.conf").verdict == "ok"
 
 
+def test_the_doctor_finds_a_gpu_that_two_workers_lend() -> None:
+    row = {"uuid": "GPU-1", "worker": "w0", "other": "w1"}
+    one = checks.lent_twice([row, {**row, "uuid": "GPU-2"}])
+    assert (one.verdict, one.found) == ("warn", "w0 and w1 lend one GPU (GPU-1): both get jobs for it")
+    assert "restart the agent that is not to have it, say w1" in one.fix
+    assert "and so do 1 more pair of workers" in checks.lent_twice([row, {**row, "other": "w2"}]).found
+
+
 async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
     nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "nobody-here")
     rows = {row[1]: row for row in nobody.rows}

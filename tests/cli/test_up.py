@@ -59,12 +59,17 @@ async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tm
             await until(lambda: "the disk is full: 0 of 96 MiB free at " in talk(folder), what="told on the screen")
             long = "x" * 30_000  # what the server's last block holds may be taken still
             for number in range(100):
-                told = await node.run("submit", "--job", f"m{number}", "--timeout", "1s", "--", "true", long)
+                told = await node.run("submit", "--job", f"m{number}", "--timeout", "8s", "--", "true", long)
                 if told.code:
                     break
-            assert (told.code, "error[no-scheduler]" in told.err) == (5, True), told.err
+            assert (told.code, "error[not-leading]" in told.err) == (5, True), told.err
+            assert "could not write its ledger for" in told.err, "the leader says what it waits for"
             assert "the disk is full: 0 of 96 MiB free at " in told.err, "whoever asks hears why nobody answers"
             assert "fix: make room there" in told.err
+            doctor = await node.run("doctor", "--json", "--timeout", "5s")
+            (leads,) = [frame for frame in doctor.frames if frame["name"] == "leader"]
+            assert (leads["verdict"], "look at the disk" in leads["fix"]) == ("fail", True)
+            assert "could not write its ledger for" in leads["found"]
             filler.unlink()
             await until(lambda: "the disk has room again" in talk(folder), what="told on the screen, too")
             await until(lambda: node.up.children["nats-server"] != server, what="its server is another one")

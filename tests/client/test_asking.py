@@ -50,6 +50,25 @@ async def test_a_refusal_is_typed_and_not_repeated(
         assert len(scheduler.asked) == 1
 
 
+async def test_a_word_that_is_no_gpu_is_refused_before_anything_is_sent(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        for ask in (
+            client.submit(["x"], gpu="lots"),
+            client.submit_many([["x"]], gpu="lots"),
+            client.run(["x"], gpu="lots"),
+            client.plan(["x"], gpu="lots"),
+            client.submit_handler("h", 1, gpu="lots"),
+        ):
+            with pytest.raises(
+                Rejected, match="'lots' is no count, and no model that has a number in its name"
+            ) as told:
+                await ask
+            assert (told.value.code, told.value.problem.field) == ("invalid-argument", "$.gpu")
+            assert (told.value.problem.found, told.value.problem.allowed) == ("lots", "a count, a model or both")
+            assert "with a count any model may be named" in told.value.fixes[0]
+        assert scheduler.asked == []
+
+
 async def test_no_scheduler_is_told_after_the_deadline(nats_url: str, unique: str) -> None:
     async with AsyncClient(nats_url, tenant=unique, timeout="300ms") as client:
         with pytest.raises(NoScheduler) as none:
@@ -64,6 +83,15 @@ async def test_a_scheduler_that_says_nothing_is_told_after_the_deadline(nats_url
         async with AsyncClient(nats_url, tenant=unique, timeout="300ms") as client:
             with pytest.raises(NoScheduler):
                 await client.ls()
+
+
+async def test_what_a_leader_said_last_is_told_though_the_last_try_heard_nothing(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler:
+        scheduler.will("ls", problem("not-leading", "the ledger is stuck", next="look at it"), None)
+        async with AsyncClient(nats_url, tenant=unique, timeout="500ms") as client:
+            with pytest.raises(NoScheduler, match=r"the ledger is stuck; asked at .* for 0\.5 s") as told:
+                await client.ls()
+            assert (told.value.code, told.value.fixes) == ("not-leading", ("look at it",))
 
 
 async def test_no_server_is_told_without_secrets() -> None:

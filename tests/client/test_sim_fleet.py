@@ -67,6 +67,16 @@ async def test_a_job_runs_its_script_on_its_lease() -> None:
 
 
 @in_virtual_time
+async def test_a_gang_that_succeeded_ended_with_0() -> None:
+    gpu = GpuSpec(scheduling="gang")
+    async with AsyncClient(transport=SimFleet("2x1xH100", script=say_devices)) as moorage:
+        job = await moorage.submit(["torchrun"], gpu=gpu, replicas=2)
+        assert ((await job.result()).code, (await job.show())["code"]) == (0, 0)
+        assert (await moorage.run(["torchrun"], gpu=gpu, replicas=2)).code == 0
+        assert [each.code for each in await moorage.wait([moorage.job(job.id)])] == [0]
+
+
+@in_virtual_time
 async def test_its_output_is_there_for_whoever_asks_later() -> None:
     script = lambda task: Ran(3, out="one\ntwo\n", err="trouble\n")  # noqa: E731
     async with AsyncClient(transport=SimFleet("2xH100", script=script)) as moorage:

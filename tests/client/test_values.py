@@ -56,6 +56,11 @@ def test_a_request_from_its_parts() -> None:
     ("what", "gpu", "fields", "field"),
     [
         (["x"], "80G", {}, "$.gpu"),
+        (["x"], "H100|lots", {}, "$.gpu"),
+        (["x"], True, {}, "$.gpu"),
+        (["x"], 2.5, {}, "$.gpu"),
+        (["x"], 0, {}, "$.gpu"),
+        (["x"], ["1xH100"], {}, "$.gpu"),
         (["x"], "1xH100", {"replicas": 0}, "$.replicas"),
         (["x"], "2x1xH100", {"replicas": 3}, "$.replicas"),
         (["x"], None, {"timeout_s": -1.0}, "$.run.timeout_s"),
@@ -64,7 +69,7 @@ def test_a_request_from_its_parts() -> None:
         ({}, None, {}, "$"),
     ],
 )
-def test_a_bad_request_names_its_field(what: object, gpu: str | None, fields: dict[str, object], field: str) -> None:
+def test_a_bad_request_names_its_field(what: object, gpu: object, fields: dict[str, object], field: str) -> None:
     with pytest.raises(Rejected) as refused:
         build_request(what, gpu, None, fields)  # type: ignore[arg-type]
     assert refused.value.code == "invalid-argument"

@@ -44,7 +44,7 @@ class Plain:
             self.send(f"PUB {self.prefix}.{subject} {reply} {len(payload)}", payload)
             while (got := self.receive())[0] != reply:
                 self.events.append(got[1])
-            if got[1]:
+            if got[1] and got[1].get("code") != "not-leading":
                 return got[1]
             time.sleep(0.1)
         raise TimeoutError(f"nobody answers on {self.prefix}.{subject}")

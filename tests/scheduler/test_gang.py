@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.state import new_job
 from moorage.schemas.frames import FactKind
@@ -48,6 +49,25 @@ def test_holding_until_the_last_then_started_in_one_record() -> None:
     assert sorted(start.replica for start in starts) == [0, 1, 2]
     assert {(start.master_addr, start.master_port, start.world_size) for start in starts} == {("w0.local", 29511, 3)}
     assert {frame.worker for frame in drive.wanted} == {"w0", "w1", "w2"}
+
+
+def shown_code(drive: Driving) -> int | None:
+    shown = views.show(drive.engine, "t", "g")
+    assert isinstance(shown, dict)
+    code: int | None = shown["code"]
+    return code
+
+
+def test_its_code_is_0_where_every_rank_ended_so_and_that_of_the_rank_that_failed_first() -> None:
+    drive = gang(stage="RUNNING")
+    for index in range(3):
+        assert shown_code(drive) is None, "it is not over yet"
+        drive.facts([("exited", "g", index, 0, "exit")])
+    assert (drive.job("g").state, shown_code(drive)) == ("SUCCEEDED", 0)
+    drive = gang(stage="RUNNING")
+    drive.facts([("exited", "g", 1, 7, "exit")])
+    drive.facts([("exited", "g", 0, -15, "exit"), ("exited", "g", 2, -15, "exit")])
+    assert (drive.job("g").state, shown_code(drive)) == ("FAILED", 7)
 
 
 def test_all_claims_in_one_record() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.scheduler.core.ask import views
+from moorage.scheduler.core.life.lending import Lending
 from moorage.schemas.frames import Device, Goodbye, Hello, Join
 from tests.scheduler.driving import H100, Driving, Worker
 
@@ -136,6 +138,9 @@ def test_a_pci_address_is_its_machines_own() -> None:
         ({"gpu_pool": [Device(0, "nvidia", H100, "G", peers=[1, -1])]}, "$.hello.gpu_pool[0].peers[1]", "-1"),
         ({"sharers_max": {"mps": -4}}, "$.hello.sharers_max.mps", "-4"),
         ({"lent_slots": [0, -1]}, "$.hello.lent_slots[1]", "-1"),
+        ({"gpu_pool": [gpu(0), gpu(1, 2), gpu(2, 2)]}, "$.hello.gpu_pool[2].index", "2"),
+        ({"gpu_pool": [gpu(0), gpu(1, 1)], "lent_slots": [1, 2]}, "$.hello.lent_slots[1]", "2"),
+        ({"gpu_pool": [], "lent_slots": [0]}, "$.hello.lent_slots[0]", "0"),
         ({"cpu_milli": -1}, "$.hello.cpu_milli", "-1"),
         ({"gpu_pool": [gpu(number, number) for number in range(65)]}, "$.hello.gpu_pool", "65"),
     ],
@@ -150,3 +155,30 @@ def test_a_refused_hello_names_its_field(change: dict[str, Any], field: str, fou
     assert (answer["field"], answer.get("found", "")) == (field, found)
     assert answer["allowed"]
     assert drive.state.workers == {}
+
+
+def test_each_vendor_counts_its_own_and_parts_of_a_device_have_its_index() -> None:
+    drive = Driving()
+    parts = [
+        Device(0, "nvidia", H100, f"MIG-8f6c1b52-77aa-4c1e-9d2b-{number:012x}", 9_984, mig=True) for number in (1, 2)
+    ]
+    others = [Device(0, "amd", "MI300X", "a" * 16), Device(5, "amd", "MI300X", "b" * 16)]
+    drive.worker("w0", gpu_pool=[gpu(0), *parts, *others], lent_slots=[4, 0])
+    assert drive.state.workers["w0"].session
+
+
+def test_what_two_workers_lent_before_it_was_refused_is_told_until_one_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drive = Driving()
+    with monkeypatch.context() as older:  # a release that took both
+        older.setattr(Lending, "check", lambda *_: None)
+        drive.worker("w0", gpu_pool=[gpu(0)])
+        drive.worker("w1", gpu_pool=[gpu(1), gpu(0, 1)])
+        drive.worker("w2", gpu_pool=[gpu(2)])
+    drive.lead()
+    told = [{"uuid": gpu(0).uuid, "worker": "w0", "other": "w1"}]
+    assert views.fleet(drive.engine, drive.now)["lent_twice"] == told
+    drive.send("w0", Goodbye(drive.workers["w0"].session))
+    drive.tick()
+    assert "lent_twice" not in views.fleet(drive.engine, drive.now)

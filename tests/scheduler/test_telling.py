@@ -94,3 +94,31 @@ def test_the_answer_to_a_submit_is_what_the_encoder_makes_of_it() -> None:
     seq = drive.store(drive.engine.build(drive.now, drive.now))
     answers = dict(drive.engine.commit(seq, drive.now).answers)
     assert answers[reply] == encode(Accepted("j", seq, "QUEUED"))
+
+
+def test_what_is_not_over_yet_has_no_code() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    worker.auto = False
+    drive.cancel("j")
+    job = drive.job("j")
+    assert drive.states("j") == ["CANCELLING"]
+    assert [(change.state, change.code) for change in changes_since(drive.state, job, 0)][-1] == ("CANCELLING", None)
+    job.told = 0
+    event = msgspec.json.decode(Telling(drive.state).event(job), type=Event)
+    assert event.changes[-1].code is None
+    drive.fact("exited", "j", detail="exit")
+    over = changes_since(drive.state, job, 0)[-1]
+    assert (over.state, over.code) == ("SUCCEEDED", 0)
+
+
+def test_a_reason_is_told_without_what_a_terminal_obeys() -> None:
+    drive = Driving()
+    drive.submit("j", gpu={})
+    drive.cancel("j", why="\x1b[2Jenough\x9b1A\u202e")
+    job = drive.job("j")
+    assert changes_since(drive.state, job, 0)[-1].why == "\\x1b[2Jenough\\x9b1A\\u202e"
+    job.told = 0
+    assert not set(Telling(drive.state).event(job).decode()) & set("\x1b\x9b\u202e")

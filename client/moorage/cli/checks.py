@@ -368,6 +368,18 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
     yield Check("leader", "ok", f"{fleet['leader']}, epoch {fleet['epoch']}, ledger record {fleet['ledger']}")
     yield Check("operator", "ok", "this user may ask for the fleet")
     yield _workers(fleet["workers"])
+    if (twice := fleet.get("lent_twice")) is not None:
+        yield lent_twice(twice)
+
+
+def lent_twice(rows: list[dict[str, str]]) -> Check:
+    """GPUs that two workers lend, each to jobs of its own: only where both joined before a scheduler looked for it."""
+    pairs = dict.fromkeys((row["worker"], row["other"]) for row in rows)
+    first = rows[0]
+    more = f", and so do {many(len(pairs) - 1, 'more pair')} of workers" if len(pairs) > 1 else ""
+    found = f"{first['worker']} and {first['other']} lend one GPU ({first['uuid']}){more}: both get jobs for it"
+    fix = f"restart the agent that is not to have it, say {first['other']}: it is then refused and says why"
+    return Check("lent-twice", "warn", found, fix)
 
 
 def _workers(rows: list[dict[str, Any]]) -> Check:

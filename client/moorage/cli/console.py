@@ -10,6 +10,7 @@ from typing import Final, Literal, TextIO
 
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError, Problem
+from moorage.schemas.printable import shown
 
 Colour = Literal["auto", "always", "never"]
 
@@ -59,12 +60,6 @@ EXIT_OF_CODE: Final[Mapping[str, int]] = {
 FIXES_MAX: Final = 3
 _STYLES: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
-#: all but the tab and the end of a line: control characters, and those that turn the direction of what follows
-_ESCAPED: Final = {
-    **{at: f"\\x{at:02x}" for at in (*range(9), *range(11, 32), *range(127, 160))},
-    **{at: f"\\u{at:04x}" for at in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))},
-}
-
 _choice: Colour = "auto"
 
 
@@ -100,13 +95,11 @@ def paint(text: str, style: str, stream: TextIO) -> str:
 def plain(text: str) -> str:
     """What stands in it is shown and not obeyed: names and reasons come from workers and tenants, and a terminal does
     what control characters say. Our own colours stay."""
-    if text.isascii() and text.isprintable():
-        return text
-    shown = text.translate(_ESCAPED)
+    safe = shown(text)
     if "\x1b" in text:
         for style in ("0", *_STYLES.values()):
-            shown = shown.replace(f"\\x1b[{style}m", f"\x1b[{style}m")
-    return shown
+            safe = safe.replace(f"\\x1b[{style}m", f"\x1b[{style}m")
+    return safe
 
 
 def say(text: str) -> None:
@@ -138,7 +131,7 @@ def exit_code_of(error: MoorageError) -> int:
 def fail(error: MoorageError, *, json: bool = False) -> int:
     """Tell an error: what, the evidence, how to go on; with `json` its frame, too. Returns the exit code."""
     told, fixes = error.problem, getattr(error, "fixes", ())
-    if told.code == "no-scheduler":
+    if told.code in ("no-scheduler", "not-leading"):
         import msgspec
 
         from moorage.cli.disk import ROOM, full_disk_of

@@ -8,10 +8,10 @@ import gc
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+from moorage.bus.logged import begin_log
 from moorage.cli.arguments import Parameter
 from moorage.cli.options import DEFAULTS, Options, guarded
 from moorage.cli.settings import FILE_HELP, flags_of, the_file
@@ -20,7 +20,6 @@ from moorage.schemas.settings import unknown_variables
 from moorage.worker.settings import WorkerSettings
 
 LEDGER_URL_FILE: Final = "ledger-url"
-LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
 if TYPE_CHECKING:
     SchedulerFlags: TypeAlias = Any
@@ -52,7 +51,7 @@ def scheduler(
         file = the_file(settings)
         held, found = scheduler_settings({**dataclasses.asdict(flags), "nats": options.nats}, file=file)
         target = find_ledger(held)
-        _log(held.log_level)
+        begin_log(held.log_level)
         log_settings(found)
         return run(held, target)
 
@@ -101,7 +100,7 @@ def worker(
                 loop.add_signal_handler(number, stop.set)
             await run(held, context, stop)
 
-        _log(held.log_level)
+        begin_log(held.log_level)
         log = logging.getLogger("moorage.worker")
         log.info("settings: %s", told(found) or "defaults")
         for name in unknown_variables(SECTION, found):
@@ -111,7 +110,3 @@ def worker(
 
     gc.enable()
     return guarded(options, act)
-
-
-def _log(level: str) -> None:
-    logging.basicConfig(level=level, format=LOG_FORMAT, stream=sys.stderr)

@@ -10,7 +10,7 @@ import tenacity
 
 from moorage.bus.errors import BusError, Disconnected, NoResponders, RequestTimeout, StreamGap
 from moorage.bus.transport import Delivery
-from moorage.client.errors import error_of, unanswered
+from moorage.client.errors import error_of, not_now, unanswered
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer
@@ -44,7 +44,8 @@ class Asker(Protocol):
 
 
 class _NotNow(Exception):
-    """A scheduler answered that it does not lead (another one does, or will), or that it has too much to read now."""
+    """A scheduler answered that it does not lead (another one does, or will), that its ledger takes no record, or that
+    it has too much to read now."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -105,12 +106,18 @@ async def again(
     `failed` is how a first try has ended already. Other arguments, and errors, as `ask`.
     """
 
+    heard: _NotNow | None = None
+
     async def further() -> T:
-        nonlocal failed
-        if failed is not None:
-            first, failed = failed, None
-            raise first
-        return await once()
+        nonlocal failed, heard
+        try:
+            if failed is not None:
+                first, failed = failed, None
+                raise first
+            return await once()
+        except _NotNow as error:
+            heard = error
+            raise
 
     left_s = deadline_s if began_s is None else began_s + deadline_s - time.monotonic()
     tries = tenacity.AsyncRetrying(
@@ -123,8 +130,10 @@ async def again(
     try:
         result: T = await tries(further)
     except _NotNow as error:
-        raise error_of(error.problem) from None
+        raise not_now(error.problem, where, deadline_s) from None
     except BusError as error:
+        if heard is not None and isinstance(error, RequestTimeout):  # the last try was too short to hear it once more
+            raise not_now(heard.problem, where, deadline_s) from None
         raise unanswered(error, where, deadline_s) from None
     return result
 

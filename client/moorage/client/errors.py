@@ -100,7 +100,8 @@ class Unreachable(ClientError):
 
 
 class NoScheduler(Unreachable):
-    """A NATS server, but no scheduler that answers."""
+    """A NATS server, but no scheduler that answers; or, with the code `not-leading`, a leader whose ledger takes no
+    record: `why` says since when, and what the server says."""
 
 
 class NoAgent(Unreachable):
@@ -166,6 +167,11 @@ _BY_CODE: Final[dict[str, type[ClientError]]] = {
 def error_of(answer: Problem) -> ClientError:
     """The exception for a scheduler's refusal."""
     return _BY_CODE.get(answer.code, Rejected)(answer)
+
+
+def not_now(answer: Problem, where: str, timeout_s: float) -> ClientError:
+    """The exception for a scheduler that answered "not now" to the last; `where` as that of `unanswered`."""
+    return error_of(msgspec.structs.replace(answer, message=f"{answer.message}; asked at {where} for {timeout_s:g} s"))
 
 
 def rejected(code: str, message: str, **fields: Any) -> Rejected:

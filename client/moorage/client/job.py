@@ -29,8 +29,8 @@ TAIL_CHARS_MAX: Final = 16 * 1024
 
 
 class Result(msgspec.Struct, frozen=True):
-    """How a job ended. `code` is the exit status of the member that decided it: negative is minus the signal, None
-    where nothing ran. `changes` are the transitions that were seen, in order.
+    """How a job ended. `code` is the exit status of the member that decided it: negative is minus the signal, 0 where
+    all succeeded, None where nothing ran. `changes` are the transitions that were seen, in order.
 
     `value` is what a handler returned, of several replicas a list; None for other jobs, and where nothing was kept.
     `stdout`, `stderr` and `lost_bytes` (how much of them is known to be missing) are filled by `run` alone.
@@ -302,8 +302,11 @@ def decided(changes: list[Change], state: str) -> Change | None:
 def result_of(job: str, state: str, changes: list[Change], why: str, shown: dict[str, Any]) -> Result:
     """From what was seen of a job that is over; `shown` has what was not, as `show` or `ls` says it."""
     last = decided(changes, state)
+    well = 0 if state == SUCCEEDED else None  # each of a gang's ranks ended so, and the gang itself on no worker
     if last is None:
-        return Result(job, state, shown.get("code"), shown.get("why", why), changes)
+        code = shown.get("code")
+        return Result(job, state, well if code is None else code, shown.get("why", why), changes)
     asked = (each.why for each in reversed(changes) if each.state == CANCELLING and each.why)
     # that its worker ended it when asked to says less than who asked
-    return Result(job, state, last.code, next(asked, last.why) if state == CANCELLED else last.why, changes)
+    code = well if last.code is None else last.code
+    return Result(job, state, code, next(asked, last.why) if state == CANCELLED else last.why, changes)

@@ -293,5 +293,7 @@ def gpu_spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
             str(error),
             field="$.gpu",
             found=str(gpu),
-            next="for example 1xH100, 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%",
+            allowed="a count, a model or both",
+            next="for example 1xH100, 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%; with a count any model may be named, as"
+            " 1xTITAN",
         ) from None

@@ -33,6 +33,7 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.patience import RETRY_WAIT_S, RETRY_WAIT_S_MAX, patiently
+from moorage.scheduler.stuck import Appending
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
@@ -70,6 +71,7 @@ class Ledger:
         self._replicas = replicas
         self.unclear = 0  # appends whose first answer was none
         self.junk = 0  # records that nobody of ours wrote
+        self.appending = Appending()
 
     async def ensure(self, *, first_seq: int = 0) -> None:
         """The ledger's stream: discard new, no age, no deletes; its settings are checked when it is there already.
@@ -268,6 +270,13 @@ class Ledger:
 
         Advances `state.seq` over junk, so that the next append expects the true end.
         """
+        self.appending.begin()
+        try:
+            return await self._until_known(state, epoch, rid, payload, subject)
+        finally:
+            self.appending.end()
+
+    async def _until_known(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
         wait_s, first = RETRY_WAIT_S, True
         while True:
             headers = {
@@ -287,6 +296,7 @@ class Ledger:
                 self.unclear += 1
                 first = False
             log.warning("append %d of epoch %d is unclear: %s", rid, epoch, answer)
+            self.appending.trouble = _said(answer)
             found = await self._read_back(state, epoch, rid)
             if found is not None:
                 return found
@@ -331,6 +341,13 @@ class Ledger:
         record = self._decode(newest) if newest is not None else None
         if record is not None and record.epoch > epoch:
             raise Deposed(f"epoch {record.epoch} has begun in a restored ledger")
+
+
+def _said(answer: JsError | BusError) -> str:
+    """What came of an append, for whoever waits for it."""
+    if isinstance(answer, JsError):
+        return f"the nats-server says: {answer.description}"
+    return "it is not connected to the nats-server" if isinstance(answer, Disconnected) else "nothing acknowledges it"
 
 
 def microseconds(rfc3339: str) -> str:

@@ -17,6 +17,7 @@ from typing import Final
 
 from moorage.bus.connection import connect
 from moorage.bus.errors import BusError
+from moorage.bus.logged import begin_log
 from moorage.scheduler.ledger import LedgerBroken
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
@@ -35,7 +36,6 @@ from moorage.schemas.subjects import Subjects
 EXIT_UNREACHABLE: Final = 5
 EXIT_BROKEN: Final = 1
 EXIT_USAGE: Final = 2
-LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -132,6 +132,6 @@ def main() -> None:
     except Refused as refused:
         print(f"error[{refused.code}]: {refused} {refused.problem.next}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    logging.basicConfig(level=settings.log_level, format=LOG_FORMAT)
+    begin_log(settings.log_level)
     log_settings(found)
     sys.exit(run(settings))

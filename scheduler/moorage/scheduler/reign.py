@@ -24,6 +24,7 @@ from moorage.scheduler.questions import Questions
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import RecordedEngine
 from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S
+from moorage.scheduler.stuck import Stuck
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import RollCall
 
@@ -73,6 +74,9 @@ class Reign:
         )
         asked = self.questions
         self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
+        self.stuck = Stuck(
+            scheduler.ledger.appending, scheduler.subjects, self._fresh_s, self.answer_now, self._on_delivery
+        )
         self.collecting = Collecting()
         self._kick = asyncio.Event()
         self._draining = False
@@ -104,18 +108,23 @@ class Reign:
         self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
         self._subscriptions.append(await self._scheduler.standings.listen())
+        for row in self.engine.sessions.lending.lent_twice():
+            log.warning("%(worker)s and %(other)s lend one GPU, %(uuid)s: restart the one that is not to have it", row)
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
         discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._facts)
         self._subscriptions += await discovery.open(self._world)
 
     async def close(self) -> None:
+        self.stuck.close()
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.questions.close()
         await self.queue_reader.letters.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
+        if self.stuck.keeps(delivery):
+            return
         self.intake.put(delivery)
         if not self._draining:
             self._draining = True
@@ -157,7 +166,7 @@ class Reign:
             "live_jobs": state.live,
             "records": self.records,
             "history": self.history.figures(),
-            "counters": dict(self.intake.counters),
+            "counters": {**self.intake.counters, "stuck": self.stuck.told},
         }
 
     # ---------------------------------------------------------------------------------------------- loop
@@ -178,6 +187,7 @@ class Reign:
             self._loop.call_soon(engine.foresee)
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
+            self.stuck.release()
             self.records += 1
             if only_ends:
                 self._kept_waiting = self._kept_waiting + 1 if engine.submitted else 0
@@ -260,7 +270,11 @@ class Reign:
 
     def is_fresh(self) -> bool:
         """Whether the newest acknowledged append was sent so lately that nobody else can lead yet."""
-        return monotonic_ms() - self._sent_ms < (self._config.takeover_s - 1) * 1000
+        return monotonic_ms() - self._sent_ms < self._fresh_s * 1000
+
+    @property
+    def _fresh_s(self) -> float:
+        return self._config.takeover_s - 1
 
     def mono_ms(self) -> int:
         """This process's own clock."""

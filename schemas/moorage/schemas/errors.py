@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from moorage.schemas.printable import in_one_line, shown
+
 Fault = Literal["caller", "fleet", "moorage"]
 
 #: code -> (whose fault, what it means in one sentence). The reference page is generated from this table.
@@ -30,7 +32,10 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
-    "not-leading": ("moorage", "this scheduler does not lead, or cannot prove that it still does; send again"),
+    "not-leading": (
+        "moorage",
+        "this scheduler does not lead, or cannot prove that it does, as while its ledger takes no record; send again",
+    ),
     "worker-id-in-use": ("fleet", "another machine holds this worker id until it is lost or says goodbye"),
     "gpu-lent-twice": ("fleet", "another worker lends this very GPU until it is lost or says goodbye"),
     "session-over": ("fleet", "the lease session is over; join again"),
@@ -95,7 +100,8 @@ def problem(
 ) -> Problem:
     """Build a `Problem`; the fault comes from the table. Raises KeyError for a code that is not in it."""
     text = "" if found is None else _short(found)
-    message, field = _cut(message, _MESSAGE_CHARS_MAX), _cut(field, _FIELD_CHARS_MAX)  # both may quote what came
+    # both may quote what came
+    message, field = _cut(shown(message), _MESSAGE_CHARS_MAX), _cut(in_one_line(field), _FIELD_CHARS_MAX)
     return Problem(code, message, CODES[code][0], field, text, allowed, next, job, retry_after_s)
 
 
@@ -117,7 +123,7 @@ _MESSAGE_CHARS_MAX: Final = 2000
 
 
 def _short(found: object) -> str:
-    return _cut(found if isinstance(found, str) else repr(found), _FOUND_CHARS_MAX)
+    return _cut(in_one_line(found) if isinstance(found, str) else repr(found), _FOUND_CHARS_MAX)
 
 
 def _cut(text: str, chars_max: int) -> str:

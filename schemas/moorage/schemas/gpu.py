@@ -142,6 +142,9 @@ _TOKEN: Final = re.compile(
 )
 
 
+_DIGIT: Final = re.compile("[0-9]")
+
+
 def nominal_mib(gigabytes: float) -> int:
     """The least MiB a device sold as so many GB (1e9 bytes) may show: 2 % below nominal."""
     return int(gigabytes * 1e9 * (1 - NOMINAL_TOLERANCE) / (1024 * 1024))
@@ -150,7 +153,8 @@ def nominal_mib(gigabytes: float) -> int:
 def parse_token(token: str) -> tuple[int, GpuSpec]:
     """`3x2xH100|A100:80G@mps=50%,4G` → (replicas, GpuSpec). Raises ValueError naming the part that is off.
 
-    `2xH100` is two GPUs, `3x2xH100` three replicas of two. `:80G` is nominal, `:70000M` exact MiB.
+    `2xH100` is two GPUs, `3x2xH100` three replicas of two. `:80G` is nominal, `:70000M` exact MiB. Without a count a
+    model has a digit in its name, or is `any`: a word alone (`lots`, `True`) is hardly ever meant for one.
     After `@mps=` or `@time-slice=`: a compute share in percent, a memory share in G or M, or both.
     """
     text = token.strip()
@@ -164,6 +168,8 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
         raise ValueError(f"not a GPU token: {token!r}; an x stands between number and model: {joined[1]}x{joined[2]}")
     if any(not part for part in models) or any(not re.match(r"[=A-Za-z]", part) for part in models):
         raise ValueError(f"not a GPU token: {token!r}; a model starts with a letter, alternatives are split by |")
+    if not found["count"] and any(part != "any" and not _DIGIT.search(part) for part in models):
+        raise ValueError(f"not a GPU token: {token!r} is no count, and no model that has a number in its name")
     memory = None
     if found["memory"]:
         memory = nominal_mib(float(found["memory"])) if found["unit"] == "G" else int(float(found["memory"]))

@@ -32,6 +32,7 @@ from moorage.scheduler.core.state import (
     extra_of,
 )
 from moorage.schemas.frames import Fact
+from moorage.schemas.printable import shown
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
 STEP_BYTES: Final = 30
@@ -240,7 +241,7 @@ class Draft:
         """
         if not text:
             return 0
-        text = text[:NOTE_CHARS_MAX]
+        text = shown(text)[:NOTE_CHARS_MAX]  # of tenants, workers and what runs there, and shown in many places
         known = self._note_numbers.get(text)
         if known is not None:
             return known

@@ -95,6 +95,7 @@ class Fleet:
             cls = self.classes[key] = HostClass(key, hello, rules)
         host = Host(worker, cls)
         cls.hosts[worker.num] = self.hosts[worker.num] = host
+        cls.sizes.setdefault(host.size, {})[worker.num] = host
         for member, shape in members:
             self.take(host, shape, member.mask)
         self.inventory += 1
@@ -118,6 +119,10 @@ class Fleet:
         if self.tags is not None:
             self.tags.pop(worker_num, None)
         del host.cls.hosts[worker_num]
+        alike = host.cls.sizes[host.size]
+        del alike[worker_num]
+        if not alike:
+            del host.cls.sizes[host.size]
         if not host.cls.hosts:
             del self.classes[host.cls.key]
         self.inventory += 1
@@ -267,6 +272,9 @@ class Fleet:
     def validate(self) -> None:
         """Buckets and shelves agree with the hosts. Raises AssertionError."""
         for cls in self.classes.values():
+            sized = {num: size for size, alike in cls.sizes.items() for num in alike}
+            assert sized == {num: host.size for num, host in cls.hosts.items()}, "hosts stand by another size"
+            assert all(cls.sizes.values()), "a size that no host has"
             filed = {num: count for count, bucket in enumerate(cls.buckets) for num in bucket}
             for num, host in cls.hosts.items():
                 expected = host.open.bit_count() if host.usable else -1

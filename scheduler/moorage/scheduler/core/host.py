@@ -23,6 +23,8 @@ FILTERS: Final = ("driver", "rules", "label", "no-gpu", "sharing", "vendor", "mo
 When = Literal["ever", "emptied", "now"]
 #: the drivers that each tenant may have on a worker, as its hello tells it; empty: any
 Rules = dict[str, frozenset[str]]
+#: slots lent, thousandths of a core, MiB
+Size = tuple[int, int, int]
 _MODE_WORDS: Final = {int(Mode.EXCLUSIVE): "exclusive", int(Mode.MPS): "mps", int(Mode.TIME_SLICE): "time-slice"}
 
 
@@ -90,6 +92,7 @@ class HostClass:
         "modes",
         "shared_open",
         "sharers_max",
+        "sizes",
     )
 
     def __init__(self, key: Any, hello: dict[str, Any], drivers_for: Rules) -> None:
@@ -107,6 +110,8 @@ class HostClass:
         #: sets of slots linked over NVLink, and those on one NUMA node; empty where neither tells devices apart
         self.islands = islands_of(hello["gpu_pool"])
         self.hosts: dict[int, Host] = {}
+        #: the same, by what an empty one has room for: see `Host.size`
+        self.sizes: dict[Size, dict[int, Host]] = {}
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
         self.fits: dict[int, Fit] = {}
@@ -228,6 +233,11 @@ class Host:
         self.util_percent = 0  # mean of its devices, by its last load frame
         self.stale = False  # load frames are missed: nothing new here
         self.bucket = -1
+
+    @property
+    def size(self) -> Size:
+        """Hosts of one class and size hold the same, were they empty."""
+        return self.lent, self.cpu_milli, self.memory_mib
 
     @property
     def shut(self) -> int:

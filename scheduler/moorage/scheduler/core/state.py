@@ -36,6 +36,9 @@ REJECTED: Final = STATE_NUMBER["REJECTED"]
 IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
 LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
 
+#: states of what is not over on its worker: it has no exit code yet
+UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, ENDING, CANCELLING, LOST_KEPT))
+
 #: acts in a job's story that are no state of a replica: numbers in every ledger and history, a new one is the next less
 HELD: Final = -1
 RELEASED: Final = -2

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from moorage.schemas.frames import Device
+from moorage.schemas.printable import in_one_line
 from moorage.worker.inventory.faults import Fault, Health
 
 #: A device hotter than this throttles.
@@ -60,7 +61,7 @@ class SlotReading:
         for process in self.processes:
             if process.pid not in ours and not process.name.startswith(MPS_COMM):
                 who = f" (user {process.user})" if process.user else ""
-                return f"pid {process.pid} {process.name}".rstrip() + who
+                return f"pid {process.pid} {in_one_line(process.name)}".rstrip() + who
         return ""
 
 

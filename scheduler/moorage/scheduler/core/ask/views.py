@@ -88,7 +88,7 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
         "attempt": max(change.attempt for change in changes),
         "worker": ran[-1].worker if ran else "",
         "simulated": any(change.worker in simulated for change in ran),
-        "code": next((change.code for change in reversed(ran) if change.state in TERMINAL), None),
+        "code": _code(found.state, [(change.state, change.attempt, change.code or 0) for change in ran]),
         "why": next((change.why for change in reversed(changes) if change.why), ""),
         "changes": msgspec.to_builtins(changes[-fit:]),
     }
@@ -170,17 +170,28 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "worker": worker,
         **({"workers": len(held)} if len(held) > 1 else {}),
         "simulated": _is_simulated(engine, job),
-        "code": _code(job),
+        # open until all replicas are over
+        "code": None
+        if job.live
+        else _code(job.state, [(STATES[row[4]], row[3], row[7]) for row in job.story if row[5] >= 0]),
         "why": held_by(job.hold) if job.hold else _why(job),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
     }
 
 
-def _code(job: Job) -> int | None:
-    """That of the replica that ended last, once all have: until then it is open what the others end with."""
-    if job.live:
-        return None
-    return next((row[7] for row in reversed(job.story) if STATES[row[4]] in TERMINAL and row[5] >= 0), None)
+def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
+    """Of a job that ended so: that of the replica that ended last, of a gang that of the rank that failed first.
+
+    `on_workers` are its transitions there: state, attempt, code. What SUCCEEDED ended with 0, each replica of it; a
+    gang ends as a whole, on no worker.
+    """
+    if over == "SUCCEEDED":
+        return 0
+    ended = [code for state, _, code in on_workers if state in TERMINAL]
+    if ended or over != "FAILED" or not on_workers:
+        return ended[-1] if ended else None
+    last = on_workers[-1][1]
+    return next((code for state, attempt, code in on_workers if state == "EXITED" and attempt == last and code), None)
 
 
 def _why(job: Job) -> str:
@@ -288,6 +299,7 @@ def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
         "leader": engine.state.leader,
         "ledger": engine.state.seq,
         "workers": workers,
+        **({"lent_twice": twice} if (twice := engine.sessions.lending.lent_twice()) else {}),
         "queued": engine.queue.size,
         "live_jobs": engine.state.live,
         "finished_kept": len(engine.state.finished) + len(engine.state.ended),

@@ -280,8 +280,8 @@ class Admission:
     def _could_ever(self, shape: Shape) -> bool:
         missing = shape.together
         for cls, _ in self.fleet.capable(shape):
-            for host in cls.hosts.values():
-                missing -= host.replicas_of(shape, "ever")
+            for alike in cls.sizes.values():  # a fleet has few sizes: what none can hold is no look at every host
+                missing -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")
                 if missing <= 0:
                     return True
         return False

@@ -41,6 +41,7 @@ class Lending:
         self._lenders: dict[DeviceName, int] | None = None  # who did at last, by worker number; None: not read yet
         self._draft: Draft | None = None
         self._joining: dict[DeviceName, str] = {}  # by this draft: the worker's id
+        self._twice: list[tuple[DeviceName, int, int]] | None = None  # of before this reign; none comes to them
 
     def joined(self, worker: Worker) -> None:
         """After the fold: this worker lends what its hello says."""
@@ -68,6 +69,24 @@ class Lending:
             )
         self._joining.update(dict.fromkeys(names, worker_id))
         return None
+
+    def lent_twice(self) -> list[dict[str, str]]:
+        """Devices that two sessions lend at once: they joined under a release that took both, and stay until one joins
+        anew. None comes to them in this reign, so they are looked for once."""
+        if self._twice is None:
+            first: dict[DeviceName, int] = {}
+            self._twice = []
+            for worker in self._state.worker_by_num:
+                for name in _lent_by(worker) if worker.session else ():
+                    other = first.setdefault(name, worker.num)
+                    if other != worker.num:
+                        self._twice.append((name, other, worker.num))
+        workers = self._state.worker_by_num
+        return [
+            {"uuid": name.uuid, "worker": workers[one].id, "other": workers[two].id}
+            for name, one, two in self._twice
+            if all(workers[num].session and name in _lent_by(workers[num]) for num in (one, two))
+        ]
 
     def _lender(self, draft: Draft, name: DeviceName, worker_id: str) -> str | None:
         """Who else than this worker lends it and may still run something on it, as of this draft."""
@@ -115,7 +134,8 @@ def _lent(devices: list[DeviceName], lent: list[int] | None, held: int = 0) -> l
 
 
 def check_hello(frame: Join) -> Problem | None:
-    """Bounds of a join, so that its record stays within its own: 64 slots, each with a name, 64 KiB in all."""
+    """Bounds of a join, so that its record stays within its own: 64 slots, each with a name, 64 KiB in all; and that
+    its numbers name what is there."""
     hello = frame.hello
     for field, number in _numbers(frame):
         if not 0 <= number <= NUMBER_MAX:
@@ -161,6 +181,36 @@ def check_hello(frame: Join) -> Problem | None:
                 field=field,
                 found=device.uuid,
                 allowed="each vendor and uuid once",
+            )
+    return _check_numbering(hello)
+
+
+def _check_numbering(hello: Hello) -> Problem | None:
+    """Indices name devices to their vendor's runtime, and slots stand for one each: what is said of another counts for
+    none. Parts of one device (MIG) have its index."""
+    numbered: dict[tuple[str, int], int] = {}
+    for slot, device in enumerate(hello.gpu_pool):
+        if device.mig:
+            continue
+        before = numbered.setdefault((device.vendor, device.index), slot)
+        if before != slot:
+            return problem(
+                "invalid-argument",
+                f"the {device.vendor} devices of slots {before} and {slot} have one index",
+                field=f"$.hello.gpu_pool[{slot}].index",
+                found=device.index,
+                allowed="each index once a vendor",
+                next="number them as the vendor's runtime does, gaps allowed; parts of one device say mig: true",
+            )
+    for at, slot in enumerate(hello.lent_slots or ()):
+        if slot >= len(hello.gpu_pool):
+            return problem(
+                "invalid-argument",
+                "a slot is lent that is not in the pool",
+                field=f"$.hello.lent_slots[{at}]",
+                found=slot,
+                allowed=f"0..{len(hello.gpu_pool) - 1}" if hello.gpu_pool else "none: the pool is empty",
+                next="lent_slots are positions in gpu_pool; leave it out to lend all of them",
             )
     return None
 

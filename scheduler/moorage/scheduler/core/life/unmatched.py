@@ -66,12 +66,12 @@ class Unmatched:
         return found
 
     def _of_hosts(self, shape: Shape, classes: list[HostClass]) -> str:
-        hosts = [host for cls in classes for host in cls.hosts.values()]
-        rooms = sum(host.replicas_of(shape, "ever") for host in hosts)
+        sizes = [(next(iter(alike.values())), len(alike)) for cls in classes for alike in cls.sizes.values()]
+        rooms = sum(host.replicas_of(shape, "ever") * count for host, count in sizes)
         if rooms:
             return f"the whole fleet would hold {rooms} of its {shape.together} replicas at once"
-        cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) / 1024
-        lent = max((host.lent & host.cls.fit(shape).mask).bit_count() for host in hosts)
+        cores, gib = max(host.cpu_milli for host, _ in sizes) / 1000, max(host.memory_mib for host, _ in sizes) / 1024
+        lent = max((host.lent & host.cls.fit(shape).mask).bit_count() for host, _ in sizes)
         if lent < shape.count:
             return f"the most such GPUs that one worker lends is {lent}"
         return f"the most that one worker with such GPUs has is {cores:g} cores and {gib:.0f} GiB of memory"

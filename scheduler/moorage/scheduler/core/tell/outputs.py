@@ -16,6 +16,7 @@ from moorage.scheduler.core.state import (
     PLACED,
     RUNNING,
     STORY_WORDS,
+    UNENDED,
     Job,
     Member,
     State,
@@ -183,7 +184,6 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
             by, _, said = actor.partition(" ")
         if worker_num >= 0:
             worker = workers[worker_num]
-            over = to not in (PLACED, CLAIMED, RUNNING)
             changes.append(
                 Change(
                     number,
@@ -193,7 +193,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                     STATES[to],
                     worker.id,
                     gpu_names(worker, mask) if to == PLACED else [],
-                    code if over else None,
+                    None if to in UNENDED else code,
                     why,
                     fence,
                     by,

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, STORY_WORDS, Job, State, Transition
+from moorage.scheduler.core.state import PLACED, STORY_WORDS, UNENDED, Job, State, Transition
 from moorage.scheduler.core.tell.outputs import CHANGES_SURE, gpu_names, slots_of
 from moorage.schemas.codec import Decoder, decode_request, is_json
 from moorage.schemas.frames import VERSION, Change, HistoryWorker, Moved
@@ -182,7 +182,7 @@ class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
 read_frame: Final = Decoder[Frame](Frame)
 _read_moves: Final = msgspec.json.Decoder(list[Moved]).decode
 
-_ON_WORKER: Final = tuple(STATES[state] for state in (PLACED, CLAIMED, RUNNING))
+_UNENDED: Final = frozenset(STATES[state] for state in UNENDED)
 
 
 def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
@@ -195,9 +195,9 @@ def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
         if worker is None:
             yield Change(move.rev, move.time_ms, move.replica, move.attempt, state, why=move.why, by=by, said=said)
             continue
-        placed = state == _ON_WORKER[0]
+        placed = state == STATES[PLACED]
         gpus = [worker.gpus[slot] for slot in slots_of(move.slots) if slot in worker.gpus] if placed else []
-        code = None if state in _ON_WORKER else move.code
+        code = None if state in _UNENDED else move.code
         yield Change(
             move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,
             by, said,

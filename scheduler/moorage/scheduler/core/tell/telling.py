@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.records import BY_WORKER, by_tenant
-from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, STORY_WORDS, Job, State, Transition
+from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, STORY_WORDS, UNENDED, Job, State, Transition
 from moorage.scheduler.core.tell.outputs import CHANGES_SURE, event_of, gpu_names
 from moorage.schemas.codec import encode
 from moorage.schemas.job import STATES
@@ -71,7 +71,7 @@ class Telling:
                 simulated = simulated or worker[1]
                 if to == PLACED:
                     changes += worker[0] + (devices.get((num, mask)) or self._devices(num, mask))
-                elif to in (CLAIMED, RUNNING):
+                elif to in UNENDED:
                     changes += worker[0]
                 else:
                     changes += f'{worker[0]},"code":{code}'

@@ -1,0 +1,120 @@
+"""Whoever asks a leader whose ledger takes no record is told so, instead of hearing nothing.
+
+A request that comes meanwhile is kept back, in no record and no queue of the engine's. Once the ledger takes records
+again it is read as ever; before that it is refused, after a while in which another leader, if there is one, answers
+first: a request has one answer, and a leader that is cut off from the ledger must not give it for one that leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from moorage.bus.transport import Delivery
+from moorage.schemas.codec import encode, is_json
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.roles import may_answer
+from moorage.schemas.subjects import Subjects
+
+#: what a request is kept back before it is refused: a leader answers in milliseconds, and a try of the SDK's takes 3 s
+TOLD_AFTER_S: Final = 1.0
+KEPT_MAX: Final = 100_000
+
+
+class Appending:
+    """How long the append in flight has been under way, and what came of its last try."""
+
+    def __init__(self) -> None:
+        self.since_s: float | None = None  # monotonic; None while none is in flight
+        self.trouble = ""
+
+    def begin(self) -> None:
+        self.since_s, self.trouble = time.monotonic(), ""
+
+    def end(self) -> None:
+        self.since_s, self.trouble = None, ""
+
+    def for_s(self, now_s: float) -> float:
+        """How long nothing has been written, in seconds; 0 while nothing is to be."""
+        return 0.0 if self.since_s is None else now_s - self.since_s
+
+
+class Stuck:
+    """`after_s`: how long an append takes before requests are kept back. `resume` reads one that was."""
+
+    def __init__(
+        self,
+        appending: Appending,
+        subjects: Subjects,
+        after_s: float,
+        answer: Callable[[str, bytes], None],
+        resume: Callable[[Delivery], None],
+    ) -> None:
+        self._appending = appending
+        self._prefix = subjects.prefix
+        self._rooms = (f"{subjects.prefix}.api.", f"{subjects.prefix}.admin.")
+        self._after_s = after_s
+        self._answer = answer
+        self._resume = resume
+        self._kept: deque[Delivery] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self.told = 0
+
+    def keeps(self, delivery: Delivery) -> bool:
+        """Whether this request is kept back. What waits for no answer, and what workers say, never is."""
+        since_s, came_s = self._appending.since_s, delivery.received_monotonic_s
+        if since_s is None or came_s - since_s < self._after_s or not delivery.reply:
+            return False
+        if not delivery.subject.startswith(self._rooms) or len(self._kept) >= KEPT_MAX:
+            return False
+        if not may_answer(self._prefix, delivery.subject, delivery.reply):
+            return False
+        self._kept.append(delivery)
+        if self._timer is None:
+            self._arm(TOLD_AFTER_S)
+        return True
+
+    def release(self) -> None:
+        """The ledger has taken a record: what was kept back is read, in its order."""
+        if not self._kept:
+            return
+        self.close()
+        kept, self._kept = self._kept, deque()
+        for delivery in kept:
+            self._resume(delivery)
+
+    def close(self) -> None:
+        """Answer nobody any more: somebody else leads."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(max(delay_s, 0.0), self._tell)
+
+    def _tell(self) -> None:
+        """Refuse those that were kept back long enough."""
+        self._timer, now_s, kept = None, time.monotonic(), self._kept
+        refusal = told(self._appending, now_s)
+        while kept and now_s - kept[0].received_monotonic_s >= TOLD_AFTER_S:
+            delivery = kept.popleft()
+            self.told += 1
+            self._answer(delivery.reply, encode(refusal, json=is_json(delivery.data)))
+        if kept:
+            self._arm(kept[0].received_monotonic_s + TOLD_AFTER_S - now_s)
+
+
+def told(appending: Appending, now_s: float) -> Problem:
+    """What whoever asks meanwhile is told."""
+    trouble = f" ({appending.trouble})" if appending.trouble else ""
+    return problem(
+        "not-leading",
+        f"the leader could not write its ledger for {appending.for_s(now_s):.0f} s{trouble}:"
+        " nothing new is accepted meanwhile, and nothing that was accepted is lost",
+        next="send again, with the same id; for an operator: look at the disk and the log of the nats-server that"
+        " holds the ledger, and start it again once there is room",
+        retry_after_s=1.0,
+    )

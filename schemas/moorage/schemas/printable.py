@@ -1,0 +1,27 @@
+"""Text that others have said, made safe to show: a terminal does what control characters say, and a log file is read on
+one.
+
+Names that have rules (`names`) need none of this. Labels, reasons, device and process names are free text on the wire:
+nothing is refused for how it would look, and whoever shows it escapes it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: all but the tab and the end of a line: control characters, and those that turn the direction of what follows
+_OF_TEXT: Final = {
+    **{at: f"\\x{at:02x}" for at in (*range(9), *range(11, 32), *range(127, 160))},
+    **{at: f"\\u{at:04x}" for at in (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))},
+}
+_OF_LINE: Final = {**_OF_TEXT, ord("\t"): "\\t", ord("\n"): "\\n"}
+
+
+def shown(text: str) -> str:
+    """The text with its lines, and with what is in them shown and not obeyed."""
+    return text if text.isprintable() else text.translate(_OF_TEXT)
+
+
+def in_one_line(text: str) -> str:
+    """As `shown`, and it is one line whatever it holds: none of it looks like another entry of a log."""
+    return text if text.isprintable() else text.translate(_OF_LINE)

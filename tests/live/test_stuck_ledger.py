@@ -1,0 +1,93 @@
+"""A leader whose ledger takes no record tells whoever asks, and never where another leader answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from moorage.bus.connection import connect
+from moorage.bus.jetstream import JetStream
+from moorage.client import AsyncClient, NoScheduler
+from moorage.schemas.subjects import Subjects
+from tests.chaos.proxy import Proxy
+from tests.live.stack import QUICK, caller, request, stack
+from tests.servers import Server
+from tests.waiting import until
+
+#: tries of an append until it has taken longer than `QUICK` calls fresh
+STUCK: Final = 5
+
+pytestmark = pytest.mark.any_server
+
+
+@asynccontextmanager
+async def full_ledger(server: Server, subjects: Subjects) -> AsyncIterator[None]:
+    """The ledger's stream takes no record more while this is open."""
+    async with await connect(server.ledger_url, "test") as connection:
+        info = await JetStream(connection).stream_info(subjects.ledger_stream)
+        update = f"$JS.API.STREAM.UPDATE.{subjects.ledger_stream}"
+        await connection.request(update, msgspec.json.encode({**info.config, "max_msgs": 1}), 5)
+        yield
+        await connection.request(update, msgspec.json.encode(info.config), 5)
+
+
+async def test_who_asks_while_the_ledger_takes_no_record_is_told_so(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        scheduler = await made.scheduler(config=QUICK)
+        await acme.leader()
+        await acme.submit("before")
+        submit = made.subjects.api("acme", "submit")
+        async with AsyncClient(nats_server.url, tenant="acme", prefix=unique, timeout="5s") as client:
+            async with full_ledger(nats_server, made.subjects):
+                # what is asked within the first second of it may be taken for the next record: it is not answered
+                await until(lambda: scheduler.words().count("the ledger is full") > STUCK, what="nothing is appended")
+                refused = msgspec.json.decode((await acme.nc.request(submit, _body("refused"), timeout=5)).data)
+                assert (refused["code"], refused["retry_after_s"]) == ("not-leading", 1.0)
+                asked = client.submit(["true"], key="meanwhile"), client.ls(), client.fleet()
+                for told in await asyncio.gather(*asked, return_exceptions=True):
+                    assert isinstance(told, NoScheduler)
+                    assert told.code == "not-leading"
+                    assert "could not write its ledger for" in told.why
+                    assert "the nats-server says: maximum messages exceeded" in told.why
+                    assert f"asked at {nats_server.url}" in told.why
+                    assert "look at the disk" in told.fixes[0]
+            # it has room again: what was refused is in no record, and the same request is taken
+            assert (await acme.api("show", {"job": "refused"}))["code"] == "not-found"
+            assert (await client.submit(["true"], key="meanwhile")).accepted is not None
+            assert await acme.state("before") == "QUEUED"
+
+
+async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_answers(
+    nats_server: Server, unique: str
+) -> None:
+    ledger = urlsplit(nats_server.ledger_url)
+    assert ledger.port is not None
+    proxy = Proxy(ledger.port)
+    await proxy.open()
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        direct, made.ledger_url = (
+            made.ledger_url,
+            ledger._replace(netloc=f"{ledger.netloc.rpartition(':')[0]}:{proxy.port}").geturl(),
+        )
+        first = await made.scheduler(config=QUICK)
+        await acme.leader()
+        made.ledger_url = direct
+        await made.scheduler(config=QUICK)
+        proxy.cut()
+        await acme.leader(2)
+        await until(lambda: "unclear" in first.words(), 30, "the first one knows that its append is stuck")
+        answers = [await acme.submit(f"j{number}") for number in range(20)]
+        assert [answer["kind"] for answer in answers] == ["accepted"] * 20
+        proxy.heal()
+        await until(lambda: "deposed: " in first.words(), 30, "the first one hears of the second")
+    await proxy.close()
+
+
+def _body(job: str) -> bytes:
+    return msgspec.json.encode(request(job))
