@@ -10,7 +10,17 @@ from typing import Final
 
 from moorage.scheduler.core import fairshare
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
-from moorage.scheduler.core.records import BY_WORKER, MODE_BITS, NOTICE_BITS, REPORTED, STEP_WIDTH, Count, GangPhase, Op
+from moorage.scheduler.core.records import (
+    BY_WORKER,
+    MODE_BITS,
+    NOTICE_BITS,
+    REPORTED,
+    STEP_WIDTH,
+    Count,
+    GangPhase,
+    Op,
+    unpacked,
+)
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -232,7 +242,7 @@ class FoldingSteps(Folding):
         return member
 
     def _lingering(self, job: Job, index: int, packed: int) -> Member:
-        fence, worker_num = packed >> 16, packed & 0xFFFF
+        fence, worker_num = unpacked(packed)
         key = (job.tenant, job.name, index, fence)
         member = self.state.worker_by_num[worker_num].members.get(key)
         if member is None or member.phase != AT_EXITED:
