@@ -284,6 +284,29 @@ def test_a_gang_leaves_as_a_whole_and_counts_one_loss() -> None:
     assert drive.replica("g", 0).losses == 1
 
 
+def test_a_gang_keeps_from_every_device_of_a_host_that_failed_under_it_at_once() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    drive.submit("g", replicas=2, gpu={"scheduling": "gang"})
+    drive.settle()
+    say(drive, "w0", FAILED, Unwell(1, "xid", "Xid 79: the GPU has fallen off the bus", True))
+    drive.settle()
+    assert drive.job("g").avoid == ((0, 0b11),)
+    assert drive.replica("g", 0).losses == 1
+
+
+def test_jobs_that_a_device_fails_under_at_once_ask_differently_in_the_order_of_their_slots() -> None:
+    """What a record changes of its shapes is the same in every replay of it."""
+    drive = Driving()
+    drive.worker("w0", gpus=16)
+    for number in range(16):
+        drive.submit(f"j{number}", gpu={})
+        drive.settle()
+    say(drive, "w0", *(Unwell(slot, "xid", "Xid 79", True) for slot in range(16)))
+    at = [(drive.job(f"j{number}").avoid, drive.engine.shape_of(drive.job(f"j{number}")).index) for number in range(16)]
+    assert sorted(at) == sorted(at, key=lambda row: row[1])
+
+
 def test_a_job_that_meets_one_failing_device_after_another_ends_within_its_bound() -> None:
     drive = Driving()
     drive.submit("poison", gpu={}, retries_on_lost=2)

@@ -11,7 +11,7 @@ import pytest
 from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.line.queue import Queue, entry
+from moorage.scheduler.core.line.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.records import Act, Record, decode_record
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
@@ -574,6 +574,22 @@ def test_acts_that_find_no_room_in_a_record_come_with_the_next(drive: Driving) -
         ticks += 1
     assert ticks > 1
     assert all(drive.answers[reply]["changed"] for reply in replies)
+
+
+def test_a_tenant_set_apart_is_looked_at_again_like_the_line_it_comes_from() -> None:
+    drive, queue = Driving(), Queue()
+    drive.submit("j", gpu={"count": 1})
+    shape = drive.engine.shape_of(drive.job("j"))
+    for num in range(4):
+        queue.add(50, shape, entry(num, 0), "t" if num % 2 else "u")
+    [line] = queue.lines.values()
+    line.blocked_at, line.barred = 7, True  # held back for somebody: who joins may be short enough
+    queue.set_apart("u", lambda item: item >> REPLICA_BITS in (0, 2))
+    own = queue.line_of(50, shape, "u")
+    assert own is not None
+    assert (own.blocked_at, own.barred) == (7, True)
+    queue.add(50, shape, entry(4, 0), "u")
+    assert own.blocked_at == -1
 
 
 def test_a_tenant_set_apart_keeps_every_entry_once() -> None:

@@ -152,7 +152,11 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._log_subjects: dict[tuple[str, str, int], str] = {}
-        self._table: dict[type, Callable[[Any], None]] = {
+        self._table = self._handlers()
+
+    def _handlers(self) -> dict[type, Callable[[Any], None]]:
+        """Who does what the members' state machine wants done, by kind of command."""
+        return {
             TryClaim: self._try_claim,
             StartMembers: self._start_members,
             EndMember: self._end_member,

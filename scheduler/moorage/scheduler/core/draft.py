@@ -141,7 +141,7 @@ class Draft:
         self.flags: dict[int, str] = {}  # by worker number: open, cordoned or draining from this record on
         self.windows: dict[int, Window | None] = {}  # by worker number
         self.examined: set[int] = set()  # workers whose devices' health this record has taken in
-        self.avoided: set[Job] = set()  # jobs under which a device failed
+        self.avoided: dict[Job, None] = {}  # jobs under which a device failed, as told: by it shapes are numbered
         self._note_numbers: dict[str, int] = {}
         self._state: dict[Replica, int] = {}
         self._held: dict[Replica, Member | None] = {}

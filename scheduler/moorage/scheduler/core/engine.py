@@ -7,17 +7,15 @@ away and made anew from the ledger (H4): it never rolls back.
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.decide.indexing import Indexing
 from moorage.scheduler.core.decide.plan import Planner
 from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import FULL_BYTES, STEP_BYTES, Draft
 from moorage.scheduler.core.events import (
     Ask,
-    Cancel,
     Event,
     FromWorker,
     Operate,
@@ -25,26 +23,23 @@ from moorage.scheduler.core.events import (
     PartKept,
     QueueRead,
     Resign,
-    Rest,
     SnapshotTaken,
     Submit,
-    presses,
-    tells_ends,
 )
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.life.admission import Admission, NewJob
-from moorage.scheduler.core.life.cancels import Cancels
 from moorage.scheduler.core.life.clearing import Clearing
 from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.life.offered import Offered
 from moorage.scheduler.core.life.sessions import Sessions, lose_bytes
 from moorage.scheduler.core.life.timers import Timers
 from moorage.scheduler.core.life.trust import Trust
 from moorage.scheduler.core.life.windows import Windows
 from moorage.scheduler.core.line.backfill import Estimates
-from moorage.scheduler.core.line.durations import LEARNED_AT_START_MAX, LEARNED_MAX, Durations
+from moorage.scheduler.core.line.durations import LEARNED_MAX, Durations
 from moorage.scheduler.core.line.preemption import Preemption
 from moorage.scheduler.core.line.queue import Queue, entry
 from moorage.scheduler.core.line.reading import Reading
@@ -54,7 +49,7 @@ from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.rank.ranker import maker_of
 from moorage.scheduler.core.records import Act, Op, encode_record
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED, Job, State, Worker
+from moorage.scheduler.core.state import Job, State, Worker
 from moorage.scheduler.core.tell.early import early_frames
 from moorage.scheduler.core.tell.in_flight import InFlight
 from moorage.scheduler.core.tell.leaving import Leaving
@@ -67,8 +62,6 @@ from moorage.schemas.subjects import Subjects
 
 #: a W3C traceparent has 55; what is longer is none
 TRACE_CHARS_MAX: Final = 128
-#: events of which it is worth a look whether all of them are such as may wait for company
-ENDS_MAX: Final = 64
 #: events beside requests that one record takes in, a few µs each where they write nothing: renewals, questions
 EVENTS_MAX: Final = 2_048
 #: queue entries that no longer wait before they are cleared out
@@ -101,19 +94,20 @@ class Engine:
         self.timers = Timers(state, self.request_of)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self.timers.requeue)
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
+        self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.planner = Planner(
             self.fleet, self.queue, maker_of(config.ranker)(), self.estimates, self._preempting(), config.order,
-            self._could_ever, config.ages, int(config.reserve_after * 1000),
+            self.admission.could_ever, config.ages, int(config.reserve_after * 1000),
         )  # fmt: skip
         self.orders = Orders(
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )
-        self.admission = Admission(state, self.fleet, self.lifecycle, config)
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.planner.placing.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.clearing = Clearing(state, self.requests, config)
-        self.leaving = Leaving(state, config, self.sessions, self.request_of, self._arm)
+        self._indexing = Indexing(state, reading, self.planner, self.timers, self.admission, self.durations)
+        self.leaving = Leaving(state, config, self.sessions, self.request_of, self._indexing.arm)
         self.own_subject = self.leaving.own_subject
         self._soonest = Soonest(state, self.fleet, reading, self.durations)
         self.admission.soonest_ms = self._soonest_ms
@@ -122,65 +116,24 @@ class Engine:
         self.may_place, self.behind = self._trust.may_place, self._trust.behind
         self._rid = 0
         self.planner.lines.overdue = self.timers.overdue
-        self._submits: deque[Submit | QueueRead] = deque()
-        self._cancels = Cancels()
-        self._rest: deque[Rest] = deque()
+        self._offered = Offered()
         self._in_flight: InFlight | None = None
         self._untold: tuple[InFlight, Folded] | None = None
         self._accepting: dict[int, Request] = {}  # of the jobs that this record accepts, where their limits matter
-        self._pressing = 0  # events in `_rest` that press for a record
         self._looked_ms = 0
         self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
         self._built_ms = mono_ms
         self._replan = False  # a worker joined with the last record, or it was full: somebody may start now
         self._hurry = False  # more had come than the last record took in, be it renewals
         self._left_queue = 0  # entries of the queue that no longer wait, at most
-        self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
-        self._rejects: deque[int] = deque()  # of them, once it was
-        self._resume(mono_ms)
+        self._indexing.resume(mono_ms)
 
-    # ------------------------------------------------------------------------------------------ resume
-
-    def _resume(self, mono_ms: int) -> None:
-        """Index a folded state: nobody counts as heard yet, every session as heard of now (ledger-rules H28)."""
-        standing = [worker for worker in self.state.worker_by_num if worker.session]
-        for worker in standing:
-            self.fleet.rules_of(worker.hello)  # whom any rules name, before the first shape is made
-        for worker in standing:
-            host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
-            host.last_ms = mono_ms
-        for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
-            job = self.state.jobs[num]
-            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
-        for job in self.state.jobs.values():
-            job.told = job.rev
-            job.own_subject = True  # whom the leader before told of it is not known here
-            if not job.over:
-                self._index(job, self.request_of(job))
-                self.planner.placing.ranker.arrived(self.shape_of(job), len(job.replicas))
-
-    def _index(self, job: Job, request: Request) -> None:
-        """Put a live job's waiting replicas in the queue and its times in the timers."""
-        shape = self.shape_of(job)
-        waiting = [replica for replica in job.replicas if replica.state == QUEUED]
-        for replica in waiting[:1] if shape.together > 1 else waiting:
-            if replica.not_before > self.state.time_ms:
-                self.timers.requeue(replica, replica.not_before)
-            elif job.hold is None:
-                self._enqueue(job, request, job.priority, entry(job.num, replica.index))
-        self._arm(job, request)
-
-    def _enqueue(self, job: Job, request: Request, given: int, item: int) -> None:
-        """`given` is the priority that an operator gave it, below 0 for none."""
-        self.queue.add(given if given >= 0 else request.priority, self.shape_of(job), item, job.tenant)
+    # ------------------------------------------------------------------------------- what its parts ask
 
     def _preempting(self) -> Preempting:
         config = self.config
         policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000), config.ages)
         return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
-
-    def _could_ever(self, shape: Shape) -> bool:
-        return self.admission.could_ever(shape)
 
     def _barred_by_limits(self, num: int, now_ms: int) -> frozenset[int]:
         """Workers that are to be left before the job's time limit is over."""
@@ -191,12 +144,6 @@ class Engine:
         deadline_ms = None if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
         return self.windows.barred_to(request.workload.timeout_s, deadline_ms, now_ms)
 
-    def _arm(self, job: Job, request: Request) -> None:
-        self.timers.arm(job, request)
-        # a job that something has become of was matched once: it is not rejected for what left the fleet since
-        if request.on_no_match == "reject" and job.rev == 1 and not self.admission.could_ever(self.shape_of(job)):
-            self._unmatched.add(job.num)
-
     def _soonest_ms(self, shape: Shape, priority: int) -> int:
         return self._soonest.of(shape, priority) if self.admission.all_heard() else 0
 
@@ -204,13 +151,7 @@ class Engine:
 
     def offer(self, event: Event) -> None:
         """Take an event for the next record. Never blocks; the caller bounds what it offers."""
-        if isinstance(event, Cancel) or (isinstance(event, QueueRead) and event.which == "cancel"):
-            self._cancels.add(event)
-        elif isinstance(event, Submit | QueueRead):
-            self._submits.append(event)
-        else:
-            self._rest.append(event)
-            self._pressing += presses(event)
+        self._offered.add(event)
 
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
         """A load frame changes the soft view at once and needs no record."""
@@ -223,27 +164,24 @@ class Engine:
     @property
     def urgent(self) -> bool:
         """Whether something waits that must not wait for the next heartbeat (a few renewals alone may, a little)."""
-        pressing = self._submits or self._cancels.size or self._rejects or self._pressing or self._hurry
-        return bool(pressing or (self._replan and self.queue.size))
+        offered = self._offered
+        pressing = offered.submits or offered.cancels.size or offered.pressing or self._indexing.rejects
+        return bool(pressing or self._hurry or (self._replan and self.queue.size))
 
     @property
     def submitted(self) -> bool:
         """Whether a request was offered that is in no record yet."""
-        return bool(self._submits)
+        return bool(self._offered.submits)
 
     @property
     def only_ends(self) -> bool:
         """Whether all that presses is news of a few members that are over, and nobody waits for what they held."""
-        if self._cancels.size or not 0 < self._pressing <= len(self._rest) <= ENDS_MAX:
-            return False
-        if self._submits or self.queue.size:
-            return False
-        return all(tells_ends(event) for event in self._rest if presses(event))
+        return not self.queue.size and self._offered.only_ends
 
     @property
     def waiting(self) -> int:
         """Events offered and not yet in a record."""
-        return len(self._submits) + self._cancels.size + len(self._rest)
+        return len(self._offered)
 
     @property
     def next_timer_ms(self) -> float:
@@ -260,50 +198,19 @@ class Engine:
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
         flight = self._in_flight = InFlight(draft)
-        folded: dict[int, int] = {}
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self._slept(mono_ms)
         self._built_ms = mono_ms
         if not self.queue.by_tenant:
             self.orders.resume_turns(draft)
-        later: list[FromWorker] = []
-        orders: list[Order] = []
-        for _ in range(EVENTS_MAX):
-            if not self._rest or draft.full:
-                break
-            event = self._rest.popleft()
-            if isinstance(event, FromWorker):
-                if not self._has_room(draft, event):
-                    self._rest.appendleft(event)
-                    break
-                if isinstance(event.frame, Join) and any(o.worker == event.worker for o, _ in flight.joined):
-                    later.append(event)  # its own first join comes first
-                else:
-                    self._from_worker(flight, event, folded)
-            elif isinstance(event, Operate):
-                flight.replies.append((self._operating.act(draft, event), event.reply, event.json))
-            elif isinstance(event, Order):
-                orders.append(event)
-            elif isinstance(event, SnapshotTaken):
-                self._name_snapshot(draft, event)
-            elif isinstance(event, PartKept):
-                if event.num in self.state.jobs:
-                    draft.acts.append([Act.PART, event.num, event.seq, event.first, event.last])
-                    draft.bytes += 64
-            elif isinstance(event, Resign):
-                draft.acts.append([Act.RESIGN])
-            else:
-                flight.asks.append(event)
-        self._hurry = bool(self._rest)
-        self._rest.extendleft(reversed(later))
-        self._pressing = sum(presses(left) for left in self._rest)  # hardly ever more than none
+        orders = self._gather(flight)
         if mono_ms - self._looked_ms >= 1000:
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
         draft.begin_bulk()
         self._take_cancels(flight)
-        self._reject_unmatched(draft)
-        self.timers.due(draft, self.lifecycle, self._enqueue)
+        self._indexing.reject_unmatched(draft)
+        self.timers.due(draft, self.lifecycle, self._indexing.enqueue)
         if orders:
             self._take_orders(flight, orders)
         self._take_submits(flight)
@@ -322,6 +229,50 @@ class Engine:
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
+
+    def _gather(self, flight: InFlight) -> list[Order]:
+        """Take in what was offered beside requests and cancels, as much as there is room for, but for the orders.
+
+        Those are returned: they are given once the pauses that are due are over.
+        """
+        draft, rest = flight.draft, self._offered.rest
+        folded: dict[int, int] = {}  # the last fact frame by worker number
+        orders: list[Order] = []
+        later: list[FromWorker] = []
+        for _ in range(EVENTS_MAX):
+            if not rest or draft.full:
+                break
+            event = rest.popleft()
+            if isinstance(event, FromWorker):
+                if not self._has_room(draft, event):
+                    rest.appendleft(event)
+                    break
+                if isinstance(event.frame, Join) and any(o.worker == event.worker for o, _ in flight.joined):
+                    later.append(event)  # its own first join comes first
+                else:
+                    self._from_worker(flight, event, folded)
+            elif isinstance(event, Order):
+                orders.append(event)
+            else:
+                self._take_in(flight, event)
+        self._hurry = bool(rest)
+        self._offered.put_back(later)
+        return orders
+
+    def _take_in(self, flight: InFlight, event: Operate | SnapshotTaken | PartKept | Resign | Ask) -> None:
+        draft = flight.draft
+        if isinstance(event, Operate):
+            flight.replies.append((self._operating.act(draft, event), event.reply, event.json))
+        elif isinstance(event, SnapshotTaken):
+            self._name_snapshot(draft, event)
+        elif isinstance(event, PartKept):
+            if event.num in self.state.jobs:
+                draft.acts.append([Act.PART, event.num, event.seq, event.first, event.last])
+                draft.bytes += 64
+        elif isinstance(event, Resign):
+            draft.acts.append([Act.RESIGN])
+        else:
+            flight.asks.append(event)
 
     def standing_draft(self) -> Draft:
         """What stands: the record in flight over the state, an empty one where none is. To be read only."""
@@ -363,8 +314,7 @@ class Engine:
 
     def forget_callers(self) -> None:
         """A copy that is only asked what would happen answers nobody."""
-        self._rest = deque(event for event in self._rest if not isinstance(event, Ask))
-        self._pressing = sum(map(presses, self._rest))
+        self._offered.forget_asks()
         if self._in_flight is not None:
             self._in_flight.asks.clear()
 
@@ -402,7 +352,7 @@ class Engine:
 
     def _take_cancels(self, flight: InFlight) -> None:
         draft = flight.draft
-        for event in self._cancels.take(draft):
+        for event in self._offered.cancels.take(draft):
             if isinstance(event, QueueRead):
                 self._read_through(draft, event)
             else:
@@ -414,7 +364,7 @@ class Engine:
         draft.bytes += 64
 
     def _take_submits(self, flight: InFlight) -> None:
-        submits, draft = self._submits, flight.draft
+        submits, draft = self._offered.submits, flight.draft
         while submits and not draft.full:
             self._submit(flight, submits.popleft())
 
@@ -459,11 +409,10 @@ class Engine:
         """Each once every pause that is due is over, as `orders` wants it; what has no room left waits."""
         for at, order in enumerate(orders):
             if flight.draft.full or self.timers.behind(flight.draft):
-                self._rest.extendleft(reversed(orders[at:]))
-                self._pressing += len(orders) - at
+                self._offered.put_back(orders[at:])
                 return
             flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
-            self.timers.due(flight.draft, self.lifecycle, self._enqueue)
+            self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
 
     # -------------------------------------------------------------------------------- timers and upkeep
 
@@ -480,16 +429,8 @@ class Engine:
         self.clearing.rows_looked = False
         self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
-        if self._unmatched and self.admission.all_heard():
-            self._rejects.extend(sorted(self._unmatched))
-            self._unmatched.clear()
+        self._indexing.count_unmatched()
         self.timers.clear_out()
-
-    def _reject_unmatched(self, draft: Draft) -> None:
-        while self._rejects and not draft.bulk_full:
-            job = self.state.jobs.get(self._rejects.popleft())
-            if job is not None:
-                self.admission.reject_unmatched(draft, job, self.shape_of(job))
 
     def _has_room(self, draft: Draft, event: FromWorker) -> bool:
         """Whether this record has room for the most that a frame may bring; an empty one always has."""
@@ -520,7 +461,7 @@ class Engine:
         if not flight.draft.empty:
             self.admission.moved_seq = seq
         for job in flight.draft.avoided:
-            self._reshape(job)
+            self._indexing.reshape(job)
         out.ended = folded.ended
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
@@ -558,19 +499,6 @@ class Engine:
                 out.answers.append((ask.reply, encode(answer, json=ask.json)))
         out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
 
-    def _reshape(self, job: Job) -> None:
-        """It asks differently from now on: what waits of it moves to the line of those that ask so."""
-        old, job.shape = self.shape_of(job), None
-        self.planner.holding.forget(job.num)
-        if job.over or job.hold is not None:
-            return  # a release adds it anew
-        new, priority = self.shape_of(job), self.priority_of(job)
-        for replica in job.replicas[:1] if new.together > 1 else job.replicas:
-            item = entry(job.num, replica.index)
-            # one that pauses is not in line: its timer puts it there, though its time may have come
-            if replica.state == QUEUED and self.queue.remove(priority, old, item, job.tenant):
-                self.queue.add(priority, new, item, job.tenant)
-
     def _workers(self, flight: InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
         joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
         for worker in workers:
@@ -590,4 +518,4 @@ class Engine:
                     self.fleet.refresh(host)
         for tenant in sorted((self.fleet.named - named) & self.state.tenants.keys()):  # once in a reign for each
             for job in self.state.tenants[tenant].jobs.values():
-                self._reshape(job)
+                self._indexing.reshape(job)

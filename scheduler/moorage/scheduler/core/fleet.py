@@ -252,15 +252,17 @@ class Fleet:
     def avoiding(self, avoid: Avoid) -> Iterator[None]:
         """Nobody is placed on these devices (worker number, slot mask) meanwhile; nothing counts as changed by it."""
         changes = self.changes
-        with contextlib.ExitStack() as stack:
-            hosts = [(self.hosts[num], mask) for num, mask in avoid if num in self.hosts]
-            for host, mask in hosts:
-                stack.enter_context(host.without(mask))
+        hosts = [(self.hosts[num], mask) for num, mask in avoid if num in self.hosts]
+        try:
+            with contextlib.ExitStack() as stack:
+                for host, mask in hosts:
+                    stack.enter_context(host.without(mask))
+                    self.refresh(host)
+                yield
+        finally:  # a question that fails leaves every host filed where it belongs
+            for host, _ in hosts:
                 self.refresh(host)
-            yield
-        for host, _ in hosts:
-            self.refresh(host)
-        self.unchanged_since(changes)
+            self.unchanged_since(changes)
 
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
         """The classes that could ever run this shape."""

@@ -319,3 +319,9 @@ class Host:
     @property
     def usable(self) -> bool:
         return self.heard and not self.stale and not self.closed and bool(self.worker.session)
+
+
+def size_of_largest(hosts: list[Host]) -> str:
+    """The most cores, and the most memory in whole GiB, that one of these hosts has; at least one must be given."""
+    cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
+    return f"{cores:g} cores and {gib} GiB"

@@ -69,9 +69,18 @@ def ending(becomes: int, notice_s: int) -> int:
     return notice_s << NOTICE_BITS | becomes
 
 
+#: a ledger has numbers for so many workers
+WORKERS_MAX: Final = 1 << 16
+
+
 def packed(fence: int, worker_num: int) -> int:
     """A member that lingers after its attempt, in one integer: where to look, and which fence."""
-    return fence << 16 | worker_num
+    return fence * WORKERS_MAX + worker_num
+
+
+def unpacked(lingering: int) -> tuple[int, int]:
+    """(fence, worker number) of a member that lingers, see `packed`."""
+    return divmod(lingering, WORKERS_MAX)
 
 
 MODE_BITS: Final = 8

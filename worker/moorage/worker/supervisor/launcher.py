@@ -150,14 +150,32 @@ def become(request: bytes, descriptors: list, confirm: int, parent: int, moved: 
         os._exit(127)
 
 
-def main() -> None:
-    soft, hard = (int(argument) for argument in sys.argv[1:3])
+class Cloning:
+    """The newer call, and from its first refusal on the older one."""
+
+    def __init__(self) -> None:
+        self._older = 0  # that call's number
+
+    def child(self, cgroup: int) -> tuple[int, bool]:
+        """(process id, whether it was born in the cgroup of that descriptor); 0 in the child. Raises `OSError`."""
+        if not self._older:
+            try:
+                return clone3(cgroup), True
+            except OSError as error:
+                # Not known to this kernel, or hidden by a container's seccomp filter.
+                if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
+                    raise
+                self._older = _SYS_CLONE.get(os.uname().machine, 0)
+                if not self._older:
+                    raise
+        return clone(self._older), False
+
+
+def prepare(soft: int, hard: int) -> None:
+    """What the children inherit: signals as a fresh process has them, the usual umask and limits, no open files."""
     os.set_inheritable(CHANNEL, False)
     # Whatever the supervisor itself was given, by a shell or a service manager, is not the children's.
     os.closerange(CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))
-    channel = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, CHANNEL)
-    parent = os.getppid()
-    # What the children inherit: dispositions and mask as a fresh process has them, the usual umask, no input.
     for number in range(1, signal.NSIG):
         try:
             signal.signal(number, signal.SIG_DFL)
@@ -167,50 +185,46 @@ def main() -> None:
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def receive(channel: _socket.socket) -> tuple[bytes, list]:  # type: ignore[type-arg]
+    """The next packet, with its descriptors. Ends this process where the supervisor is gone."""
     space = _socket.CMSG_SPACE(4 * DESCRIPTORS_MAX)
-    older = 0
+    data, ancillary, _, _ = channel.recvmsg(PACKET_BYTES_MAX, space, _MSG_CMSG_CLOEXEC)
+    if not data:
+        os._exit(0)
+    descriptors = [
+        int.from_bytes(raw[at : at + 4], sys.byteorder)
+        for _, _, raw in ancillary
+        for at in range(0, len(raw) - len(raw) % 4, 4)
+    ]
+    (count,) = struct.unpack_from("=i", data)
+    if not count:
+        # Too large for a packet: the second descriptor is a file in memory that holds it.
+        with open(descriptors[1], "rb", closefd=False) as file:
+            data = file.read()
+    return data, descriptors
+
+
+def main() -> None:
+    prepare(*(int(argument) for argument in sys.argv[1:3]))
+    channel = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, CHANNEL)
+    parent, cloning = os.getppid(), Cloning()
     while True:
-        data, ancillary, _, _ = channel.recvmsg(PACKET_BYTES_MAX, space, _MSG_CMSG_CLOEXEC)
-        if not data:
-            os._exit(0)
-        descriptors = [
-            int.from_bytes(raw[at : at + 4], sys.byteorder)
-            for _, _, raw in ancillary
-            for at in range(0, len(raw) - len(raw) % 4, 4)
-        ]
-        confirm = descriptors[0]
+        data, descriptors = receive(channel)
         (count,) = struct.unpack_from("=i", data)
-        if not count:
-            # Too large for a packet: the second descriptor is a file in memory that holds it.
-            with open(descriptors[1], "rb", closefd=False) as file:
-                data = file.read()
-            (count,) = struct.unpack_from("=i", data)
         answers = []
         at = 8
         for _ in range(count):
             size, _, _, _, cgroup = struct.unpack_from("=5i", data, at)
             request, at = data[at : at + size], at + size
-            moved = not older
             try:
-                if older:
-                    pid = clone(older)
-                else:
-                    try:
-                        pid = clone3(descriptors[cgroup] if cgroup >= 0 else -1)
-                    except OSError as error:
-                        # Not known to this kernel, or hidden by a container's seccomp filter.
-                        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
-                            raise
-                        older = _SYS_CLONE.get(os.uname().machine, 0)
-                        if not older:
-                            raise
-                        moved = False
-                        pid = clone(older)
+                pid, moved = cloning.child(descriptors[cgroup] if cgroup >= 0 else -1)
             except OSError as error:
                 answers.append(-(error.errno or errno.EAGAIN))
                 continue
             if pid == 0:
-                become(request, descriptors, confirm, parent, moved)
+                become(request, descriptors, descriptors[0], parent, moved)
             answers.append(pid)
         channel.send(struct.pack(f"={len(answers)}i", *answers))
         for descriptor in descriptors:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import EXCLUSIVE, FILTERS, NO_GPU, Host
+from moorage.scheduler.core.host import EXCLUSIVE, FILTERS, NO_GPU, Host, size_of_largest
 from moorage.scheduler.core.shape import Shape
 
 #: every reason for waiting, and what it means; a closed list (the reference page is made from it)
@@ -96,53 +96,18 @@ def explain(
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
         return Explanation("no-worker", counts, [])
-    failed: dict[str, int] = {}
-    left: list[Host] = []
-    for cls in fleet.classes.values():
-        fit = cls.fit(shape)
-        if fit.reason:
-            failed[fit.reason] = failed.get(fit.reason, 0) + len(cls.hosts)
-        else:
-            left.extend(cls.hosts.values())
-    passed = len(fleet.hosts)
-    for name in FILTERS:  # a filter that took nobody is not named
-        if gone := failed.get(name):
-            passed -= gone
-            counts[name] = passed
-    counts["matching"] = len(left)
-    if not left:
-        # the filters run in one order, so the reason that came farthest names what is nearest to a fit
-        return Explanation(max(failed, key=FILTERS.index), counts, [])
-    sized = [host for host in left if host.could_ever(shape)]
-    counts["large-enough"] = len(sized)
-    if not sized:
-        return Explanation("host-size", counts, [], because=f"{_asked_of_host(shape)}; {_largest(left)}")
-    ever = sum(host.replicas_of(shape, "ever") for host in sized)
-    if ever < shape.together:
-        return Explanation("gang-size", counts, [], because=f"empty, they would hold {ever} of its {shape.together}")
-    heard = [host for host in sized if host.heard]
-    counts["heard"] = len(heard)
-    if not heard:
-        return Explanation("not-heard", counts, [])
-    open_hosts = [host for host in heard if host.usable and not (host.waiting and shape.count)]
-    counts["open"] = len(open_hosts)
-    if not open_hosts:
-        return Explanation("closed", counts, [], troubles=[_closed(host) for host in heard[:HOLDERS_MAX]])
-    free = [host for host in open_hosts if _free(host, shape) >= shape.count]
-    counts["with-free-gpus"] = len(free)
-    if not free:
-        healthy = [host for host in open_hosts if _but_for_health(host, shape) >= shape.count]
-        missing = shape.count - max(_free(host, shape) for host in open_hosts)
-        if not healthy:
-            return Explanation("busy", counts, open_hosts, missing)
-        foreign = [host for host in healthy if _but_for_foreign(host, shape) >= shape.count]
-        return Explanation(
-            "foreign" if foreign else "sick", counts, [], missing, troubles=_troubles(foreign or healthy, shape)
-        )
-    roomy = [host for host in free if host.fits_host(shape)]
-    counts["with-cpu-and-memory"] = len(roomy)
-    if not roomy:
-        return Explanation("host-busy", counts, free, because=_asked_of_host(shape))
+    matching = _matching(fleet, shape, counts)
+    if isinstance(matching, Explanation):
+        return matching
+    sized = _large_enough(matching, shape, counts)
+    if isinstance(sized, Explanation):
+        return sized
+    open_hosts = _open(sized, shape, counts)
+    if isinstance(open_hosts, Explanation):
+        return open_hosts
+    roomy = _roomy(open_hosts, shape, counts)
+    if isinstance(roomy, Explanation):
+        return roomy
     unbarred = [host for host in roomy if host.worker.num not in barred]
     counts["not-reserved"] = len(unbarred)
     if not unbarred:
@@ -159,6 +124,72 @@ def explain(
     return Explanation("placing", counts, [])
 
 
+def _matching(fleet: Fleet, shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
+    """The hosts that have what it asks for, by the filters of their classes."""
+    failed: dict[str, int] = {}
+    left: list[Host] = []
+    for cls in fleet.classes.values():
+        fit = cls.fit(shape)
+        if fit.reason:
+            failed[fit.reason] = failed.get(fit.reason, 0) + len(cls.hosts)
+        else:
+            left.extend(cls.hosts.values())
+    passed = len(fleet.hosts)
+    for name in FILTERS:  # a filter that took nobody is not named
+        if gone := failed.get(name):
+            passed -= gone
+            counts[name] = passed
+    counts["matching"] = len(left)
+    # the filters run in one order, so the reason that came farthest names what is nearest to a fit
+    return left or Explanation(max(failed, key=FILTERS.index), counts, [])
+
+
+def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
+    """Those that could hold some of it if they were empty, where together they could hold all of it."""
+    sized = [host for host in hosts if host.could_ever(shape)]
+    counts["large-enough"] = len(sized)
+    if not sized:
+        because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts)}"
+        return Explanation("host-size", counts, [], because=because)
+    ever = sum(host.replicas_of(shape, "ever") for host in sized)
+    if ever < shape.together:
+        return Explanation("gang-size", counts, [], because=f"empty, they would hold {ever} of its {shape.together}")
+    return sized
+
+
+def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
+    """Those that take in new work."""
+    heard = [host for host in hosts if host.heard]
+    counts["heard"] = len(heard)
+    if not heard:
+        return Explanation("not-heard", counts, [])
+    open_hosts = [host for host in heard if host.usable and not (host.waiting and shape.count)]
+    counts["open"] = len(open_hosts)
+    return open_hosts or Explanation("closed", counts, [], troubles=[_closed(host) for host in heard[:HOLDERS_MAX]])
+
+
+def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host] | Explanation:
+    """Those with the GPUs, CPU and memory of one replica to spare."""
+    free = [host for host in hosts if _free(host, shape) >= shape.count]
+    counts["with-free-gpus"] = len(free)
+    if not free:
+        return _no_free_gpus(hosts, shape, counts)
+    roomy = [host for host in free if host.fits_host(shape)]
+    counts["with-cpu-and-memory"] = len(roomy)
+    return roomy or Explanation("host-busy", counts, free, because=_asked_of_host(shape))
+
+
+def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Explanation:
+    """Whether ours hold the GPUs, somebody from outside, or nobody as they are not well."""
+    missing = shape.count - max(_free(host, shape) for host in hosts)
+    unleased = [host for host in hosts if _but_for_health(host, shape) >= shape.count]
+    if not unleased:
+        return Explanation("busy", counts, hosts, missing)
+    foreign = [host for host in unleased if _but_for_foreign(host, shape) >= shape.count]
+    reason, troubled = ("foreign", foreign) if foreign else ("sick", unleased)
+    return Explanation(reason, counts, [], missing, troubles=_troubles(troubled, shape))
+
+
 def _closed(host: Host) -> str:
     """Why nothing new is placed on a host that was heard."""
     worker = host.worker
@@ -173,11 +204,6 @@ def _asked_of_host(shape: Shape) -> str:
     asked = [f"{shape.cpu_milli / 1000:g} cores"] if shape.cpu_milli else []
     asked += [f"{shape.memory_mib / 1024:.1f} GiB".replace(".0 ", " ")] if shape.memory_mib else []
     return f"it asks for {' and '.join(asked)} on one host" if asked else ""
-
-
-def _largest(hosts: list[Host]) -> str:
-    cores, gib = max(host.cpu_milli for host in hosts) / 1000, max(host.memory_mib for host in hosts) // 1024
-    return f"the most that one has is {cores:g} cores and {gib} GiB"
 
 
 def _now(hosts: list[Host], shape: Shape) -> int:

@@ -56,6 +56,30 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
     return value is None or isinstance(value, str)
 
 
+def _malformed(event: Submit) -> Problem | None:
+    """What of a request is neither over a limit nor without a match, but can never be."""
+    request = event.request
+    if request.driver_config and not is_plain(request.driver_config):
+        return problem(
+            "invalid-argument",
+            "driver_config must be plain: objects with text keys, lists, text, numbers of 64 bits, booleans, null",
+            field="$.driver_config",
+            allowed=f"{NESTING_MAX} levels",
+            job=event.name,
+        )
+    trouble = request.checkpoint_trouble
+    if not trouble:
+        return None
+    run, before = request.workload, trouble.startswith("checkpoint_before_s")
+    return problem(
+        "invalid-argument",
+        trouble,
+        field="$.run.checkpoint_before_s" if before else "$.run.checkpoint_signal",
+        found=run.checkpoint_before_s if before else run.checkpoint_signal,
+        job=event.name,
+    )
+
+
 class NewJob(msgspec.Struct, eq=False, gc=False):
     """A job that this draft accepts: what to do with it once the record is folded."""
 
@@ -85,27 +109,35 @@ class Admission:
 
     def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
         """A job to accept, or the answer that says why not. `fresh` are the jobs this draft accepts already."""
-        key = (event.tenant, event.name)
-        if event.request.driver_config and not is_plain(event.request.driver_config):
-            return problem(
-                "invalid-argument",
-                "driver_config must be plain: objects with text keys, lists, text, numbers of 64 bits, booleans, null",
-                field="$.driver_config",
-                allowed=f"{NESTING_MAX} levels",
-                job=event.name,
-            )
-        trouble = event.request.checkpoint_trouble
-        if trouble:
-            run = event.request.workload
-            before = trouble.startswith("checkpoint_before_s")
-            return problem(
-                "invalid-argument",
-                trouble,
-                field="$.run.checkpoint_before_s" if before else "$.run.checkpoint_signal",
-                found=run.checkpoint_before_s if before else run.checkpoint_signal,
-                job=event.name,
-            )
-        known = fresh.get(key)
+        answer = _malformed(event) or self._known(draft, event, fresh)
+        if answer is not None:
+            return answer
+        # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
+        answered = event.sequence == 0  # of what came by the queue nobody waits for an answer: told by event
+        if answered and not self._has_room(draft, event.tenant):
+            return self._queue_full(draft, event)
+        moved = self._moved_on(draft, event) if event.request.if_seq is not None else None
+        if moved is not None:
+            return moved if answered else NewJob(event, [moved.message], REJECTED, moved.message)
+        limit = self._over_limit(draft, event)
+        if limit is not None and answered:
+            return limit
+        if self._was_cancelled(draft, event):
+            return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant))
+        if limit is not None:
+            return NewJob(event, [limit.message], REJECTED, limit.message)
+        warnings: list[str] = [HELD] if draft.is_tenant_held(event.tenant) else []
+        if not self.could_ever(event.shape):
+            return self._without_match(draft, event, warnings)
+        if event.request.start_within_s is not None:
+            late = self._too_late(draft, event, int(event.request.start_within_s * 1000))
+            if late is not None:
+                return late if answered else NewJob(event, [f"{late.code}: {late.message}"], REJECTED, late.message)
+        return NewJob(event, warnings)
+
+    def _known(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> Accepted | Problem | None:
+        """The answer to a job id that is taken: by this draft, a job in memory, or one that ended not long ago."""
+        known = fresh.get((event.tenant, event.name))
         if known is not None:
             state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]
             return self._again(event, known.submit.body, state, 0)
@@ -120,52 +152,41 @@ class Admission:
             # an older row stands there for the history alone: the name is free again
             if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
                 return self._finished(event, row[0], row[2])
-        # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
-        if event.sequence == 0 and not self._has_room(draft, event.tenant):
-            return problem(
-                "queue-full",
-                f"the jobs that are held count {self.state.load + draft.load} of {self.config.jobs_max}, "
-                "the last tenth of which is for tenants that hold less than that",
-                job=event.name,
-                next="send again later, or publish to the durable queue, which waits",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        moved = self._moved_on(draft, event) if event.request.if_seq is not None else None
-        if moved is not None:
-            return moved if event.sequence == 0 else NewJob(event, [moved.message], REJECTED, moved.message)
-        limit = self._over_limit(draft, event)
-        if limit is not None and event.sequence == 0:
-            return limit
-        just_now = draft.tombstones.get(event.tenant, _NONE)
+        return None
+
+    def _has_room(self, draft: Draft, tenant: str) -> bool:
+        return self.state.room(self.config.jobs_max, tenant, draft.load, draft.loads.get(tenant, 0)) > 0
+
+    def _queue_full(self, draft: Draft, event: Submit) -> Problem:
+        return problem(
+            "queue-full",
+            f"the jobs that are held count {self.state.load + draft.load} of {self.config.jobs_max}, "
+            "the last tenth of which is for tenants that hold less than that",
+            job=event.name,
+            next="send again later, or publish to the durable queue, which waits",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    def _was_cancelled(self, draft: Draft, event: Submit) -> bool:
+        """Whether a cancel of it came first; that has done its work then."""
+        tenant, just_now = self.state.tenants.get(event.tenant), draft.tombstones.get(event.tenant, _NONE)
         if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
             draft.acts.append([Act.UNTOMB, event.tenant, event.name])
             draft.bytes += 128
             just_now.discard(event.name)
-            return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant))
-        if limit is not None:
-            return NewJob(event, [limit.message], REJECTED, limit.message)  # nobody waits for an answer: told by event
-        warnings: list[str] = [HELD] if draft.is_tenant_held(event.tenant) else []
-        if not self.could_ever(event.shape):
-            if self._asked_for is not draft:  # it looks at every worker: once a record
-                self._asked_for, self._heard = draft, self.all_heard()
-            heard, why = self._heard, f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
-            if not heard:
-                warnings.append(NOT_HEARD)
-            warnings.append(why)
-            if heard and event.request.on_no_match == "reject":
-                if event.sequence == 0:
-                    return self._no_match(event)
-                return NewJob(event, warnings, REJECTED, why)  # nobody waits for an answer: told by event
-        elif event.request.start_within_s is not None:
-            late = self._too_late(draft, event, int(event.request.start_within_s * 1000))
-            if late is not None and event.sequence == 0:
-                return late
-            if late is not None:
-                return NewJob(event, [f"{late.code}: {late.message}"], REJECTED, late.message)
-        return NewJob(event, warnings)  # not heard yet: rejected by event, once everybody was
+            return True
+        return False
 
-    def _has_room(self, draft: Draft, tenant: str) -> bool:
-        return self.state.room(self.config.jobs_max, tenant, draft.load, draft.loads.get(tenant, 0)) > 0
+    def _without_match(self, draft: Draft, event: Submit, warnings: list[str]) -> NewJob | Problem:
+        """A job that no known worker could ever run: refused where it asks for that and all were heard, else warned."""
+        if self._asked_for is not draft:  # it looks at every worker: once a record
+            self._asked_for, self._heard = draft, self.all_heard()
+        why = f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
+        if not self._heard:
+            return NewJob(event, [*warnings, NOT_HEARD, why])  # rejected by event, once everybody was
+        if event.request.on_no_match != "reject":
+            return NewJob(event, [*warnings, why])
+        return self._no_match(event) if event.sequence == 0 else NewJob(event, [*warnings, why], REJECTED, why)
 
     def _too_late(self, draft: Draft, event: Submit, within_ms: int) -> Problem | None:
         """Why it cannot start in time, even if whoever is before it gave way; None where it may, or nobody can say."""

@@ -60,18 +60,21 @@ class Health:
 
     def _leave(self, draft: Draft, worker: Worker, failed: int, shown: dict[int, tuple[str, str, int]]) -> None:
         """What runs on failed devices gets its notice, then ends; its job is not placed on them again."""
-        for member in list(worker.members.values()):
-            mask = member.mask & failed
-            if not mask or not self.lifecycle.is_on_worker(draft, member):
-                continue
+        stands = [
+            (member, mask)
+            for member in worker.members.values()
+            if (mask := member.mask & failed) and self.lifecycle.is_on_worker(draft, member)
+        ]
+        for member, mask in stands:
             slot = (mask & -mask).bit_length() - 1
             job = member.replica.job
-            self.lifecycle.leave(
-                draft, member, f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}", Count.LOSS
-            )
+            if self.lifecycle.is_on_worker(draft, member):  # else it leaves with its gang already
+                self.lifecycle.leave(
+                    draft, member, f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}", Count.LOSS
+                )
             draft.acts.append([Act.AVOID, job.num, worker.num, mask])
             draft.bytes += ACT_BYTES
-            draft.avoided.add(job)
+            draft.avoided[job] = None
 
     def release(self, draft: Draft, worker: Worker, slots: int, by: str) -> int:
         """An operator's word that devices are well: they are open again, also to jobs that they failed under.
@@ -94,7 +97,7 @@ class Health:
                 if kept & ~named:
                     draft.acts.append([Act.AVOID, job.num, worker.num, kept & ~named])
                 draft.bytes += ACT_BYTES
-                draft.avoided.add(job)
+                draft.avoided[job] = None
         draft.bytes += 2 * ACT_BYTES
         return mask | lifted
 

@@ -172,7 +172,7 @@ class Lifecycle:
         every = (1 << len(worker.hello.get("gpu_pool", ()))) - 1
         draft.acts.append([Act.AVOID, job.num, worker.num, every])
         draft.bytes += STEP_BYTES
-        draft.avoided.add(job)
+        draft.avoided[job] = None
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
         job = replica.job

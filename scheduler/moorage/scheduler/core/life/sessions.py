@@ -7,7 +7,7 @@ A session ends at the worker's own fence and, later by grace and margin, at the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import msgspec
 
@@ -19,11 +19,11 @@ from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.health import Health
 from moorage.scheduler.core.life.lending import Lending, check_hello, devices_of, recorded_devices
 from moorage.scheduler.core.life.lifecycle import Lifecycle
-from moorage.scheduler.core.records import Act, GangPhase
+from moorage.scheduler.core.records import WORKERS_MAX, Act, GangPhase
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, LOST_KEPT, Member, MemberKey, State, Worker
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Join, Load, Renew
+from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew
 from moorage.schemas.release import RELEASE, release_problem
 
 #: a renewal's list must lack a member this often in a row before the worker is asked to account for it
@@ -55,74 +55,86 @@ class Sessions:
         if apart is not None:
             return apart
         worker = self.state.workers.get(event.worker)
-        if worker is not None and frame.ledger == self.state.ledger_id:
-            knows = f"reign {frame.reign}" if frame.reign > self.state.epoch else ""
-            if self._is_ahead(worker, knows):
-                return no_leader()
-        if worker is not None and worker.machine != frame.machine and kept(worker):
-            return problem(
-                "worker-id-in-use",
-                f"jobs with on_partition keep wait for the machine that held the worker id {event.worker}",
-                next="give this worker another id, or cancel the kept jobs",
-                retry_after_s=self.config.lost_ms / 1000,
-            )
-        if worker is not None and worker.session and worker.num not in draft.left:
-            if worker.machine != frame.machine:
-                return problem(
-                    "worker-id-in-use",
-                    f"worker {event.worker} is held by another machine until it is lost or says goodbye",
-                    next="give this worker another id, or wait until the other one is lost",
-                    retry_after_s=self.config.lost_ms / 1000,
-                )
-            if frame.n == worker.n and frame.boot == worker.boot:
-                return worker.session
-            if frame.n <= worker.n:
-                return problem(
-                    "stale-join",
-                    f"join number {frame.n} is not above {worker.n}, the last recorded",
-                    found=frame.n,
-                    allowed=f"> {worker.n}",
-                    next="keep the state folder between starts, or wait until the old session is lost",
-                    retry_after_s=self.config.lost_ms / 1000,
-                )
+        if worker is not None:
+            standing = self._beside(draft, worker, frame)
+            if standing is not None:
+                return standing
         trouble = check_hello(frame) or self.lending.check(draft, event.worker, frame.hello, self.config.lost_ms / 1000)
         if trouble is not None:
             return trouble
-        if worker is None:
-            known = len(self.state.worker_by_num)
-            num = known + sum(1 for act in draft.acts if act[0] == Act.WORKER and act[1] >= known)
-            if num > 0xFFFF:
-                return problem("failed-precondition", "65,536 workers are known: the ledger's bound")
-            draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
-        else:
-            num = worker.num
-            listed = frozenset((h.tenant, h.job, h.replica, h.fence) for h in frame.holding)
-            moved = moved_devices(worker, frame, listed)
-            over = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in frame.facts if fact.kind in _OVER}
-            alive = sorted(key for key in moved - over if worker.members[key].phase != AT_EXITED)
-            if alive:
-                # their masks would name other devices, and over they are not: no next attempt beside them
-                return problem(
-                    "failed-precondition",
-                    f"it holds {len(alive)} members on devices that this hello does not show in the same slots",
-                    field="$.holding",
-                    found=f"{alive[0][0]}/{alive[0][1]}/{alive[0][2]}",
-                    next="end what runs on devices that are gone, then join",
-                )
-            self.lifecycle.on_facts(draft, worker, frame.facts)
-            self.fleet.leave(num)
-            self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
-            if worker.machine != frame.machine:
-                draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
-        hello = msgspec.to_builtins(frame.hello)
-        for name, empty in (("gpu_pool", []), ("drivers", []), ("labels", {}), ("sharers_max", {})):
-            hello.setdefault(name, empty)
-        hello.setdefault("modes", list(frame.hello.modes))
-        hello.setdefault("cpu_milli", 0)
-        hello.setdefault("memory_mib", 0)
+        num = self._numbered(draft, event, frame) if worker is None else self._take_over(draft, worker, frame)
+        if isinstance(num, Problem):
+            return num
+        hello = _as_recorded(frame.hello)
         draft.acts.append([Act.JOIN, num, frame.boot, frame.n, event.fresh, 0, hello])
         draft.bytes += 512 + len(msgspec.msgpack.encode(hello))
         return event.fresh
+
+    def _beside(self, draft: Draft, worker: Worker, frame: Join) -> Problem | str | None:
+        """What stands against a new session of a known worker, or its standing one where this join has made it."""
+        if frame.ledger == self.state.ledger_id:
+            knows = f"reign {frame.reign}" if frame.reign > self.state.epoch else ""
+            if self._is_ahead(worker, knows):
+                return no_leader()
+        if worker.machine != frame.machine and kept(worker):
+            return problem(
+                "worker-id-in-use",
+                f"jobs with on_partition keep wait for the machine that held the worker id {worker.id}",
+                next="give this worker another id, or cancel the kept jobs",
+                retry_after_s=self.config.lost_ms / 1000,
+            )
+        if not worker.session or worker.num in draft.left:
+            return None
+        if worker.machine != frame.machine:
+            return problem(
+                "worker-id-in-use",
+                f"worker {worker.id} is held by another machine until it is lost or says goodbye",
+                next="give this worker another id, or wait until the other one is lost",
+                retry_after_s=self.config.lost_ms / 1000,
+            )
+        if frame.n == worker.n and frame.boot == worker.boot:
+            return worker.session
+        if frame.n <= worker.n:
+            return problem(
+                "stale-join",
+                f"join number {frame.n} is not above {worker.n}, the last recorded",
+                found=frame.n,
+                allowed=f"> {worker.n}",
+                next="keep the state folder between starts, or wait until the old session is lost",
+                retry_after_s=self.config.lost_ms / 1000,
+            )
+        return None
+
+    def _numbered(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | int:
+        """The number that a worker gets which was never seen before."""
+        known = len(self.state.worker_by_num)
+        num = known + sum(1 for act in draft.acts if act[0] == Act.WORKER and act[1] >= known)
+        if num >= WORKERS_MAX:
+            return problem("failed-precondition", f"{WORKERS_MAX:,} workers are known: the ledger's bound")
+        draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
+        return num
+
+    def _take_over(self, draft: Draft, worker: Worker, frame: Join) -> Problem | int:
+        """From a known worker's last session: fold its facts, adopt what is listed, and have the rest over."""
+        listed = frozenset((h.tenant, h.job, h.replica, h.fence) for h in frame.holding)
+        moved = moved_devices(worker, frame, listed)
+        over = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in frame.facts if fact.kind in _OVER}
+        alive = sorted(key for key in moved - over if worker.members[key].phase != AT_EXITED)
+        if alive:
+            # their masks would name other devices, and over they are not: no next attempt beside them
+            return problem(
+                "failed-precondition",
+                f"it holds {len(alive)} members on devices that this hello does not show in the same slots",
+                field="$.holding",
+                found=f"{alive[0][0]}/{alive[0][1]}/{alive[0][2]}",
+                next="end what runs on devices that are gone, then join",
+            )
+        self.lifecycle.on_facts(draft, worker, frame.facts)
+        self.fleet.leave(worker.num)
+        self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
+        if worker.machine != frame.machine:
+            draft.acts.append([Act.WORKER, worker.num, worker.id, frame.machine])
+        return worker.num
 
     def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
         worker = self.state.workers.get(event.worker)
@@ -299,6 +311,17 @@ class Sessions:
                     member.missed += 1
                 again.append(member)
         return again, unknown
+
+
+def _as_recorded(hello: Hello) -> dict[str, Any]:
+    """A hello as a map with all that placement reads, what is left out on the wire as it is empty too."""
+    recorded: dict[str, Any] = msgspec.to_builtins(hello)
+    for name, empty in (("gpu_pool", []), ("drivers", []), ("labels", {}), ("sharers_max", {})):
+        recorded.setdefault(name, empty)
+    recorded.setdefault("modes", list(hello.modes))
+    recorded.setdefault("cpu_milli", 0)
+    recorded.setdefault("memory_mib", 0)
+    return recorded
 
 
 def wants_more(member: Member, phase: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.host import FILTERS, HostClass
+from moorage.scheduler.core.host import FILTERS, HostClass, size_of_largest
 from moorage.scheduler.core.shape import Shape
 
 #: names of models, drivers or labels that one text shows
@@ -70,11 +70,11 @@ class Unmatched:
         rooms = sum(host.replicas_of(shape, "ever") * count for host, count in sizes)
         if rooms:
             return f"the whole fleet would hold {rooms} of its {shape.together} replicas at once"
-        cores, gib = max(host.cpu_milli for host, _ in sizes) / 1000, max(host.memory_mib for host, _ in sizes) / 1024
-        lent = max((host.lent & host.cls.fit(shape).mask).bit_count() for host, _ in sizes)
+        hosts = [host for host, _ in sizes]
+        lent = max((host.lent & host.cls.fit(shape).mask).bit_count() for host in hosts)
         if lent < shape.count:
             return f"the most such GPUs that one worker lends is {lent}"
-        return f"the most that one worker with such GPUs has is {cores:g} cores and {gib:.0f} GiB of memory"
+        return f"the most that one worker with such GPUs has is {size_of_largest(hosts)} of memory"
 
 
 def _shown(names: Iterable[str]) -> str:

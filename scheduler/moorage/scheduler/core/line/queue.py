@@ -115,7 +115,7 @@ class Queue:
             line.entries = deque(item for item in line.entries if not is_of(item))
             own = self.lines[(key[0], key[1], tenant)] = Line(line.priority, line.shape, tenant)
             own.entries = deque(mine)
-            own.blocked_at = line.blocked_at
+            own.blocked_at, own.barred = line.blocked_at, line.barred
             for item in mine:
                 if (key, item) in self._taken:
                     self._taken.remove((key, item))

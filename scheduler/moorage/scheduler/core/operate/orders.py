@@ -126,10 +126,9 @@ class Orders:
             self._write(draft, Act.HOLD if on else Act.UNHOLD, name, 0, by=by, why=asked.why)
             draft.holds[name] = on
             self._set_apart(name)
-        row = self.state.tenants.get(name)
-        gpus = row.gpus if row is not None else 0
-        standing = (by, asked.why, draft.time_ms) if changed and on else row.hold if row is not None and on else None
-        return Done("hold" if on else "release", changed, tenant=name, gpus=gpus, hold=as_hold(standing))
+        tenant = self._known(name)
+        standing = None if not on else (by, asked.why, draft.time_ms) if changed else tenant.hold
+        return Done("hold" if on else "release", changed, tenant=name, gpus=tenant.gpus, hold=as_hold(standing))
 
     def _hold_job(self, draft: Draft, job: Job, asked: HoldAct | ReleaseAct, by: str) -> Done:
         on = isinstance(asked, HoldAct)
@@ -141,7 +140,7 @@ class Orders:
                 act = self.queue.take_out if on else self.queue.add
                 act(self._priority(draft, job), self.shape_of(job), item, job.tenant)
             self.planner.holding.forget(job.num)
-        standing = (by, asked.why, draft.time_ms) if changed and on else job.hold if on else None
+        standing = None if not on else (by, asked.why, draft.time_ms) if changed else job.hold
         return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(standing))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
@@ -173,10 +172,9 @@ class Orders:
             self._write(draft, Act.LIMIT, name, gpus, jobs, by=by, why=asked.why)
             draft.limits[name] = (gpus, jobs)
             self._set_apart(name)
-        row = self.state.tenants.get(name)
-        standing = (by, asked.why, draft.time_ms) if changed else row.limit if row is not None else None
-        leased = row.gpus if row is not None else 0
-        return Done("limit", changed, tenant=name, gpus=leased, limit=as_limit(gpus, jobs, standing))
+        tenant = self._known(name)
+        standing = (by, asked.why, draft.time_ms) if changed else tenant.limit
+        return Done("limit", changed, tenant=name, gpus=tenant.gpus, limit=as_limit(gpus, jobs, standing))
 
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str) -> Done | Problem:
         """The leader's own release is among those announced."""
@@ -218,10 +216,9 @@ class Orders:
             self._write(draft, Act.SHARE, name, weight, gpus, by=by, why=asked.why)
             draft.shares[name] = (weight, gpus)
             self._take_turns(draft)
-        row = self.state.tenants.get(name)
-        standing = (by, asked.why, draft.time_ms) if changed else row.share if row is not None else None
-        leased = row.gpus if row is not None else 0
-        return Done("share", changed, tenant=name, gpus=leased, share=as_share(weight, gpus, standing))
+        tenant = self._known(name)
+        standing = (by, asked.why, draft.time_ms) if changed else tenant.share
+        return Done("share", changed, tenant=name, gpus=tenant.gpus, share=as_share(weight, gpus, standing))
 
     def resume_turns(self, draft: Draft) -> None:
         """In a new reign: go on with the turns that there were, by the half-life of this leader's settings."""
@@ -242,6 +239,10 @@ class Orders:
         return job.tenant if job is not None else ""
 
     # ------------------------------------------------------------------------------------------------------- inside
+
+    def _known(self, name: str) -> Tenant:
+        """A tenant as the ledger knows it, which may be not at all."""
+        return self.state.tenants.get(name) or Tenant(name)
 
     @staticmethod
     def _write(draft: Draft, *act: object, by: str, why: str) -> None:

@@ -134,16 +134,7 @@ class Prices:
         if not asked:
             self.priced = False
             return
-        scale = 100 * total  # the mix as if it asked for just this many hundredths of GPUs
-        cpu = sum(row[1] * row[4] for row in rows)
-        counted = 100 * int(self.gpus[self.stock[0] > 0].sum())  # GPUs beside processors that are counted
-        for_all = asked * int(self.stock[0].sum())  # what `cpu` is once all GPUs and all processors are asked for
-        if counted and for_all:
-            percent = 100 * cpu * counted // for_all
-            short = min(max(0, GPUS_IN_PLENTY - percent), GPUS_IN_PLENTY - GPUS_RUN_OUT)
-            self.gpus_run_out = ALL * short // (GPUS_IN_PLENTY - GPUS_RUN_OUT)
-            if cpu * counted > for_all:  # or as if it asked for all processors, where these run out first
-                scale = scale * for_all // (cpu * counted)
+        scale = self._scale(rows, asked, total)
         ok = np.array([row[3] for row in rows], np.int64)
         with_gpu = np.array([row[0] > 0 for row in rows])
         supply = np.maximum(1, (self.gpus << 20) // total)
@@ -188,6 +179,23 @@ class Prices:
             prices = _moved(prices, asks @ flow // there)
         self.gpu, self.host = prices[0], prices[1:]
         self.host[self.stock == 0] = FLOOR
+
+    def _scale(self, rows: list[tuple[int, int, int, Ints, int]], asked: int, total: int) -> int:
+        """For how many hundredths of GPUs the mix is to ask: all, or fewer where processors run out first.
+
+        And how much of a charge counts for GPUs that others need.
+        """
+        scale = 100 * total
+        cpu = sum(row[1] * row[4] for row in rows)
+        counted = 100 * int(self.gpus[self.stock[0] > 0].sum())  # GPUs beside processors that are counted
+        for_all = asked * int(self.stock[0].sum())  # what `cpu` is once all GPUs and all processors are asked for
+        if counted and for_all:
+            percent = 100 * cpu * counted // for_all
+            short = min(max(0, GPUS_IN_PLENTY - percent), GPUS_IN_PLENTY - GPUS_RUN_OUT)
+            self.gpus_run_out = ALL * short // (GPUS_IN_PLENTY - GPUS_RUN_OUT)
+            if cpu * counted > for_all:
+                scale = scale * for_all // (cpu * counted)
+        return scale
 
     def charges(self, table: HostTable, shape: Shape, pressed: Ints) -> Ints:
         """What a shape costs on each type of host above the cheapest that may run it, in thousandths of a GPU.

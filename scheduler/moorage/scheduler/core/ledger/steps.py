@@ -1,0 +1,299 @@
+"""Folding of steps: what happens to replicas, and to the members that hold devices for them.
+
+As `fold`: no policy, clock, randomness, floats or set order in here. What the numbers of a step are, `records.Op` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from moorage.scheduler.core import fairshare
+from moorage.scheduler.core.ledger.folding import FoldError, Folding
+from moorage.scheduler.core.records import (
+    BY_WORKER,
+    MODE_BITS,
+    NOTICE_BITS,
+    REPORTED,
+    STEP_WIDTH,
+    Count,
+    GangPhase,
+    Op,
+    unpacked,
+)
+from moorage.scheduler.core.state import (
+    AT_CLAIMED,
+    AT_EXITED,
+    AT_RUNNING,
+    CLAIMED,
+    IS_TERMINAL,
+    LEGAL,
+    LOST_KEPT,
+    PLACED,
+    QUEUED,
+    RUNNING,
+    STORY_PART,
+    Job,
+    Member,
+    Replica,
+    Tenant,
+)
+from moorage.schemas.job import STATES
+
+_MODE_MASK: Final = (1 << MODE_BITS) - 1
+_NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
+
+
+class FoldingSteps(Folding):
+    __slots__ = ()
+
+    def _steps(self, steps: list[int]) -> None:
+        jobs, changed, replicas, seq = self.state.jobs, self.out.jobs, self.replicas, self.seq
+        actors = self._actors() if self.record.actors else {}
+        if len(steps) % STEP_WIDTH:
+            raise FoldError(f"record {seq} ends within a step")
+        self.state.transitions += len(steps) // STEP_WIDTH
+        flat, at = iter(steps), -STEP_WIDTH
+        for op, num, index, a, b, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
+            at += STEP_WIDTH
+            try:
+                job = jobs[num]
+                replica = job.replicas[index]
+            except (KeyError, IndexError):
+                raise FoldError(f"record {seq}: step {op} names no replica: job {num}, replica {index}") from None
+            changed[num] = job
+            replicas[replica] = None
+            known = _BY_OP.get(op)
+            if known is None:
+                raise FoldError(f"record {seq} holds step {op}, which this release does not know")
+            fold_step, by = known
+            if actors:
+                by = actors.get(at, by)
+            fold_step(self, op, job, replica, a, b, c, by)
+
+    def _actors(self) -> dict[int, str]:
+        """Who did the step at each position, of those that an actor did."""
+        flat, notes = self.record.actors, self.record.notes
+        found: dict[int, str] = {}
+        for at in range(0, len(flat), 3):
+            for position in range(flat[at], flat[at + 1], STEP_WIDTH):
+                found[position] = notes[flat[at + 2] - 1]
+        return found
+
+    # --------------------------------------------------------------------------- an attempt's way
+
+    def _place(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        if replica.state != QUEUED:
+            raise self._illegal(replica, PLACED)
+        state, seq, index, worker = self.state, self.seq, replica.index, self.state.worker_by_num[a]
+        replica.attempt = attempt = replica.attempt + 1
+        replica.fence = seq
+        replica.not_before = 0
+        replica.state = PLACED
+        key = (job.tenant, job.name, index, seq)
+        member = Member(replica, worker, attempt, seq, b, c & _MODE_MASK, key)
+        replica.member = worker.members[key] = member
+        if c > _MODE_MASK:
+            member.rate_milli = c >> MODE_BITS
+        if state.preempting and state.preempting.pop(job.num, None) is not None:
+            job.preempts = None
+        tenant = state.tenants[job.tenant]
+        if state.half_life_ms:
+            self._use(tenant, fairshare.rate_of(member))
+        job.held += 1
+        job.rev = rev = job.rev + 1
+        tenant.gpus += b.bit_count()
+        self._tell(job, (rev, self.time, index, attempt, PLACED, a, b, 0, "", seq, by))
+        self.members[member] = None
+        self.out.placed.append(member)
+
+    def _run(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        """CLAIM, START, EXIT and FREE: what most attempts of short jobs are, in one record."""
+        member = replica.member
+        if member is None or replica.state != PLACED:
+            raise self._illegal(replica, CLAIMED)
+        if a not in LEGAL[RUNNING]:
+            raise self._illegal(replica, a)
+        why = self.record.notes[c - 1] if c else ""
+        rev, time, index, attempt = job.rev, self.time, replica.index, replica.attempt
+        worker, mask, fence, story = member.worker.num, member.mask, member.fence, job.story
+        if len(story) >= STORY_PART:
+            self._long(job)
+        story += (
+            (rev + 1, time, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
+            (rev + 2, time, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
+            (rev + 3, time, index, attempt, a, worker, mask, b, why, fence, by),
+        )
+        job.rev = rev + 3
+        job.started = True
+        replica.state = a
+        replica.member = None
+        if IS_TERMINAL[a]:
+            job.live -= 1
+        self._drop(member)
+        self.state.transitions += 3
+
+    def _claim(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        if c:
+            job.master = self.record.notes[c - 1]
+        member.phase = AT_CLAIMED
+        self.members[member] = None
+        self._move(job, replica, CLAIMED, 0, "", member, by)
+
+    def _start(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        member.phase = AT_RUNNING
+        self.members[member] = None
+        job.started = True
+        self._move(job, replica, RUNNING, 0, "", member, by)
+
+    def _begin(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        member.phase = AT_RUNNING
+        self.members[member] = None
+        job.started = True
+        self._move(job, replica, CLAIMED, 0, "", member, by)
+        self._move(job, replica, RUNNING, 0, "", member, by)
+        self.state.transitions += 1
+
+    def _exit(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        member.phase = AT_EXITED
+        self.members[member] = None
+        replica.member = None
+        self._move(job, replica, a, b, self.record.notes[c - 1] if c else "", member, by)
+
+    def _done(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        replica.member = None
+        self._move(job, replica, a, b, self.record.notes[c - 1] if c else "", member, by)
+        self._drop(member)
+        self.state.transitions += 1
+
+    def _free(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        self._drop(self._lingering(job, replica.index, a))
+
+    def _over(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        """REFUSE, WITHDRAW and LOSE: the attempt is over and lingers nowhere, unless it is kept through a partition."""
+        member = self._held(replica, op)
+        if a != LOST_KEPT:
+            replica.member = None
+            self._remove(member)
+        self._move(job, replica, a, b, self.record.notes[c - 1] if c else "", member, by)
+
+    # ------------------------------------------------------------------- what the scheduler or an actor decides
+
+    def _end(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        replica.after = b & _NOTICE_MASK
+        notice_s = b >> NOTICE_BITS
+        if member.notice_s != notice_s:
+            member.notice_s = notice_s
+            self.members[member] = None
+        self._move(job, replica, a, 0, self.record.notes[c - 1] if c else "", member, by)
+        self.out.touched.append(member)
+
+    def _moved(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        self._move(job, replica, a, b, self.record.notes[c - 1] if c else "", None, by)
+
+    def _backoff(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        replica.not_before = a
+        if b == Count.RETRY:
+            replica.retries += 1
+        elif b == Count.LOSS:
+            replica.losses += 1
+        elif b == Count.REFUSAL:
+            replica.refusals += 1
+
+    def _gang(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        job.gang, job.after, job.count = a, b, c
+        if a == GangPhase.HOLDING:
+            job.master = ""  # of the attempt before
+        elif a == GangPhase.STARTED:
+            self.out.touched.extend(peer.member for peer in job.replicas if peer.member is not None)
+
+    def _quarantine(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        held = self._lingering(job, replica.index, a)
+        held.worker.quarantined |= b
+        self._touch_worker(held.worker)
+
+    # ------------------------------------------------------------------------------------- what they share
+
+    def _move(self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None, by: str) -> None:
+        if to not in LEGAL[replica.state]:
+            raise self._illegal(replica, to)
+        replica.state = to
+        job.rev = rev = job.rev + 1
+        if IS_TERMINAL[to]:
+            job.live -= 1
+        worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
+        self._tell(job, (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
+
+    def _illegal(self, replica: Replica, to: int) -> FoldError:
+        name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
+        return FoldError(f"record {self.seq}: {name} cannot go from {STATES[replica.state]} to {STATES[to]}")
+
+    def _held(self, replica: Replica, op: int) -> Member:
+        member = replica.member
+        if member is None:
+            name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
+            raise FoldError(f"record {self.seq}: {Op(op).name} of {name}, which holds nothing")
+        return member
+
+    def _lingering(self, job: Job, index: int, packed: int) -> Member:
+        fence, worker_num = unpacked(packed)
+        key = (job.tenant, job.name, index, fence)
+        member = self.state.worker_by_num[worker_num].members.get(key)
+        if member is None or member.phase != AT_EXITED:
+            raise FoldError(f"record {self.seq}: {key} does not linger on worker {worker_num}")
+        return member
+
+    def _drop(self, member: Member) -> None:
+        """Its devices were seen free."""
+        worker = member.worker
+        if worker.quarantined & member.mask:
+            worker.quarantined &= ~member.mask
+            self._touch_worker(worker)
+        self._remove(member)
+
+    def _remove(self, member: Member) -> None:
+        del member.worker.members[member.key]
+        job = member.replica.job
+        job.held -= 1
+        tenant = self.state.tenants[job.tenant]
+        tenant.gpus -= member.mask.bit_count()
+        if self.state.half_life_ms:
+            self._use(tenant, -fairshare.rate_of(member))
+        self.state.digest -= member.row
+        self.members.pop(member, None)
+        member.row = 0
+
+    def _use(self, tenant: Tenant, rate_milli: int) -> None:
+        """From this record on a tenant uses so much more, or less; what it has used until now stays."""
+        tenant.rate_milli += rate_milli
+        tenant.usage_base -= rate_milli * self.state.inflation
+        self.rows[tenant] = None
+
+
+_FoldStep = Callable[[FoldingSteps, int, Job, Replica, int, int, int, str], None]
+_FOLD: Final[dict[Op, _FoldStep]] = {
+    Op.PLACE: FoldingSteps._place,
+    Op.CLAIM: FoldingSteps._claim,
+    Op.START: FoldingSteps._start,
+    Op.EXIT: FoldingSteps._exit,
+    Op.REFUSE: FoldingSteps._over,
+    Op.WITHDRAW: FoldingSteps._over,
+    Op.LOSE: FoldingSteps._over,
+    Op.FREE: FoldingSteps._free,
+    Op.END: FoldingSteps._end,
+    Op.MOVE: FoldingSteps._moved,
+    Op.BACKOFF: FoldingSteps._backoff,
+    Op.GANG: FoldingSteps._gang,
+    Op.QUARANTINE: FoldingSteps._quarantine,
+    Op.BEGIN: FoldingSteps._begin,
+    Op.DONE: FoldingSteps._done,
+    Op.RUN: FoldingSteps._run,
+}
+#: and who did it, where no actor is named: the worker that reported it, or the scheduler
+_BY_OP: Final = {int(op): (fold_step, BY_WORKER if op in REPORTED else "") for op, fold_step in _FOLD.items()}

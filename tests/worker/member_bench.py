@@ -1,0 +1,112 @@
+"""The worker's state machine on a bench: events in, and what came of each."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import End, Fact, FactAck, Joined, Place, Start, Wanted
+from moorage.worker.leases.session import NEVER_S
+from moorage.worker.member_messages import (
+    Claims,
+    Command,
+    MemberName,
+    Restored,
+    SendFacts,
+    Started,
+    Traits,
+    TryClaim,
+    TurnOver,
+)
+from moorage.worker.members import Members
+
+C = TypeVar("C")
+
+RENEW_S, LEASE_S, GRACE_S = 2.0, 20.0, 5.0
+
+
+def body(**fields: Any) -> bytes:
+    run = {"driver": "process", "argv": ["true"], "grace_s": 10.0} | fields.pop("run", {})
+    return encode({"gpu": {}, "run": run, **fields})
+
+
+def name_of(job: str = "a", replica: int = 0, attempt: int = 1, fence: int = 10) -> MemberName:
+    return ("acme", job, replica, attempt, fence)
+
+
+def place(
+    name: MemberName, slots: tuple[int, ...] = (0,), *, hold: bool = False, request: bytes | None = None
+) -> Place:
+    return Place(*name, list(slots), "exclusive" if slots else "none", hold, body() if request is None else request)
+
+
+class Bench:
+    """A state machine with a pool that grants what is not in `refuse`, and a journal of what left it."""
+
+    def __init__(self, *, tombstones_max: int = 100, join_n: int = 0) -> None:
+        drivers = {"process": Traits(), "noop": Traits(uses_devices=False, remembers=False)}
+        self.members = Members("w1", drivers, join_n=join_n, tombstones_max=tombstones_max, free_wait_s=10)
+        self.now = 100.0
+        self.refuse: dict[MemberName, str] = {}
+        self.log: list[Command] = []
+        self.session = ""
+        self.reign = 1
+
+    def do(self, event: object) -> list[Command]:
+        commands = list(self.members.handle(event, self.now))
+        for command in list(commands):
+            if isinstance(command, TryClaim):
+                granted = [(member, "") for member in command.members if member.name not in self.refuse]
+                refused = [(m, self.refuse[m.name]) for m in command.members if m.name in self.refuse]
+                commands += self.do_quietly(Claims(granted, refused))
+        self.members.validate()
+        self.log += commands
+        return commands
+
+    def do_quietly(self, event: object) -> list[Command]:
+        return self.members.handle(event, self.now)
+
+    def join(self, session: str = "S1", *, reign: int = 1, ledger: str = "L") -> list[Command]:
+        if self.members.session.phase == "restoring":
+            self.do(Restored([], [], []))
+        self.session, self.reign = session, reign
+        commands = self.do(Joined(session, self.members.session.join_n, reign, RENEW_S, LEASE_S, GRACE_S, ledger))
+        self.now += 1
+        return commands
+
+    def want(self, *items: Place | Start | End, session: str | None = None, **fields: Any) -> list[Command]:
+        frame = Wanted(
+            fields.get("worker", "w1"),
+            self.session if session is None else session,
+            fields.get("reign", self.reign),
+            fields.get("v", 1),
+            [item for item in items if isinstance(item, Place)],
+            [item for item in items if isinstance(item, Start)],
+            [item for item in items if isinstance(item, End)],
+        )
+        return self.do(frame)
+
+    def facts(self) -> list[Fact]:
+        """What leaves at the end of the turn, answered at once; claims alone leave a moment later."""
+        if self.members.outbox.due_s < NEVER_S:
+            self.now = max(self.now, self.members.outbox.due_s)
+        sent = of(SendFacts, self.do(TurnOver()))
+        if not sent:
+            return []
+        self.do(FactAck(sent[0].frame.no, self.reign))
+        return sent[0].frame.facts
+
+    def kinds(self) -> list[str]:
+        return [fact.kind for fact in self.facts()]
+
+    def run(self, name: MemberName | None = None, **fields: Any) -> MemberName:
+        """A member that runs, all facts of it answered."""
+        name = name or name_of()
+        self.want(place(name, **fields))
+        self.do(Started([name]))
+        assert self.kinds() == ["claimed", "started"]
+        return name
+
+
+def of(kind: type[C], commands: list[Command]) -> list[C]:
+    return [command for command in commands if isinstance(command, kind)]

@@ -1,0 +1,309 @@
+"""The worker's state machine: its lease session, joining, and what it takes up after a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorage.schemas.codec import decode_request
+from moorage.schemas.errors import problem
+from moorage.schemas.frames import End, Fact, Joined, Renewed, RollCall
+from moorage.worker.member_messages import (
+    AnswerRefused,
+    Ended,
+    EndMember,
+    Leave,
+    Log,
+    Member,
+    MemberName,
+    Release,
+    Restored,
+    SayHello,
+    SeenFree,
+    SendFacts,
+    SendGoodbye,
+    SendJoin,
+    SendRenew,
+    SetFence,
+    Started,
+    StraysOver,
+    Stuck,
+    SupervisorReplaced,
+    Tick,
+    TurnOver,
+)
+from tests.worker.member_bench import GRACE_S, LEASE_S, RENEW_S, Bench, body, name_of, of, place
+
+# -------------------------------------------------------------------------------- the lease session
+
+
+def test_the_lease_counts_from_when_the_answered_renewal_was_sent(bench: Bench) -> None:
+    bench.now = 102.0
+    (renew,) = of(SendRenew, bench.do(Tick()))
+    bench.now = 109.0
+    (fence,) = of(SetFence, bench.do(Renewed(renew.n, 1)))
+    assert fence == SetFence(102.0 + LEASE_S, GRACE_S)
+
+
+def test_an_older_answer_after_a_newer_one_does_not_move_the_lease(bench: Bench) -> None:
+    numbers = []
+    for second in (102.0, 104.0):
+        bench.now = second
+        numbers += [command.n for command in of(SendRenew, bench.do(Tick()))]
+    bench.do(Renewed(numbers[1], 1))
+    assert not of(SetFence, bench.do(Renewed(numbers[0], 1)))
+    assert bench.members.session.over_at_s == 104.0 + LEASE_S
+
+
+def test_renewals_leave_every_renew_s_and_carry_what_is_held(bench: Bench) -> None:
+    name = bench.run()
+    bench.now = 102.0
+    (renew,) = of(SendRenew, bench.do(Tick()))
+    assert (renew.session, renew.n, renew.no) == ("S1", 2, 1)
+    assert [(held.job, held.phase) for held in renew.held] == [(name[1], "running")]
+    assert not of(SendRenew, bench.do(Tick()))
+    bench.now = 104.0
+    assert of(SendRenew, bench.do(Tick()))[0].n == 3
+
+
+def test_no_new_claim_in_the_second_half_of_the_lease(bench: Bench) -> None:
+    bench.now += LEASE_S / 2
+    assert bench.want(place(name_of())) == []
+    assert bench.members.dropped == {"no-claims-now": 1}
+    assert of(EndMember, bench.want(End(*name_of(), "x"))) == []
+    assert bench.kinds() == ["withdrawn"]
+
+
+def test_at_the_end_of_the_lease_everything_ends_but_what_may_stay(bench: Bench) -> None:
+    runs = bench.run()
+    keeps = bench.run(name_of("k"), slots=(1,), request=body(on_partition="keep"))
+    held = name_of("h")
+    bench.want(place(held, (2,), hold=True))
+    bench.now += LEASE_S
+    commands = bench.do(Tick())
+    (end,) = of(EndMember, commands)
+    assert (end.member.name, end.grace_s, end.why) == (runs, GRACE_S, "fence")
+    assert [m.name for m in of(Release, commands)[0].members] == [held]
+    assert not of(SendJoin, commands)  # clearing is not proven yet
+    (join,) = of(SendJoin, bench.do(Ended([(runs, -9, "fence")])))
+    assert join.n == 2
+    assert [(f.kind, f.job) for f in join.facts] == [("claimed", "h"), ("withdrawn", "h"), ("exited", "a")]
+    assert [(h.job, h.phase) for h in join.holding] == [("a", "exited"), ("k", "running")]
+    assert keeps in bench.members.held
+
+
+def test_what_is_heard_after_the_lease_ran_out_is_stale(bench: Bench) -> None:
+    """A stopped agent wakes up and finds a placement in its socket (H8, H29)."""
+    bench.now += LEASE_S + 1
+    commands = bench.want(place(name_of()))
+    assert not bench.members.held
+    assert of(SendJoin, commands)
+    assert bench.members.dropped == {"other-session": 1}
+
+
+def test_a_leader_that_says_the_session_is_over_ends_it(bench: Bench) -> None:
+    name = bench.run()
+    commands = bench.do(AnswerRefused("renew", 1, problem("session-over", "over")))
+    assert of(EndMember, commands)[0].member.name == name
+    assert bench.members.session.phase == "clearing"
+
+
+def test_a_leader_that_does_not_lead_is_asked_again(bench: Bench) -> None:
+    assert bench.do(AnswerRefused("renew", 1, problem("not-leading", "no"))) == []
+    assert bench.members.session.phase == "live"
+
+
+def test_a_gap_leads_to_a_new_session_that_carries_on(bench: Bench) -> None:
+    name = bench.run()
+    commands = bench.do(AnswerRefused("fact", 3, problem("gap", "frame 1 is missing")))
+    assert not of(EndMember, commands)
+    assert [held.job for held in of(SendJoin, commands)[0].holding] == [name[1]]
+
+
+def test_facts_that_nobody_answered_travel_with_the_join_in_order(bench: Bench) -> None:
+    name = name_of()
+    bench.want(place(name))
+    bench.do(TurnOver())  # in flight, unanswered
+    bench.do(Started([name]))  # gathered
+    bench.now += LEASE_S
+    bench.do(Tick())
+    (join,) = of(SendJoin, bench.do(Ended([(name, -9, "fence")])))
+    assert [f.kind for f in join.facts] == ["claimed", "started", "exited"]
+    bench.join("S2")
+    bench.do(SeenFree([name]))
+    (sent,) = of(SendFacts, bench.do(TurnOver()))
+    assert (sent.frame.session, sent.frame.no, [f.kind for f in sent.frame.facts]) == ("S2", 1, ["freed"])
+
+
+# -------------------------------------------------------------------------------- joining
+
+
+def test_a_join_is_repeated_word_for_word_and_then_asked_anew() -> None:
+    bench = Bench(join_n=41)
+    (first,) = of(SendJoin, bench.do(Restored([], [Fact("started", *name_of())], [])))
+    assert (first.n, first.again) == (42, False)
+    seen = []
+    while bench.now < 120:
+        bench.now = bench.members.next_deadline_s()
+        seen += [(command.n, command.again) for command in of(SendJoin, bench.do(Tick()))]
+    assert (42, True) in seen
+    assert (43, False) in seen
+    assert [again for n, again in seen if n == 42] == [True] * len([n for n, _ in seen if n == 42])
+    assert [f.kind for f in of(SendJoin, bench.log)[-1].facts] == ["started"]  # never lost on the way
+
+
+def test_an_answer_to_an_earlier_join_is_dropped() -> None:
+    bench = Bench(join_n=5)
+    bench.do(Restored([], [], []))
+    bench.do(Joined("S", 5, 1, RENEW_S, LEASE_S, GRACE_S, "L"))
+    assert bench.members.session.phase == "joining"
+
+
+@pytest.mark.parametrize("code", ["worker-id-in-use", "stale-join", "gpu-lent-twice"])
+def test_a_refused_join_is_logged_once_and_tried_with_patience(code: str) -> None:
+    bench = Bench()
+    bench.do(Restored([], [], []))
+    waits = []
+    for _ in range(6):
+        bench.do(AnswerRefused("join", bench.members.session.join_n, problem(code, "no", allowed="> 70")))
+        waits.append(bench.members.next_deadline_s() - bench.now)
+        bench.now = bench.members.next_deadline_s()
+        bench.do(Tick())
+    assert [log.code for log in of(Log, bench.log)] == [code]
+    assert waits == sorted(waits)
+    assert waits[-1] == 30
+    assert bench.members.session.join_n == (76 if code == "stale-join" else 7)
+
+
+def test_a_refused_join_says_what_was_found_where_and_what_to_do() -> None:
+    bench = Bench()
+    bench.do(Restored([], [], []))
+    told = problem(
+        "gpu-lent-twice",
+        "w0 lends it",
+        field="$.hello.gpu_pool[1].uuid",
+        found="GPU-1",
+        allowed="another",
+        next="stop it",
+    )
+    bench.do(AnswerRefused("join", bench.members.session.join_n, told))
+    (line,) = of(Log, bench.log)
+    assert line.text == (
+        "this worker may not join: w0 lends it; at $.hello.gpu_pool[1].uuid, found GPU-1, allowed another; stop it"
+    )
+
+
+def test_another_ledger_is_not_trusted_with_what_runs_here(bench: Bench) -> None:
+    name = bench.run(slots=(0,), request=body(on_partition="keep"))
+    bench.now += LEASE_S
+    bench.do(Tick())
+    bench.join("S2", ledger="M")
+    assert bench.members.session.phase == "joining"
+    assert "another-ledger" in [log.code for log in of(Log, bench.log)]
+    bench.do(Ended([(name, 0, "exit")]))
+    bench.do(SeenFree([name]))
+
+
+def test_a_new_ledger_is_taken_up_by_a_worker_that_holds_nothing(bench: Bench) -> None:
+    bench.want(reign=9)
+    bench.now += LEASE_S
+    bench.do(Tick())
+    bench.join("S2", reign=1, ledger="M")
+    assert bench.members.session.phase == "live"
+    assert bench.members.session.reign == 1
+
+
+def test_a_roll_call_is_answered_with_hello_and_a_renewal(bench: Bench) -> None:
+    commands = bench.do(RollCall(3))
+    assert [type(c) for c in commands] == [SayHello, SendRenew]
+
+
+def test_a_roll_call_of_a_false_reign_silences_nobody(bench: Bench) -> None:
+    """It names no session, so anybody who reaches its subject may have said it: the true leader is still heard."""
+    bench.do(RollCall(2**53))
+    assert bench.members.session.reign == 1
+    bench.do(Renewed(1, 1))
+    assert bench.want(place(name_of()))
+    assert bench.members.dropped == {}
+
+
+def test_a_roll_call_hurries_the_facts_that_the_old_leader_did_not_answer(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    sent = of(SendFacts, bench.do(TurnOver()))
+    assert not of(SendFacts, bench.do(Tick())), "its answer is not overdue yet"
+    bench.do(RollCall(3))
+    again = of(SendFacts, bench.do(Tick()))
+    assert [(c.frame, c.again) for c in again] == [(c.frame, True) for c in sent]
+
+
+# -------------------------------------------------------------------------------- restarts and farewell
+
+
+def restored(name: MemberName, request: bytes | None = None) -> Member:
+    placed = place(name, request=request)
+    return Member(name, placed, decode_request(placed.body), 0.0)
+
+
+def test_a_restarted_agent_adopts_what_lives_and_tells_what_ended() -> None:
+    bench = Bench(join_n=7)
+    lives, ended = restored(name_of("lives")), restored(name_of("ended"))
+    ended.place = place(ended.name, (1,))
+    ended.slots = [1]
+    held = [(lives, "running", 0, ""), (ended, "exited", 3, "exit")]
+    commands = bench.do(Restored(held, [Fact("started", *ended.name)], [name_of("never")]))
+    (join,) = of(SendJoin, commands)
+    assert join.n == 8
+    assert [(f.kind, f.job) for f in join.facts] == [
+        ("started", "ended"),
+        ("claimed", "lives"),  # may have died with the agent, unjournalled
+        ("started", "lives"),
+        ("exited", "ended"),
+        ("withdrawn", "never"),
+    ]
+    assert [(h.job, h.phase) for h in join.holding] == [("lives", "running"), ("ended", "exited")]
+    assert not of(EndMember, commands)
+    bench.join()
+    bench.do(Ended([(lives.name, 0, "exit")]))
+    assert bench.kinds() == ["exited"]
+
+
+def test_a_stray_keeps_the_worker_out_until_it_is_gone() -> None:
+    bench = Bench()
+    assert not of(SendJoin, bench.do(Restored([], [], [], strays=True)))
+    bench.do(RollCall(1))
+    assert not of(SendJoin, bench.log)
+    assert of(SendJoin, bench.do(StraysOver()))
+
+
+def test_a_dead_supervisor_takes_its_jobs_and_the_session(bench: Bench) -> None:
+    name = bench.run()
+    assert not of(SendJoin, bench.do(SupervisorReplaced()))
+    (join,) = of(SendJoin, bench.do(Ended([(name, -9, "lost")])))
+    assert [(f.kind, f.code, f.detail) for f in join.facts] == [("exited", -9, "lost")]
+
+
+def test_a_rank_that_waits_for_its_gang_does_not_keep_the_worker_out_when_the_supervisor_dies(bench: Bench) -> None:
+    name = name_of("gang")
+    bench.want(place(name, hold=True))
+    (join,) = of(SendJoin, bench.do(SupervisorReplaced()))
+    assert ("withdrawn", "supervisor-died") in [(f.kind, f.detail) for f in join.facts]
+    assert join.holding == []
+
+
+def test_an_unproven_member_does_not_keep_the_worker_out(bench: Bench) -> None:
+    name = bench.run()
+    bench.do(SupervisorReplaced())
+    (join,) = of(SendJoin, bench.do(Stuck([name])))
+    assert [(f.kind, f.detail) for f in join.facts] == [("quarantined", "0")]
+    assert [h.phase for h in join.holding] == ["ending"]
+
+
+def test_a_worker_that_leaves_ends_all_tells_it_and_says_goodbye(bench: Bench) -> None:
+    name = bench.run()
+    assert of(EndMember, bench.do(Leave()))
+    bench.want(place(name_of("late")))
+    assert bench.members.dropped == {"no-claims-now": 1}
+    bench.do(Ended([(name, -15, "end")]))
+    bench.do(SeenFree([name]))
+    assert bench.kinds() == ["exited", "freed"]
+    assert of(SendGoodbye, bench.do(TurnOver()))
+    assert bench.members.session.phase == "left"
