@@ -79,6 +79,17 @@ def test_a_simulation_that_cannot_go_on_says_so() -> None:
             loop.call_at(second, timer.set_result, None)
             await timer
 
+    async def never_passes() -> None:
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            loop.call_later(1e-17, again)  # less than what a second's float can tell from none
+
+        loop.call_later(1.0, again)
+        await asyncio.sleep(2)
+
+    with pytest.raises(Stalled, match=r"at 1\.000 s time stands still: .*again"):
+        SimulatedClock().run(never_passes())
     with pytest.raises(Stalled, match="every task waits"):
         SimulatedClock().run(waits_for_nothing())
     with pytest.raises(Stalled, match="limit of 30"):

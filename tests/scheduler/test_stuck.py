@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from moorage.bus.simulated_clock import SimulatedClock
 from moorage.bus.transport import Delivery
 from moorage.scheduler import stuck
 from moorage.scheduler.stuck import Appending, Stuck
@@ -74,6 +75,22 @@ async def test_who_waited_long_enough_is_told_and_read_no_more(monkeypatch: pyte
     assert "send again, with the same id" in told["next"]
     desk.stuck.release()
     assert desk.read == []
+
+
+def test_who_is_told_at_the_very_instant_is_told_once_whatever_a_difference_rounds_to() -> None:
+    clock = SimulatedClock()
+
+    async def many() -> int:
+        desk = Desk()
+        for number in range(1, 200):
+            clock.advance(1 / (3 * number))
+            now_s = asyncio.get_running_loop().time()
+            desk.appending.since_s = now_s - AFTER_S
+            assert desk.keeps(SUBJECTS.api("acme", "ls"), f"_INBOX.{number}", at_s=now_s)
+            await asyncio.sleep(stuck.TOLD_AFTER_S + 0.001)
+        return desk.stuck.told
+
+    assert clock.run(many()) == 199
 
 
 async def test_beyond_its_bound_it_keeps_none_back(monkeypatch: pytest.MonkeyPatch) -> None:

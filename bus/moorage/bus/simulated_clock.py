@@ -25,10 +25,12 @@ Ts = TypeVarTuple("Ts")
 WALL_START_S: Final = 1_735_689_600
 #: virtual seconds after which `run` gives up: two days are more than any lease, retry or silence of moorage
 LIMIT_S: Final = 172_800.0
+#: turns of the loop without any time in between, after which it gives up: a busy instant takes thousands
+TURNS_MAX: Final = 1_000_000
 
 
 class Stalled(Exception):
-    """Every task waits for something that nothing will bring, or the simulation ran past its limit."""
+    """Nothing can happen any more, something happens again and again at one instant, or the limit of time is past."""
 
 
 class SimulatedClock:
@@ -117,6 +119,7 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         self._limit_s = limit_s
         self._timers: list[tuple[float, int, Step]] = []
         self._timers_set = 0
+        self._turns = 0  # at this instant
         self.set_task_factory(_task_of_its_process)
 
     def time(self) -> float:
@@ -145,6 +148,11 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """One turn, as `BaseEventLoop` has it: what is due becomes ready, and what was ready then runs."""
         ready, timers = self._ready, self._timers
+        self._turns += 1
+        if self._turns > TURNS_MAX:  # no test's timeout ends it: asyncio logs what a callback raises
+            self._turns = 0
+            step = ready[0] if ready else timers[0][2]
+            raise Stalled(f"at {self.time():.3f} s time stands still: {step!r} is due again and again")
         if not ready:
             self._pass_time()
         now_s = self._simulated.now_s
@@ -163,7 +171,8 @@ class _SimulatedLoop(asyncio.BaseEventLoop):
         if not timers:
             raise Stalled(f"at {self.time():.3f} s every task waits, and no message or timer is under way")
         clock = self._simulated
-        clock.now_s = max(clock.now_s, timers[0][0])
+        if clock.now_s < timers[0][0]:
+            clock.now_s, self._turns = timers[0][0], 0
         if clock.now_s > self._limit_s:
             limit_s, self._limit_s = self._limit_s, float("inf")  # the tasks must still be able to end
             raise Stalled(f"still running at the limit of {limit_s:g} virtual seconds")

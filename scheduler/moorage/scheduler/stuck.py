@@ -93,18 +93,23 @@ class Stuck:
             self._timer = None
 
     def _arm(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(max(delay_s, 0.0), self._tell)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tell)
 
     def _tell(self) -> None:
         """Refuse those that were kept back long enough."""
         self._timer, now_s, kept = None, time.monotonic(), self._kept
         refusal = told(self._appending, now_s)
-        while kept and now_s - kept[0].received_monotonic_s >= TOLD_AFTER_S:
+        while kept and now_s >= _due_s(kept[0]):
             delivery = kept.popleft()
             self.told += 1
             self._answer(delivery.reply, encode(refusal, json=is_json(delivery.data)))
         if kept:
-            self._arm(kept[0].received_monotonic_s + TOLD_AFTER_S - now_s)
+            self._arm(_due_s(kept[0]) - now_s)
+
+
+def _due_s(delivery: Delivery) -> float:
+    """When it is refused. How long it was kept, a difference, can round to less for ever."""
+    return delivery.received_monotonic_s + TOLD_AFTER_S
 
 
 def told(appending: Appending, now_s: float) -> Problem:

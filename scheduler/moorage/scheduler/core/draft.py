@@ -17,10 +17,12 @@ from moorage.scheduler.core.state import (
     AT_EXITED,
     AT_PLACED,
     AT_RUNNING,
+    BYTES_APIECE,
     CLAIMED,
     LOST_KEPT,
     PLACED,
     QUEUED,
+    REPLICAS_APIECE,
     RUNNING,
     SUCCEEDED,
     Job,
@@ -88,6 +90,7 @@ class Draft:
         "counts",
         "evidence",
         "examined",
+        "extra",
         "facts",
         "flags",
         "gone",
@@ -96,8 +99,6 @@ class Draft:
         "left",
         "left_queue",
         "limits",
-        "load",
-        "loads",
         "next_num",
         "notes",
         "priorities",
@@ -116,8 +117,7 @@ class Draft:
         self.time_ms = time_ms
         self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of the jobs' numbers
         self.accepted: dict[str, int] = {}  # by tenant: how many
-        self.loads: dict[str, int] = {}  # by tenant: what they count towards the bound of memory
-        self.load = 0  # in all
+        self.extra: dict[str, int] = {}  # by tenant: what they count towards the bound of memory beside one each
         self.next_num = state.next_num
         self.steps: list[int] = []
         self.facts: list[int] = []
@@ -211,6 +211,15 @@ class Draft:
         return self._gang.get(job) or (job.gang, job.after, job.count)
 
     @property
+    def load(self) -> int:
+        """What the jobs that it accepts count towards the bound of memory."""
+        return self.next_num - self.state.next_num + sum(self.extra.values())
+
+    def load_of(self, tenant: str) -> int:
+        """And those of a tenant."""
+        return self.accepted.get(tenant, 0) + self.extra.get(tenant, 0)
+
+    @property
     def empty(self) -> bool:
         return not (self.accepts or self.steps or self.facts or self.acts)
 
@@ -275,9 +284,9 @@ class Draft:
         self.accepts[-1][1].extend((name, body, replicas, traceparent))
         self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
         self.bytes += len(body) + len(name) + len(traceparent) + 12
-        load = 1 + extra_of(replicas, len(body))
-        self.loads[tenant] = self.loads.get(tenant, 0) + load
-        self.load += load
+        if replicas >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
+            extra = extra_of(replicas, len(body))
+            self.extra[tenant] = self.extra.get(tenant, 0) + extra
         self.next_num += 1
         return self.next_num - 1
 

@@ -137,6 +137,7 @@ class Job(msgspec.Struct, eq=False, dict=False):
     key: bytes = b""  # soft: `finished.job_key`, where it is known already
     told: int = 0  # soft: revision up to which events were sent
     own_subject: bool | None = None  # soft: events go to the job's own subject too
+    extra: int = 0  # soft: what it counts towards the bounds of memory beside one
     derived: tuple[int, str] = (0, "")  # soft: revision, and the state that several replicas came to with it
 
     def digest_row(self) -> int:
@@ -161,6 +162,8 @@ class Job(msgspec.Struct, eq=False, dict=False):
 def new_job(num: int, tenant: str, name: str, body: bytes, replicas: int, traceparent: str, ms: int, seq: int) -> Job:
     """A job as the record `seq` of ledger time `ms` accepts it, all its replicas queued."""
     job = Job(num, tenant, name, body, traceparent, ms, seq, replicas)
+    if replicas >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
+        job.extra = extra_of(replicas, len(body))
     job.replicas = (Replica(job, 0),) if replicas == 1 else tuple(Replica(job, index) for index in range(replicas))
     return job
 

@@ -14,7 +14,7 @@ from moorage.scheduler.core.ledger.acts import FoldingActs
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.steps import FoldingSteps
 from moorage.scheduler.core.records import FORMAT, Record
-from moorage.scheduler.core.state import State, extra_of, new_job
+from moorage.scheduler.core.state import State, new_job
 
 
 def fold(state: State, record: Record, seq: int) -> Folded:
@@ -98,10 +98,11 @@ class _Folding(FoldingActs, FoldingSteps):
             # a job is over once all replicas are and every device was seen free: only then may it leave memory
             if job.live == 0 and job.held == 0 and not job.over:
                 job.over = True
-                tenant, extra = state.tenants[job.tenant], extra_of(len(job.replicas), len(job.body))
+                tenant = state.tenants[job.tenant]
                 tenant.live -= 1
-                tenant.extra -= extra
-                state.extra_ended += extra
+                if job.extra:
+                    tenant.extra -= job.extra
+                    state.extra_ended += job.extra
                 ended.append(job.num)
                 out.ended.append(job)
         for member in self.members:
@@ -129,9 +130,9 @@ class _Folding(FoldingActs, FoldingSteps):
             )
             for replica in job.replicas:
                 replicas[replica] = None
-            extra = extra_of(count, len(body))
-            state.extra += extra
-            tenant.extra += extra
+            if job.extra:
+                state.extra += job.extra
+                tenant.extra += job.extra
             accepted.append(job)
             num += 1
         tenant.live += num - state.next_num

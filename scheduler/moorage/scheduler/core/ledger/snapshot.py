@@ -24,7 +24,6 @@ from moorage.scheduler.core.state import (
     Tenant,
     Window,
     Worker,
-    extra_of,
     new_job,
     new_member,
 )
@@ -260,12 +259,11 @@ def _load_job(state: State, row: _Job) -> None:
     tenant = state.tenant(row.tenant)
     tenant.jobs[row.name] = job
     tenant.live += not job.over
-    extra = extra_of(len(job.replicas), len(job.body))
-    state.extra += extra
+    state.extra += job.extra
     if job.over:
-        state.extra_ended += extra
+        state.extra_ended += job.extra
     else:
-        tenant.extra += extra
+        tenant.extra += job.extra
 
 
 def _load_worker(state: State, number: int, row: _Worker) -> None:

@@ -22,7 +22,7 @@ from moorage.scheduler.core.life.lifecycle import Lifecycle
 from moorage.scheduler.core.life.unmatched import Unmatched
 from moorage.scheduler.core.records import Act, by_tenant
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import CANCELLED, REJECTED, Job, State
+from moorage.scheduler.core.state import CANCELLED, LAST_PART, REJECTED, Job, State
 from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
@@ -98,6 +98,7 @@ class Admission:
         self.fleet = fleet
         self.lifecycle = lifecycle
         self.config = config
+        self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: dict[int, tuple[int, bool]] = {}
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # of the last record that said more than that time goes by
@@ -114,7 +115,7 @@ class Admission:
             return answer
         # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
         answered = event.sequence == 0  # of what came by the queue nobody waits for an answer: told by event
-        if answered and not self._has_room(draft, event.tenant):
+        if answered and self._is_close(draft) and not self._has_room(draft, event.tenant):
             return self._queue_full(draft, event)
         moved = self._moved_on(draft, event) if event.request.if_seq is not None else None
         if moved is not None:
@@ -155,7 +156,11 @@ class Admission:
         return None
 
     def _has_room(self, draft: Draft, tenant: str) -> bool:
-        return self.state.room(self.config.jobs_max, tenant, draft.load, draft.loads.get(tenant, 0)) > 0
+        return self.state.room(self.config.jobs_max, tenant, draft.load, draft.load_of(tenant)) > 0
+
+    def _is_close(self, draft: Draft) -> bool:
+        """Whether it may be full, those that are over counted, too: only then it is worth a closer look."""
+        return len(self.state.jobs) + self.state.extra + draft.load >= self._close
 
     def _queue_full(self, draft: Draft, event: Submit) -> Problem:
         return problem(

@@ -8,7 +8,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.records import Act
-from moorage.scheduler.core.state import State, extra_of
+from moorage.scheduler.core.state import State
 from moorage.schemas.alike import Requests
 
 #: ended jobs that one record compacts at most, as they count: some 3 µs each
@@ -54,7 +54,7 @@ class Clearing:
             name, asked = self._requests.read(job.body)
             flat += (job.num, request_digest(asked.identity(name)))
             kept.append(job.kept)
-            gone += 1 + extra_of(len(job.replicas), len(job.body))
+            gone += 1 + job.extra
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
             draft.bytes += len(kept) * 30
