@@ -211,11 +211,14 @@ def encode_newer(frame: Any, *, json: bool = True) -> bytes:
 
 
 def narrower(old: Any, new: Any, path: str = "$") -> list[str]:
-    """Where `new` does not give a reader of the old release what `old` gave: every field, of the same type."""
+    """Where `new` does not give a reader of the old release what `old` gave: every field, of the same type.
+
+    What was null may be told now: `null` stands for what is not known, in fields that hold a value for others.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         missing = [f"{path}.{name} is gone" for name in old if name not in new]
         return missing + [t for name in old if name in new for t in narrower(old[name], new[name], f"{path}.{name}")]
     if isinstance(old, list) and isinstance(new, list):
         return []  # of its own length: a list of rows
     number = isinstance(old, int | float) and isinstance(new, int | float)
-    return [] if number or type(old) is type(new) else [f"{path}: {type(old).__name__} became {type(new).__name__}"]
+    return [] if number or old is None or type(old) is type(new) else [f"{path}: {type(old).__name__} became {type(new).__name__}"]
