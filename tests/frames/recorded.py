@@ -221,4 +221,6 @@ def narrower(old: Any, new: Any, path: str = "$") -> list[str]:
     if isinstance(old, list) and isinstance(new, list):
         return []  # of its own length: a list of rows
     number = isinstance(old, int | float) and isinstance(new, int | float)
-    return [] if number or old is None or type(old) is type(new) else [f"{path}: {type(old).__name__} became {type(new).__name__}"]
+    if number or old is None or type(old) is type(new):
+        return []
+    return [f"{path}: {type(old).__name__} became {type(new).__name__}"]
