@@ -85,7 +85,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
         "invalid-argument", "count must be 1..64, found 0", "caller", "$.gpu.count", "0", "1..64",
         "see docs/protocol.md for every field with an example")),
     ("Answer", "the answer to show, history, ls, explain, cancel and the operators' verbs", frames.Answer(
-        "cancel", 0, {"job": "train-42", "cancelled": True, "was": "QUEUED"})),
+        "cancel", 1731, {"job": "train-42", "cancelled": True, "was": "QUEUED"})),
     ("Event", "moorage.event.<tenant>.<job>", _EVENT),
     ("Events", "moorage.events.<tenant>", frames.Events("vision", 1729, [_EVENT])),
     ("HistoryFrame", "moorage.history.<tenant>", frames.HistoryFrame("vision", list(STATES), {

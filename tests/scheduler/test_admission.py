@@ -339,6 +339,15 @@ def test_cancelled_entries_do_not_fill_the_queue() -> None:
     assert drive.engine.queue.size < 2_500
 
 
+def test_a_cancel_is_answered_with_the_record_that_holds_it() -> None:
+    drive = Driving()
+    drive.submit("j", gpu={})
+    before = drive.state.seq
+    assert drive.cancel("j")["ledger"] == drive.state.seq > before
+    before = drive.state.seq
+    assert drive.cancel("never-seen")["ledger"] == drive.state.seq > before
+
+
 # ---------------------------------------------------------------------------------------------- cancel before submit
 
 

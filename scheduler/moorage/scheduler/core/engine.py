@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.decide.indexing import Indexing
 from moorage.scheduler.core.decide.plan import Planner
@@ -56,7 +58,7 @@ from moorage.scheduler.core.tell.leaving import Leaving
 from moorage.scheduler.core.tell.outputs import Message, Outputs, WantedFrames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew, Renewed
+from moorage.schemas.frames import Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
 from moorage.schemas.job import Request
 from moorage.schemas.subjects import Subjects
 
@@ -491,6 +493,8 @@ class Engine:
         assert self._untold is not None
         (flight, folded), self._untold = self._untold, None
         for answer, reply, json in flight.replies:
+            if isinstance(answer, Answer):
+                answer = msgspec.structs.replace(answer, ledger=self.state.seq)
             out.answers.append((reply, encode(answer, json=json)))
         self.leaving.tell(folded, out)
         for ask in flight.asks:

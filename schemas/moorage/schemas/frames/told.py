@@ -73,6 +73,6 @@ class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     """What a verb answers: `data` is of that verb, as of ledger record `ledger`."""
 
     verb: str
-    ledger: int  # 0 in the answer to cancel, whose record is stored all the same
+    ledger: int  # of an answer to cancel: the record that holds it
     data: Any
     v: int = VERSION

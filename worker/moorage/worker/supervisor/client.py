@@ -431,6 +431,7 @@ class Supervised(asyncio.Protocol):
         for future in list(self._waiting.values()):
             if not future.done():
                 future.set_exception(self._gone_error())
+                future.exception()  # who asked may be cancelled already: not to be reported as never retrieved
         self._some.set()
         if not reason.silent:
             self._close_pidfd()

@@ -354,7 +354,10 @@ class Admission:
                 return
 
     def cancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
-        """Cancel at any stage; an id not seen yet is remembered, so that its submit is cancelled at once (H43)."""
+        """Cancel at any stage; an id not seen yet is remembered, so that its submit is cancelled at once (H43).
+
+        The answer gets the number of its record once that is stored.
+        """
         job = self.state.job(event.tenant, event.job)
         if job is not None:
             with draft.by(event.by):
