@@ -2,7 +2,8 @@
 by run and not in the mean alone.
 
 Their simulator is written in Go and draws from its `math/rand` with the run's seed: the tasks, by name, are shuffled;
-more are drawn from them until 130 % of the GPUs are asked for; then the hosts are put in the order in which ties fall.
+more are drawn from them until 130 % of the GPUs are asked for, or, of a list that asks for more, as many are taken out
+of it; then the hosts are put in the order in which ties fall.
 In between ten watches of the cluster's objects begin, and each draws how long it will take (client-go's reflector).
 
 `math/rand` is the additive lagged Fibonacci generator x[n] = x[n - 607] + x[n - 273] mod 2^64 of D. P. Mitchell and
@@ -42,12 +43,16 @@ def drawn(hosts: list[TraceHost], tasks: list[TraceTask], seed: int) -> tuple[li
     source.shuffle(arriving)
     asked = sum(task.gpu_demand_milli for task in arriving)
     most = ARRIVE_PERCENT * 10 * sum(host.gpus for host in hosts)
-    while True:
-        task = by_name[source.below(len(by_name))]
-        if asked + (task.gpu_milli if task.gpus else 0) > most:
-            break
-        arriving.append(task)
-        asked += task.gpu_demand_milli
+    if asked > most:
+        while asked > most:
+            asked -= arriving.pop(source.below(len(arriving))).gpu_demand_milli
+    else:
+        while True:
+            task = by_name[source.below(len(by_name))]
+            if asked + (task.gpu_milli if task.gpus else 0) > most:
+                break
+            arriving.append(task)
+            asked += task.gpu_demand_milli
     for _ in range(WATCHES):
         source.int63()
     named = sorted(hosts, key=lambda host: host.name)

@@ -81,8 +81,16 @@ def test_tasks_come_in_the_order_of_the_published_runs() -> None:
         assert [round(statistics.fmean(by_percent[percent]), 2) for percent in range(5)] == said
 
 
-@pytest.mark.parametrize("policy", ["gpu-packing", "gpu-clustering"])
-def test_a_classic_policy_allocates_what_the_published_run_did(policy: str) -> None:
-    outcome = run.one((str(run.TRACES), "cpu050", policy, 43, True, run.AT))
-    said = run.published(run.TRACES)["cpu050", run.PUBLISHED[policy]][43]
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("cpu050", "gpu-packing"),
+        ("cpu050", "gpu-clustering"),
+        ("multigpu50", "gpu-packing"),  # a list of 183 % of the GPUs, of which 130 % are asked for
+        ("multigpu50", "fgd"),
+    ],
+)
+def test_a_classic_policy_allocates_what_the_published_run_did(name: str, policy: str) -> None:
+    outcome = run.one((str(run.TRACES), name, policy, 43, True, run.AT))
+    said = run.published(run.TRACES)[name, run.PUBLISHED[policy]][43]
     assert outcome.allocated[run.AT] == pytest.approx(said, abs=run.SAME_POINTS)

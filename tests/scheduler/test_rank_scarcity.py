@@ -95,8 +95,11 @@ def test_processors_that_run_out_later_are_seen_at_the_next_look() -> None:
 
 
 @pytest.mark.parametrize("cpu_milli", [4_000, 12_000])
-def test_where_processors_run_out_first_hosts_that_have_them_for_several_gpus_are_taken_last(cpu_milli: int) -> None:
-    """The first host is where ties go; the others have 8 free GPUs, too, but no 48 processors for who asks for all."""
+def test_hosts_that_have_processors_for_several_gpus_are_taken_last(cpu_milli: int) -> None:
+    """The first host is where ties go; the others have 8 free GPUs, too, but no 48 processors for who asks for all.
+
+    With 8 processors a GPU in the fleet, GPUs are what runs out with the first demand, processors with the second.
+    """
     fleet, shapes = Fleet(), Shapes()
     hosts = [add(fleet, worker(num, [A10] * 8, 64_000)) for num in range(4)]
     small, large = shapes.of(request(GpuSpec(), cpu_milli)), shapes.of(request(GpuSpec(count=8), 48_000))
@@ -108,18 +111,14 @@ def test_where_processors_run_out_first_hosts_that_have_them_for_several_gpus_ar
     assert large not in [shape for shape, _ in ranker.mix.top()]
     for host in hosts[1:]:
         fleet.take(host, alone, 0)
-    choice = ranker.choose(fleet, small, {}, frozenset())
-    assert choice is not None
-    assert (choice.host is hosts[0]) == (cpu_milli == 4_000)  # 8 processors a GPU: there GPUs are what runs out
-    if cpu_milli == 12_000:
-        for _ in range(4):
-            choice = ranker.choose(fleet, small, {}, frozenset())
-            assert choice is not None
-            assert choice.host in hosts[1:]
-            fleet.take(choice.host, small, choice.mask)
-        choice = ranker.choose(fleet, large, {}, frozenset())
+    for _ in range(4):
+        choice = ranker.choose(fleet, small, {}, frozenset())
         assert choice is not None
-        assert choice.host is hosts[0]
+        assert choice.host in hosts[1:]
+        fleet.take(choice.host, small, choice.mask)
+    choice = ranker.choose(fleet, large, {}, frozenset())
+    assert choice is not None
+    assert choice.host is hosts[0]
 
 
 def _grown(late: int, replicas: int) -> tuple[Mix, Shape]:

@@ -84,6 +84,7 @@ class Fragments(Pack):
         self._prices: Prices | None = None
         self._pressure: Pressure | None = None
         self._scarcity: Scarcity | None = None
+        self._weighs_next = False  # whether the next decision looks at scarcity
         self._made = 0  # grows with every new waste, prices or pressure: a stamp may come again, they are others then
         self._hosts = 0
         self._plain = True
@@ -172,17 +173,19 @@ class Fragments(Pack):
             self._made += 1
             self._prices = Prices(table, self.mix.all(), self._prices)
             self._pressure = Pressure(table, self.mix.all(), self._pressure)
-            self._scarcity = Scarcity(table, self.mix.all(), self._prices.gpus_run_out)
+            self._scarcity = Scarcity(table, self.mix.all())
             self._waste = Waste(table, self.mix.top(), AHEAD, self._scarcity.cpus.tolist())
             self._step = STEP_MILLI * self._waste.weight
             self._look_at_scarcity(table)
             self._note_waste(table)
         elif self._pressure is not None and not self._pressure.until_look():
-            moved = self._pressure.look(table)
+            self._made += self._pressure.look(table)
+            self._weighs_next = True
+        elif self._weighs_next:  # not with the pressure: no decision pays for both
+            self._weighs_next = False
             if self._look_at_scarcity(table):
                 self._note_waste(table)
-                moved = True
-            self._made += moved
+                self._made += 1
         return table
 
     def _look_at_scarcity(self, table: HostTable) -> bool:

@@ -14,9 +14,9 @@ beyond what pressure knows of. 0 while processors and room are no matter; as the
 get dear, those where it does not fit any more get no dearer than any other. What is given back counts as left, as for
 pressure.
 
-Requests for several whole devices, whether they name models or not, get one as well, where processors run out before
-GPUs do (`Prices.gpus_run_out`): times the devices they ask for, since so many are idle when they find no host. Without
-it, small requests take the last hosts with processors for them, as they find room to the end.
+Requests for several whole devices, whether they name models or not, get one as well, times the devices they ask for,
+since so many are idle when they find no host. Without it, small requests take the last hosts that have processors, or
+the model, for them, as they find room to the end.
 
 In whole numbers; no clock, no chance.
 """
@@ -28,7 +28,6 @@ from typing import Final
 import numpy as np
 
 from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU
-from moorage.scheduler.core.rank.prices import ALL
 from moorage.scheduler.core.rank.table import CPU, FREE, KIND, NO_ROOM, ROOM, ROOMS, TYPE, UNCOUNTED, HostTable, Ints
 from moorage.scheduler.core.rank.waste import WEIGHTS
 from moorage.scheduler.core.shape import Shape
@@ -48,9 +47,9 @@ _FINE: Final = 10  # bits of a weight beyond those that are used
 class Scarcity:
     """The weights of one mix's shapes on one numbering of a table, by what is left."""
 
-    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], gpus_run_out: int = ALL) -> None:
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         self._one = One(table, mix)
-        self._several = Several(table, mix, ALL - gpus_run_out)
+        self._several = Several(table, mix)
         both = (self._one, self._several)
         #: the requests that may weigh more: what they take of processors, and of a device by kind and request; devices
         self.cpus: Ints = np.concatenate([each.cpus for each in both])
@@ -124,13 +123,13 @@ class One:
 
 
 class Several:
-    """Requests for several whole devices, each counted `part` / `ALL` as much as it would where GPUs are in plenty."""
+    """Requests for several whole devices."""
 
-    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]], part: int) -> None:
+    def __init__(self, table: HostTable, mix: list[tuple[Shape, int]]) -> None:
         total = sum(count for _, count in mix) or 1
         asked = [
-            (shape, (count * shape.count * part * WEIGHTS << _FINE) // (total * ALL), answers)
-            for shape, count in (mix if part else [])
+            (shape, (count * shape.count * WEIGHTS << _FINE) // total, answers)
+            for shape, count in mix
             if shape.mode == EXCLUSIVE
             and shape.count > 1
             and any(answers := [kind.rank(shape) > 0 for kind in table.kinds])
@@ -150,7 +149,8 @@ class Several:
         demands = np.unique(self.cpus)
         self._demands: Ints = demands[:: -(-len(demands) // LEVELS_MAX)]
         self._levels: Ints = self._demands.searchsorted(self.cpus, side="right")
-        self._shape = (kinds, len(self._demands) + 1, ROOMS)
+        most = max((kind.gpus for kind in table.types), default=0)
+        self._shape = (kinds, len(self._demands) + 1, max(most, int(self.counts.max())) + 1)
         empty = np.zeros(self._shape, np.int64)
         hosts = np.bincount(table.cells[TYPE, : len(table)][table.alive()], minlength=len(table.types))
         for kind in table.types:
@@ -163,8 +163,9 @@ class Several:
         """As of one device; what is left are the free devices of hosts with enough of them."""
         if not len(self.cpus):
             return self.cpus
-        at = (cells[KIND] * self._shape[1] + self._demands.searchsorted(cells[CPU], side="right")) * ROOMS + cells[FREE]
-        hosts = np.bincount(at, minlength=self._shape[0] * self._shape[1] * ROOMS).reshape(self._shape)
+        kinds, levels, sizes = self._shape
+        at = (cells[KIND] * levels + self._demands.searchsorted(cells[CPU], side="right")) * sizes + cells[FREE]
+        hosts = np.bincount(at, minlength=kinds * levels * sizes).reshape(self._shape)
         left = _left(hosts, self._empty, back)
         now, ever = (
             np.maximum(1, 100 * (left[:, levels, self.counts] * self._answers).sum(0))
@@ -187,7 +188,7 @@ def _left(number: Ints, empty: Ints, back: int) -> Ints:
 
 def _summed(number: Ints) -> Ints:
     """Of things by kind, level of processors and size: the sizes of all with at least such a level and such a size."""
-    size = np.arange(ROOMS)
-    size[NO_ROOM] = 0
+    size = np.arange(number.shape[2])
+    size[NO_ROOM:] = 0
     found: Ints = (number * size)[:, ::-1, ::-1].cumsum(1).cumsum(2)[:, ::-1, ::-1]
     return found
