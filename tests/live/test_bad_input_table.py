@@ -114,7 +114,7 @@ MISTAKES: Final[dict[str, Mistake]] = {
     ),
     "no worker of that name": Mistake(
         "not-found", 3, ("admin.drain", {"worker": "sim-000O"}), lambda m: m.drain("sim-000O"), ["drain", "sim-000O"],
-        says="moorage drain sim-0000",
+        says="sim-0000 has",
     ),
     "an unknown model": submitted(
         "no-match", 1, job(gpu={"model": "H10O"}, on_no_match="reject"), "the fleet has NVIDIA H100"
