@@ -61,7 +61,7 @@ class Asked(InTurn[Delivery]):
     def tenant_of(self, subject: str) -> str:
         """Whose question this is; "" where it is none."""
         skip = self._skip
-        if subject[skip : skip + 4] != "api.":
+        if subject[-7:] == ".submit" or subject[skip : skip + 4] != "api.":  # most are requests
             return ""
         tenant, _, verb = subject[skip + 4 :].partition(".")
         return tenant if verb in QUESTIONS and is_tenant(tenant) else ""

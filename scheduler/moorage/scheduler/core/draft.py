@@ -91,6 +91,7 @@ class Draft:
         "evidence",
         "examined",
         "extra",
+        "extra_all",
         "facts",
         "flags",
         "gone",
@@ -118,6 +119,7 @@ class Draft:
         self.accepts: list[tuple[str, list[Any]]] = []  # runs of one tenant, in the order of the jobs' numbers
         self.accepted: dict[str, int] = {}  # by tenant: how many
         self.extra: dict[str, int] = {}  # by tenant: what they count towards the bound of memory beside one each
+        self.extra_all = 0
         self.next_num = state.next_num
         self.steps: list[int] = []
         self.facts: list[int] = []
@@ -213,7 +215,7 @@ class Draft:
     @property
     def load(self) -> int:
         """What the jobs that it accepts count towards the bound of memory."""
-        return self.next_num - self.state.next_num + sum(self.extra.values())
+        return self.next_num - self.state.next_num + self.extra_all
 
     def load_of(self, tenant: str) -> int:
         """And those of a tenant."""
@@ -287,6 +289,7 @@ class Draft:
         if replicas >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
             extra = extra_of(replicas, len(body))
             self.extra[tenant] = self.extra.get(tenant, 0) + extra
+            self.extra_all += extra
         self.next_num += 1
         return self.next_num - 1
 
