@@ -242,6 +242,101 @@ def test_a_reservation_is_not_late_as_long_as_it_takes_little_more_than_was_expe
     assert len(held.hosts) == 2
 
 
+def late(times: int = 2) -> tuple[Driving, str, str]:
+    """Hosts of eight in use by jobs of four, one for eight that closed further ones, and one for a GPU behind it.
+
+    With the one of these that was there first, half of it free, and the one that the large job is to have.
+    """
+    drive = Driving()
+    for name in ("w0", "w1", "w2", "w3"):
+        drive.worker(name, 8)
+        drive.submit(f"on-{name}", gpu={"count": 4})
+        drive.submit(f"too-{name}", gpu={"count": 4})
+        drive.settle()
+    drive.submit("big", gpu={"count": 8}, run=limited(60))
+    drive.submit("small", gpu={"count": 1}, run=limited(10**6))
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.holding.reservation
+    assert held is not None
+    (first,) = held.hosts
+    while held.late < times:
+        drive.pass_time(60_000, step=10_000)
+    further = min(held.hosts - {first})
+    assert len(held.hosts) == 1 + times
+    hosts = drive.engine.fleet.hosts
+    names = hosts[further].worker.id, hosts[first].worker.id
+    worker = drive.workers[names[0]]
+    worker.finish(next(iter(worker.held)))
+    drive.settle()
+    assert drive.states("small") == ["QUEUED"]
+    return drive, *names
+
+
+def closed(drive: Driving) -> tuple[int, set[str]]:
+    """Whom hosts are reserved for, and which."""
+    held = drive.engine.planner.holding.reservation
+    assert held is not None
+    return held.num, {drive.engine.fleet.hosts[num].worker.id for num in held.hosts}
+
+
+def test_what_a_late_reservation_closed_stays_closed_for_the_next_of_its_line_as_far_as_others_wait_behind_it() -> None:
+    drive, further, first = late()
+    for name in ("next", "third"):
+        drive.submit(name, gpu={"count": 8}, run=limited(60))
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.run_out(first)
+    drive.tick()
+    assert (drive.placed_on("big"), drive.states("small")) == ([first], ["QUEUED"])
+    drive.settle()
+    assert drive.states("small") == ["QUEUED"], "nobody takes it before the next is asked"
+    drive.pass_time(2_000)
+    assert closed(drive) == (drive.job("next").num, {first, further}), "the first has a limit, one waits behind it"
+    assert drive.states("small") == ["QUEUED"]
+    drive.run_out(first)
+    drive.settle()
+    assert drive.placed_on("next") == [first]
+    drive.pass_time(2_000)
+    assert closed(drive) == (drive.job("third").num, {first}), "the next one was in time"
+    assert drive.placed_on("small") == [further]
+
+
+@pytest.mark.parametrize(("times", "behind"), [(2, ()), (1, ("third", "fourth"))])
+def test_what_a_reservation_closed_is_open_again_where_it_was_late_once_or_nobody_waits_behind_the_next(
+    times: int, behind: tuple[str, ...]
+) -> None:
+    drive, further, first = late(times)
+    for name in ("next", *behind):
+        drive.submit(name, gpu={"count": 8}, run=limited(60))
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.run_out(first)
+    drive.tick()
+    drive.pass_time(2_000)
+    assert closed(drive) == (drive.job("next").num, {first})
+    assert drive.placed_on("small") == [further]
+
+
+def test_what_a_late_reservation_closed_is_open_again_where_nobody_of_its_line_is_next() -> None:
+    drive, further, first = late()
+    drive.cancel("small")
+    for name in ("five", "six"):
+        drive.submit(name, gpu={"count": 5})
+    drive.submit("behind", gpu={"count": 1}, run=limited(10**6))
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.run_out(first)
+    drive.tick()
+    assert (drive.placed_on("big"), drive.states("behind")) == ([first], ["QUEUED"])
+    drive.pass_time(2_000)
+    assert closed(drive) == (drive.job("five").num, {first})
+    assert drive.placed_on("behind") == [further]
+
+
+def test_what_a_late_reservation_closed_is_open_at_once_where_nobody_starts_there() -> None:
+    drive, further, _ = late()
+    drive.cancel("big")
+    drive.tick()
+    assert drive.placed_on("small") == [further]
+
+
 def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_though_nothing_changes() -> None:
     drive = Driving()
     drive.worker("w0", 8)
