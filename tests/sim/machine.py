@@ -368,6 +368,7 @@ class SimulatedSupervised:
             return
         if self._gone is not None:
             answer.set_exception(SupervisorGone("the supervisor is gone"))
+            answer.exception()  # who asked may be gone, too: not to be reported as never retrieved
         else:
             answer.set_result(None)
 
