@@ -272,6 +272,14 @@ def late(times: int = 2) -> tuple[Driving, str, str]:
     return drive, *names
 
 
+def big_starts(drive: Driving, first: str) -> None:
+    """Those behind it are out of patience by then."""
+    drive.pass_time(PATIENCE_MS + 2_000)
+    drive.run_out(first)
+    drive.tick()
+    assert drive.placed_on("big") == [first]
+
+
 def closed(drive: Driving) -> tuple[int, set[str]]:
     """Whom hosts are reserved for, and which."""
     held = drive.engine.planner.holding.reservation
@@ -283,10 +291,8 @@ def test_what_a_late_reservation_closed_stays_closed_for_the_next_of_its_line_as
     drive, further, first = late()
     for name in ("next", "third"):
         drive.submit(name, gpu={"count": 8}, run=limited(60))
-    drive.pass_time(PATIENCE_MS + 2_000)
-    drive.run_out(first)
-    drive.tick()
-    assert (drive.placed_on("big"), drive.states("small")) == ([first], ["QUEUED"])
+    big_starts(drive, first)
+    assert drive.states("small") == ["QUEUED"]
     drive.settle()
     assert drive.states("small") == ["QUEUED"], "nobody takes it before the next is asked"
     drive.pass_time(2_000)
@@ -307,9 +313,7 @@ def test_what_a_reservation_closed_is_open_again_where_it_was_late_once_or_nobod
     drive, further, first = late(times)
     for name in ("next", *behind):
         drive.submit(name, gpu={"count": 8}, run=limited(60))
-    drive.pass_time(PATIENCE_MS + 2_000)
-    drive.run_out(first)
-    drive.tick()
+    big_starts(drive, first)
     drive.pass_time(2_000)
     assert closed(drive) == (drive.job("next").num, {first})
     assert drive.placed_on("small") == [further]
@@ -321,10 +325,8 @@ def test_what_a_late_reservation_closed_is_open_again_where_nobody_of_its_line_i
     for name in ("five", "six"):
         drive.submit(name, gpu={"count": 5})
     drive.submit("behind", gpu={"count": 1}, run=limited(10**6))
-    drive.pass_time(PATIENCE_MS + 2_000)
-    drive.run_out(first)
-    drive.tick()
-    assert (drive.placed_on("big"), drive.states("behind")) == ([first], ["QUEUED"])
+    big_starts(drive, first)
+    assert drive.states("behind") == ["QUEUED"]
     drive.pass_time(2_000)
     assert closed(drive) == (drive.job("five").num, {first})
     assert drive.placed_on("behind") == [further]

@@ -42,8 +42,8 @@ def up(
     """Server, scheduler and worker on this machine, in one command.
 
     The other commands find it when run in the same folder. Ctrl-C ends all of it, jobs too; the state stays, and the
-    next `up` on the same folder goes on from there. A part that dies is started again;
-    six times within a minute, and all of it ends.
+    next `up` on the same folder goes on from there. A part that dies is started again; six times within a
+    minute, and all of it ends.
     """
     gc.enable()
     return guarded(options, lambda: asyncio.run(_up(settings, flags, options)))

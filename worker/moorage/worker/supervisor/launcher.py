@@ -88,7 +88,7 @@ def _checked(result: int) -> int:
     return result
 
 
-def become(request: bytes, descriptors: list, confirm: int, parent: int, moved: bool) -> None:  # type: ignore[type-arg]
+def become(request: bytes, descriptors: list[int], confirm: int, parent: int, moved: bool) -> None:
     """In the child: put everything in place and exec. Never returns."""
     _, slot, out, err, cgroup, becomes_user, uid, gid, groups, limits, paths, argv, environ, _ = REQUEST.unpack_from(
         request
@@ -187,7 +187,7 @@ def prepare(soft: int, hard: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def receive(channel: _socket.socket) -> tuple[bytes, list]:  # type: ignore[type-arg]
+def receive(channel: _socket.socket) -> tuple[bytes, list[int]]:
     """The next packet, with its descriptors. Ends this process where the supervisor is gone."""
     space = _socket.CMSG_SPACE(4 * DESCRIPTORS_MAX)
     data, ancillary, _, _ = channel.recvmsg(PACKET_BYTES_MAX, space, _MSG_CMSG_CLOEXEC)

@@ -100,9 +100,8 @@ class _Folding(FoldingActs, FoldingSteps):
                 job.over = True
                 tenant = state.tenants[job.tenant]
                 tenant.live -= 1
-                if job.extra:
-                    tenant.extra -= job.extra
-                    state.extra_ended += job.extra
+                tenant.extra -= job.extra
+                state.extra_ended += job.extra
                 ended.append(job.num)
                 out.ended.append(job)
         for member in self.members:
@@ -130,9 +129,8 @@ class _Folding(FoldingActs, FoldingSteps):
             )
             for replica in job.replicas:
                 replicas[replica] = None
-            if job.extra:
-                state.extra += job.extra
-                tenant.extra += job.extra
+            state.extra += job.extra
+            tenant.extra += job.extra
             accepted.append(job)
             num += 1
         tenant.live += num - state.next_num

@@ -114,7 +114,7 @@ class FoldingSteps(Folding):
             raise self._illegal(replica, CLAIMED)
         if a not in LEGAL[RUNNING]:
             raise self._illegal(replica, a)
-        why = self.record.notes[c - 1] if c else ""
+        why = self._note(c)
         rev, time, index, attempt = job.rev, self.time, replica.index, replica.attempt
         worker, mask, fence, story = member.worker.num, member.mask, member.fence, job.story
         if len(story) >= STORY_PART:
@@ -149,12 +149,9 @@ class FoldingSteps(Folding):
         self._move(job, replica, RUNNING, 0, "", member, by)
 
     def _begin(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        member = self._held(replica, op)
-        member.phase = AT_RUNNING
-        self.members[member] = None
-        job.started = True
-        self._move(job, replica, CLAIMED, 0, "", member, by)
-        self._move(job, replica, RUNNING, 0, "", member, by)
+        """CLAIM and START."""
+        self._move(job, replica, CLAIMED, 0, "", self._held(replica, op), by)
+        self._start(op, job, replica, a, b, c, by)
         self.state.transitions += 1
 
     def _exit(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
@@ -162,12 +159,12 @@ class FoldingSteps(Folding):
         member.phase = AT_EXITED
         self.members[member] = None
         replica.member = None
-        self._move(job, replica, a, b, self.record.notes[c - 1] if c else "", member, by)
+        self._move(job, replica, a, b, self._note(c), member, by)
 
     def _done(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        """EXIT and FREE."""
         member = self._held(replica, op)
-        replica.member = None
-        self._move(job, replica, a, b, self.record.notes[c - 1] if c else "", member, by)
+        self._exit(op, job, replica, a, b, c, by)
         self._drop(member)
         self.state.transitions += 1
 
@@ -180,7 +177,7 @@ class FoldingSteps(Folding):
         if a != LOST_KEPT:
             replica.member = None
             self._remove(member)
-        self._move(job, replica, a, b, self.record.notes[c - 1] if c else "", member, by)
+        self._move(job, replica, a, b, self._note(c), member, by)
 
     # ------------------------------------------------------------------- what the scheduler or an actor decides
 
@@ -191,11 +188,11 @@ class FoldingSteps(Folding):
         if member.notice_s != notice_s:
             member.notice_s = notice_s
             self.members[member] = None
-        self._move(job, replica, a, 0, self.record.notes[c - 1] if c else "", member, by)
+        self._move(job, replica, a, 0, self._note(c), member, by)
         self.out.touched.append(member)
 
     def _moved(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        self._move(job, replica, a, b, self.record.notes[c - 1] if c else "", None, by)
+        self._move(job, replica, a, b, self._note(c), None, by)
 
     def _backoff(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         replica.not_before = a
@@ -229,6 +226,10 @@ class FoldingSteps(Folding):
             job.live -= 1
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
         self._tell(job, (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by))
+
+    def _note(self, number: int) -> str:
+        """A text of the record by its number; 0 is none."""
+        return self.record.notes[number - 1] if number else ""
 
     def _illegal(self, replica: Replica, to: int) -> FoldError:
         name = f"{replica.job.tenant}/{replica.job.name}/{replica.index}"
