@@ -17,10 +17,12 @@ from moorage.scheduler.core.state import (
     AT_EXITED,
     AT_PLACED,
     AT_RUNNING,
+    BYTES_APIECE,
     CLAIMED,
     LOST_KEPT,
     PLACED,
     QUEUED,
+    REPLICAS_APIECE,
     RUNNING,
     SUCCEEDED,
     Job,
@@ -284,8 +286,8 @@ class Draft:
         self.accepts[-1][1].extend((name, body, replicas, traceparent))
         self.accepted[tenant] = self.accepted.get(tenant, 0) + 1
         self.bytes += len(body) + len(name) + len(traceparent) + 12
-        extra = extra_of(replicas, len(body))
-        if extra:
+        if replicas >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
+            extra = extra_of(replicas, len(body))
             self.extra[tenant] = self.extra.get(tenant, 0) + extra
             self.extra_all += extra
         self.next_num += 1

@@ -162,7 +162,8 @@ class Job(msgspec.Struct, eq=False, dict=False):
 def new_job(num: int, tenant: str, name: str, body: bytes, replicas: int, traceparent: str, ms: int, seq: int) -> Job:
     """A job as the record `seq` of ledger time `ms` accepts it, all its replicas queued."""
     job = Job(num, tenant, name, body, traceparent, ms, seq, replicas)
-    job.extra = extra_of(replicas, len(body))
+    if replicas >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
+        job.extra = extra_of(replicas, len(body))
     job.replicas = (Replica(job, 0),) if replicas == 1 else tuple(Replica(job, index) for index in range(replicas))
     return job
 

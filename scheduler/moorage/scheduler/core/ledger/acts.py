@@ -188,8 +188,9 @@ class FoldingActs(Folding):
             if not state.ended or state.ended.popleft() != num:
                 raise FoldError(f"record {self.seq}: job {num} is not the oldest ended one")
             job = state.jobs.pop(num)
-            state.extra -= job.extra
-            state.extra_ended -= job.extra
+            if job.extra:
+                state.extra -= job.extra
+                state.extra_ended -= job.extra
             del state.tenants[job.tenant].jobs[job.name]
             final = job.replicas[0].state if len(job.replicas) == 1 else STATES.index(job.state)
             ended_ms = job.story[-1][1] if job.story else self.time

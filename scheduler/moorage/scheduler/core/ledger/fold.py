@@ -100,8 +100,9 @@ class _Folding(FoldingActs, FoldingSteps):
                 job.over = True
                 tenant = state.tenants[job.tenant]
                 tenant.live -= 1
-                tenant.extra -= job.extra
-                state.extra_ended += job.extra
+                if job.extra:
+                    tenant.extra -= job.extra
+                    state.extra_ended += job.extra
                 ended.append(job.num)
                 out.ended.append(job)
         for member in self.members:
@@ -129,8 +130,9 @@ class _Folding(FoldingActs, FoldingSteps):
             )
             for replica in job.replicas:
                 replicas[replica] = None
-            state.extra += job.extra
-            tenant.extra += job.extra
+            if job.extra:
+                state.extra += job.extra
+                tenant.extra += job.extra
             accepted.append(job)
             num += 1
         tenant.live += num - state.next_num
