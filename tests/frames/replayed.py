@@ -2,7 +2,8 @@
 
 Each message is sent when its turn comes, and awaited where it is a question. What only the scheduler can know is put in
 its place: the session that it gives, and the fence of each member that it places. A fact about a member waits until the
-member was placed here too.
+member was placed here too; what was placed sooner here than then (a retry's pause is over, on a slow machine, before
+another job's end is told) has its turn first, since it may hold the GPU that is waited for.
 """
 
 from __future__ import annotations
@@ -41,15 +42,22 @@ class Replay:
         #: the question's subject, what was answered then, what is answered now
         self.answers: list[tuple[str, Any, Any]] = []
         self._kept = {_page(m.raw): it.answer(m) for m in it.said() if m.words[0] == "worker" and m.words[-1] == "logs"}
+        self._played: set[int] = set()
+        self._facts = 0  # frames of facts sent in this session
         self._then = {_name(place): place for m in it.said() if m.words[-1] == "wanted" for place in _places(m.raw)}
 
     async def run(self) -> None:
         await self.nc.subscribe(f"{self.subjects.prefix}.worker.*.wanted", cb=self._on_wanted)
         await self.nc.subscribe(f"{self.subjects.prefix}.worker.*.logs", cb=self._on_read)
-        for message in self.it.said():
+        said = list(self.it.said())
+        for at, message in enumerate(said):
             room, verb = message.words[0], message.words[-1]
-            if room == "worker" and verb in ("join", "renew", "fact"):
-                await self._from_worker(message, verb)
+            if at in self._played:
+                continue
+            if verb == "fact":
+                await self._fact(said, at)
+            elif room == "worker" and verb in ("join", "renew"):
+                await self._from_worker(message)
             elif room in ("hello", "load"):
                 await self.nc.publish(self._subject(message), message.with_raw(self._changed(message, message.raw)))
             elif room in ("api", "admin", "request"):
@@ -57,24 +65,55 @@ class Replay:
                 if room == "request":
                     await self._read(message)
 
-    async def _from_worker(self, message: Message, verb: str) -> None:
+    async def _from_worker(self, message: Message) -> None:
         raw = message.raw
-        for fact in raw.get("facts", ()):
-            name = (*fact[1:5],)
-            await until(lambda name=name: name in self.fences, WAIT_S, f"{name} placed")
-            if fact[0] == "started" and self._then[name][7]:  # held for a gang
-                await until(lambda name=name: name in self.started, WAIT_S, f"START of {name}")
-            fact[5] = self.fences[name]
-        for held in raw.get("holding" if verb == "join" else "held", ()):
+        joins = message.words[-1] == "join"
+        for held in raw.get("holding" if joins else "held", ()):
             held[4] = self.fences[(*held[:4],)]
-        if verb != "join":
+        if not joins:
             raw["session"] = self.sessions[raw["session"]]
         now = await self._ask(message, message.with_raw(self._changed(message, raw)))
-        if verb == "join":
+        if joins:
             answer = self.it.answer(message)
             assert answer is not None
             assert now["kind"] == "joined", now
             self.sessions[answer.raw["session"]] = now["session"]
+            self._facts = 0
+
+    async def _fact(self, said: list[Message], at: int) -> None:
+        """Send this frame of facts when its members are placed; until then those behind it whose members are."""
+        while True:
+            ready = await until(lambda: self._ready(said, at), WAIT_S, f"{_told(said[at].raw)} placed")
+            self._played.add(ready)
+            raw = said[ready].raw
+            self._facts += 1
+            raw["no"] = self._facts
+            raw["session"] = self.sessions[raw["session"]]
+            for fact in raw["facts"]:
+                fact[5] = self.fences[(*fact[1:5],)]
+            await self._ask(said[ready], said[ready].with_raw(self._changed(said[ready], raw)))
+            if ready == at:
+                return
+
+    def _ready(self, said: list[Message], at: int) -> int | None:
+        """The first frame from `at` to the next join that can be said now; of nobody whom an earlier one names."""
+        before: set[Name] = set()
+        for later in range(at, len(said)):
+            verb = said[later].words[-1]
+            if verb == "join":
+                break
+            if verb == "fact" and later not in self._played:
+                raw = said[later].raw
+                if not before & _told(raw) and all(self._may_say(fact) for fact in raw["facts"]):
+                    return later
+                before |= _told(raw)
+        return None
+
+    def _may_say(self, fact: list[Any]) -> bool:
+        """That the member is placed here, and told to start where it was held for a gang."""
+        name = (*fact[1:5],)
+        held = fact[0] == "started" and self._then[name][7]
+        return name in (self.started if held else self.fences)
 
     async def _read(self, message: Message) -> None:
         """Until the scheduler has taken this message from the queue: what comes next came after that."""
@@ -127,6 +166,10 @@ def _page(raw: dict[str, Any]) -> tuple[Any, ...]:
 
 def _places(raw: dict[str, Any]) -> list[list[Any]]:
     return list(raw.get("place", ()))
+
+
+def _told(raw: dict[str, Any]) -> set[Name]:
+    return {(*fact[1:5],) for fact in raw["facts"]}
 
 
 def _name(item: list[Any]) -> Name:
