@@ -10,7 +10,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.rank.fragments import Fragments, Scan
-from moorage.scheduler.core.rank.mix import LOOK_FIRST, Mix
+from moorage.scheduler.core.rank.mix import LOOK_FIRST
 from moorage.scheduler.core.rank.ranker import RANKERS, Choice, Pack
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Worker
@@ -250,20 +250,6 @@ def test_the_model_that_is_asked_for_most_by_name_is_left_alone_even_where_most_
         assert choice is not None
         assert choice.host is rare
         fleet.take(choice.host, free, choice.mask)
-
-
-def test_the_mix_changes_when_requests_do_and_forgets_the_old_ones() -> None:
-    shapes, mix = Shapes(), Mix()
-    old, new = shapes.of(request(GpuSpec())), shapes.of(request(GpuSpec(count=4)))
-    for _ in range(LOOK_FIRST):
-        mix.add(old)
-    assert (mix.version, mix.top()) == (1, [(old, mix.counts[old])])
-    for _ in range(1000):
-        mix.add(old)
-    assert mix.version == 1  # nothing new
-    for _ in range(120_000):
-        mix.add(new)
-    assert [shape for shape, _ in mix.top()] == [new]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.rank.fragments import Fragments
-from moorage.scheduler.core.rank.mix import DRIFT_PERCENT, LOOK_EVERY, Mix
 from moorage.scheduler.core.rank.pressure import LEFT_ALWAYS, LEFT_BACK
 from moorage.scheduler.core.rank.scarcity import Scarcity
 from moorage.scheduler.core.rank.table import HostTable
@@ -119,42 +118,3 @@ def test_hosts_that_have_processors_for_several_gpus_are_taken_last(cpu_milli: i
     choice = ranker.choose(fleet, large, {}, frozenset())
     assert choice is not None
     assert choice.host is hosts[0]
-
-
-def _grown(late: int, replicas: int) -> tuple[Mix, Shape]:
-    """A mix of one class after 20,000 arrivals, and then another that is one in a hundred, or some jobs of several."""
-    shapes, mix = Shapes(), Mix()
-    old = [shapes.of(request(GpuSpec(), 1_000 * cpu)) for cpu in range(4)]
-    new = shapes.of(request(GpuSpec(count=8)))
-    for number in range(20_000):
-        mix.add(old[number % 4])
-    for number in range(2 * LOOK_EVERY):
-        mix.add(old[number % 4])
-        if number % (2 * LOOK_EVERY // late) == 0:
-            mix.add(new, replicas)
-    return mix, new
-
-
-def test_a_class_that_comes_late_is_in_the_mix_though_it_is_rare() -> None:
-    mix, new = _grown(64, 1)
-    used = dict(mix.all())
-    assert new in used
-    assert used[new] * 100 < DRIFT_PERCENT * sum(used.values())
-
-
-def test_a_few_jobs_of_many_replicas_are_no_change() -> None:
-    mix, new = _grown(8, 8)
-    assert mix.counts[new]
-    assert new not in dict(mix.all())
-
-
-def test_what_was_counted_before_a_change_counts_half() -> None:
-    shapes, mix = Shapes(), Mix()
-    old, new = shapes.of(request(GpuSpec())), shapes.of(request(GpuSpec(count=8)))
-    for _ in range(4 * LOOK_EVERY):
-        mix.add(old)
-    before = mix.counts[old]
-    for _ in range(LOOK_EVERY):
-        mix.add(new)
-    assert mix.counts[old] * 2 == before
-    assert mix.counts[new] * 4 == mix.counts[old]

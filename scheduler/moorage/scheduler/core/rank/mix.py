@@ -1,9 +1,9 @@
 """The request mix: which shapes arrive how often, learned from arrivals, old ones fading.
 
 Arrivals are counted in whole numbers and all counts are halved every `HALF_LIFE` arrivals, so the mix depends on the
-order of arrivals alone: no clock, no float. What rankers use is a snapshot of it, which changes seldom: first
-at each doubling of what was seen, later when the mix has drifted, or when a class of requests comes clearly more
-often than it says. All that is counted by then is halved: what comes next tells more.
+order of arrivals alone: no clock, no float. What rankers use is a snapshot of it, which changes seldom: when the mix
+has drifted, which is looked at often while little was seen, or when a class of requests comes clearly more often than
+it says. All that is counted by then is halved: what comes next tells more.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ HALF_LIFE: Final = 16_384
 UNIT: Final = 16
 #: shapes that are counted; beyond it the rarest half is forgotten
 COUNTED_MAX: Final = 8_192
-#: arrivals before the mix is looked at for the first time, and then at each doubling: at most so many later for a class
-#: that came, and for a drift; a new mix means that every host is scored anew for every shape
+#: arrivals before the mix is looked at for the first time; then at least so many, and as this part of what was seen has
+#: come beside it; from `DRIFT_EVERY` on every so many for a class that came, and for a drift: a new mix means that every
+#: host is scored anew for every shape
 LOOK_FIRST: Final = 32
+LOOK_LEAST: Final = 64
+LOOK_PART: Final = 4
 LOOK_EVERY: Final = 1_024
 DRIFT_EVERY: Final = 4_096
 #: a mix that moved by less than so many hundredths of all arrivals is left in use
@@ -71,7 +74,7 @@ class Mix:
             self._look()
 
     def _look(self) -> None:
-        self._look_at = self._seen + min(self._seen, LOOK_EVERY)
+        self._look_at = self._next(LOOK_EVERY)
         changed = self._class_changed()
         if changed or self.total >= 2 * UNIT * HALF_LIFE:
             self.counts = {shape: count // 2 for shape, count in self.counts.items() if count > 1}
@@ -81,6 +84,10 @@ class Mix:
         self.total = sum(self.counts.values())
         if changed or (self._seen >= self._drift_at and self._has_drifted()):
             self.use()
+
+    def _next(self, every: int) -> int:
+        """The arrival at which to look again, where that is done `every` so many in the long run."""
+        return self._seen + (every if self._seen >= DRIFT_EVERY else max(LOOK_LEAST, self._seen // LOOK_PART))
 
     def _class_changed(self) -> bool:
         """Whether some class came clearly more often since the mix in use was taken than that says."""
@@ -96,7 +103,7 @@ class Mix:
         return False
 
     def _has_drifted(self) -> bool:
-        self._drift_at = self._seen + min(self._seen, DRIFT_EVERY)
+        self._drift_at = self._next(DRIFT_EVERY)
         return self._drift() * 100 >= DRIFT_PERCENT * self.total * max(1, self._used_total)
 
     def _drift(self) -> int:
