@@ -19,6 +19,7 @@ from typing import Final
 
 from bench.placement.draws import drawn
 from moorage.scheduler.core.fleet import Fleet
+from moorage.scheduler.core.rank.mix import UNIT
 from moorage.scheduler.core.rank.ranker import RANKERS, Ranker
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Worker
@@ -116,8 +117,9 @@ class Told:
     def tell(self, ranker: Ranker) -> None:
         mix = getattr(ranker, "mix", None)
         if mix is not None:
-            for task in self._tasks:
-                mix.add(self.of(task))
+            # at once: one by one, in the order of the list, the mix would see it change and count the first ones less
+            mix.counts = {shape: UNIT * count for shape, count in Counter(map(self.of, self._tasks)).items()}
+            mix.total = UNIT * len(self._tasks)
             mix.use()
 
 

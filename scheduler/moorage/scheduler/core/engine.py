@@ -105,7 +105,7 @@ class Engine:
             state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms
         )
         self.windows = Windows(state, self.fleet, self.lifecycle)
-        self.planner.placing.barred_by_limits = self._barred_by_limits
+        self.planner.lines.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.clearing = Clearing(state, self.requests, config)
         self._indexing = Indexing(state, reading, self.planner, self.timers, self.admission, self.durations)

@@ -250,9 +250,14 @@ class Fleet:
 
     @contextlib.contextmanager
     def avoiding(self, avoid: Avoid) -> Iterator[None]:
-        """Nobody is placed on these devices (worker number, slot mask) meanwhile; nothing counts as changed by it."""
+        """Nobody is placed on these devices (worker number, slot mask) meanwhile; nothing counts as changed by it.
+
+        Hosts stand in their buckets as before, too: whoever asks must not change who is first there.
+        """
         changes = self.changes
         hosts = [(self.hosts[num], mask) for num, mask in avoid if num in self.hosts]
+        stood = {(id(host.cls), host.bucket): host.cls.buckets[host.bucket] for host, _ in hosts if host.bucket >= 0}
+        orders = [(bucket, list(bucket)) for bucket in stood.values()]
         try:
             with contextlib.ExitStack() as stack:
                 for host, mask in hosts:
@@ -263,6 +268,11 @@ class Fleet:
             for host, _ in hosts:
                 self.refresh(host)
             self.unchanged_since(changes)
+            for bucket, nums in orders:
+                if bucket.keys() == set(nums):  # nobody was placed meanwhile
+                    rows = {num: bucket[num] for num in nums}
+                    bucket.clear()
+                    bucket.update(rows)
 
     def capable(self, shape: Shape) -> Iterator[tuple[HostClass, Fit]]:
         """The classes that could ever run this shape."""

@@ -274,18 +274,32 @@ class Host:
             slots = fit.mask & (self.open if now else self.lent)
             if when == "emptied":
                 slots &= 0 if self.waiting else ~self.shut
-            rooms, devices = 0, slots.bit_count()
-            for slot, device in self.shared.items() if now else ():
-                if fit.mask >> slot & 1 and self.room_beside(slot, device, shape):
-                    rooms += 1
-                    devices += 1
-            rooms += self.cls.places(slots, shape)
-            most = min(most, rooms // shape.count) if devices >= shape.count else 0
+            beside = sum(
+                fit.mask >> slot & 1 and self.room_beside(slot, device, shape)
+                for slot, device in (self.shared.items() if now else ())
+            )
+            if shape.mode <= EXCLUSIVE or shape.count == 1:
+                most = min(most, (beside + self.cls.places(slots, shape)) // shape.count)
+            else:
+                most = min(most, self._groups(shape, slots, beside))
         if shape.cpu_milli and self.cpu_milli:
             most = min(most, (self.cpu_free if now else self.cpu_milli) // shape.cpu_milli)
         if shape.memory_mib and self.memory_mib:
             most = min(most, (self.memory_free if now else self.memory_mib) // shape.memory_mib)
         return max(0, most)
+
+    def _groups(self, shape: Shape, slots: int, beside: int) -> int:
+        """How many sharers of several devices each fit on these empty slots and `beside` shared ones with room for one.
+
+        No device counts twice for one of them: so many, as each device has room for, up to once for each.
+        """
+        rooms = [1] * beside + [
+            self.cls.places(1 << slot, shape) for slot in range(slots.bit_length()) if slots >> slot & 1
+        ]
+        most = sum(rooms) // shape.count
+        while most and sum(min(room, most) for room in rooms) < most * shape.count:
+            most -= 1
+        return most
 
     def rooms_beside(self, shape: Shape) -> int:
         """How many replicas' CPU, memory and members this host has room for now."""

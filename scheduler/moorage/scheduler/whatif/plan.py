@@ -16,7 +16,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Operate, Order, Submit
 from moorage.scheduler.core.operate.orders import level_problem
 from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
-from moorage.scheduler.core.state import CANCELLING, ENDING, QUEUED, Job
+from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.tell.outputs import Outputs, gpu_names
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.future import Future, Quantile
@@ -206,7 +206,6 @@ class _Plan(Future):
         request = msgspec.structs.replace(request, job=None, if_seq=None)
         body = canonical(request)
         asked = engine.requests.read(body)[1]
-        ending = self._ending()
         engine.offer(Submit(tenant, name, body, asked.request, engine.shape_of_asked(asked), _REPLY, False))
         self.record()
         job = self._job = engine.state.job(tenant, name)
@@ -217,9 +216,7 @@ class _Plan(Future):
         if engine.planner.preempting.allowed and not any(replica.member for replica in job.replicas):
             engine.planner.preempting.seek_at_once()  # victims are looked for once a second, and for nobody just come
             self.record()
-        ended = {num: one for num, one in self._ending().items() if num not in ending and num != job.num}
-        if ended:
-            planned.preempts = self._preempts = _concerned(list(ended.values()), tenant)
+        planned.preempts = self._preempts
         planned.places = _places(job)
         if planned.places:
             planned.starts = "now"
@@ -254,14 +251,6 @@ class _Plan(Future):
 
         self.pass_time(all_empty)
         planned.empty = {worker.id: empty.get(worker.id) for worker in workers}
-
-    def _ending(self) -> dict[int, Job]:
-        """Jobs of which something is being ended."""
-        return {
-            member.replica.job.num: member.replica.job
-            for member in self.engine.state.members()
-            if member.replica.state in (ENDING, CANCELLING)
-        }
 
 
 def _waits(job: Job) -> bool:

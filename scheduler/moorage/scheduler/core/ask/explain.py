@@ -33,7 +33,7 @@ REASONS: Final[dict[str, str]] = {
     "leaving": "the workers it would fit on are to be drained before its time limit is over",
     "host-busy": "the workers with free GPUs have no CPU or memory left",
     "gang": "some of the gang would fit now, not all of it",
-    "reserved": "the hosts it would fit on are held for a job that has waited longer",
+    "reserved": "the hosts it would fit on are held for another job, that has waited longer or that others ended for",
     "ahead": "the order is strict, and somebody before it waits",
     "preempting": "others were asked to end for it, and it waits until they have",
     "held": "an operator holds it, or the whole queue of its tenant",

@@ -256,7 +256,7 @@ class Trials:
         for line, items in others if case.item is None else ():
             if line.tenant == self.job.tenant and line.shape.count:
                 each = line.shape.gpus
-                if each > left and each <= case.gpus_max:
+                if left < each <= case.gpus_max and self.engine.planner.could_ever(line.shape):
                     return False  # under a limit nobody overtakes who waits for it
                 if self._moves(line, items[0], case):
                     left -= each * len(line.entries)
@@ -290,10 +290,10 @@ class Trials:
         )
 
     def _reserved(self, case: Case) -> frozenset[int]:
-        """Hosts that are held back for somebody else, or would be once this job has gone."""
+        """Hosts that are held back for somebody else, or would be by the time that it comes and this job has gone."""
         planner, shape = self.engine.planner, case.shape
         held = planner.holding.reservation
-        if held is not None and held.num in (*case.without, self.job.num) and case.item is None:
+        if case.item is None and (held is None or held.num in (*case.without, self.job.num)):
             held = planner.holding.next_reservation(self.draft, case.without)
         if held is None or held.num == self.job.num or planner.holding.passes(case.priority, shape, held):
             return _NOBODY

@@ -47,7 +47,7 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     replica, shape, request = waiting[0], engine.shape_of(job), engine.request_of(job)
     priority = engine.priority_of(job)
     barred = engine.planner.holding.barred(priority, shape, job.tenant)
-    leaving = engine.planner.placing.barred_by_limits(job.num, engine.state.time_ms)
+    leaving = engine.planner.lines.barred_by_limits(job.num, engine.state.time_ms)
     with engine.fleet.avoiding(shape.avoid):
         found = explain(engine.fleet, shape, barred, leaving)
     if shape.avoid:
@@ -134,12 +134,21 @@ def _place(trials: Trials) -> dict[str, int]:
 
 def _kept_for(engine: Engine, job: Job, barred: frozenset[int]) -> list[str]:
     """For whom the hosts are held back, the tenant's own by name, and which they are; a few of them."""
+
+    def named(other: Job) -> str:
+        return f"job {other.name}" if other.tenant == job.tenant else "a job of another tenant"
+
     held = engine.planner.holding.reservation
     first = engine.state.jobs.get(held.num) if held is not None and held.hosts & barred else None
-    who = [] if first is None else [f"job {first.name}" if first.tenant == job.tenant else "a job of another tenant"]
+    who = [] if first is None else [f"{named(first)}, which has waited longer"]
+    who += [
+        f"{named(other)}, which others ended for"
+        for other in engine.state.preempting.values()
+        if other is not job and other.preempts is not None and barred.intersection(other.preempts[0])
+    ][:HOLDERS_MAX]
     workers = ", ".join(engine.state.worker_by_num[num].id for num in sorted(barred)[:HOLDERS_MAX])
     more = f" and {len(barred) - HOLDERS_MAX} more" if len(barred) > HOLDERS_MAX else ""
-    return [*(f"{name}, which has waited longer" for name in who), f"held back: {workers}{more}"]
+    return [*who, f"held back: {workers}{more}"]
 
 
 def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:

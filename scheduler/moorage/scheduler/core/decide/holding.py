@@ -19,6 +19,7 @@ from moorage.scheduler.core.line.reserve import (
     LATER_PART,
     LEAVES_FROM,
     MOVE_MS_A_HOST,
+    SHORT_MS,
     Reservation,
     another,
     expected,
@@ -56,15 +57,18 @@ class Holding:
     def barred(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """The hosts that are held back for somebody else than the lines of this priority and shape.
 
-        Under fair share a tenant passes to which more is owed than to the one they are held for.
+        Under fair share a tenant passes to which more is owed than to the one they are held for; and what others ended
+        for is theirs for whom they did, whoever has waited longer.
         """
         taken = self.taken_back(priority, shape, tenant)
-        held, turns = self.reservation, self._lines.turns
+        held, turns, draft = self.reservation, self._lines.turns, self._draft
         if held is None or self.passes(priority, shape, held):
             return taken
         if turns is not None and turns.is_owed(tenant, held.line.tenant):
             return taken
-        return held.hosts | taken if taken else held.hosts
+        if draft is None or not draft.state.preempting:
+            return held.hosts
+        return (held.hosts - self._preempting.own(draft, shape, priority, tenant)) | taken
 
     def passes(self, priority: int, shape: Shape, held: Reservation) -> bool:
         """Whether a line of this priority and shape passes a reservation: its own, or of somebody whom it would end."""
@@ -121,9 +125,9 @@ class Holding:
         if taken:
             self._give_up()
         elif held is not None:
+            barred = lines.left_too_soon(draft, held.item)
             with self._fleet.avoiding(held.shape.avoid):
-                if still_holds(self._fleet, held):
-                    self._move(held, draft.time_ms)
+                if self._keep(held, barred, draft.time_ms):
                     self._reopen(held, draft.time_ms)
                     return
             self._give_up()
@@ -174,31 +178,52 @@ class Holding:
             if not early and not self._claims.comes_due(claim, draft.time_ms, lambda item: waits(draft, item)):
                 return None
             line = claim.line
+            barred = self._lines.left_too_soon(draft, claim.item)
             with self._fleet.avoiding(line.shape.avoid):  # and not where it would not be put
-                hosts, start_ms = soonest(self._fleet, line.shape, self._estimates, draft.time_ms)
+                hosts, start_ms = soonest(self._fleet, line.shape, barred, self._estimates, draft.time_ms)
             if hosts:
                 return Reservation(claim.item, line, hosts, start_ms, draft.time_ms)
         return None
 
     # --------------------------------------------------------------------------------- while one stands
 
-    def _move(self, held: Reservation, now_ms: int) -> None:
+    def _keep(self, held: Reservation, barred: frozenset[int], now_ms: int) -> bool:
+        """Look after a reservation: on its own hosts, else on others; where there are none it is kept for a while.
+
+        A worker that is started anew, or cordoned for a moment, must not undo what was emptied.
+        """
+        if still_holds(self._fleet, held, barred):
+            held.short_ms = -1
+            self._move(held, barred, now_ms)
+            return True
+        hosts, start_ms = soonest(self._fleet, held.shape, barred, self._estimates, now_ms, held.more)
+        if not hosts:
+            return held.is_short_for(now_ms) < SHORT_MS
+        self._take_hosts(held, hosts, start_ms, now_ms)
+        return True
+
+    def _move(self, held: Reservation, barred: frozenset[int], now_ms: int) -> None:
         """See again when a reservation's hosts will hold it, and now and then whether others would sooner.
 
         One that is late closes one host more.
         """
         fleet, estimates = self._fleet, self._estimates
         if now_ms >= held.late_ms:
-            held.one_more(another(fleet, held, estimates, now_ms), now_ms)
-        held.start_ms = expected(fleet, held, estimates, now_ms)
+            held.one_more(another(fleet, held, barred, estimates, now_ms), now_ms)
+        held.start_ms = expected(fleet, held, barred, estimates, now_ms)
         if now_ms - self._moved_ms < MOVE_MS_A_HOST * len(fleet.hosts):
             return
         self._moved_ms = now_ms
-        hosts, start_ms = soonest(fleet, held.shape, estimates, now_ms, held.more)
+        hosts, start_ms = soonest(fleet, held.shape, barred, estimates, now_ms, held.more)
         if start_ms is None or hosts == held.hosts or (held.start_ms is not None and held.start_ms <= start_ms):
             return
-        held.hosts, held.start_ms = hosts, start_ms
-        fleet.opens()  # the hosts it leaves
+        self._take_hosts(held, hosts, start_ms, now_ms)
+
+    def _take_hosts(self, held: Reservation, hosts: frozenset[int], start_ms: int | None, now_ms: int) -> None:
+        """Others than it had."""
+        held.hosts, held.start_ms, held.short_ms = hosts, start_ms, -1
+        self._moved_ms = now_ms
+        self._fleet.opens()  # the hosts it leaves
 
     def _reopen(self, held: Reservation, now_ms: int) -> None:
         """Time alone may let somebody pass a reservation, though nothing changes in the fleet: look at those again.

@@ -19,6 +19,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED
 
 REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
+_NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Lines:
@@ -29,6 +30,8 @@ class Lines:
         self.order = order
         self.ageing = ageing
         self.overdue: Container[int] = ()  # jobs by number: their time is over, though they stand in the queue
+        #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
+        self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
         self.turns: Turns | None = None  # this pass: the order under fair share
         self._rates = Rates(fleet)
         self._draft: Draft | None = None  # the last pass's
@@ -68,6 +71,10 @@ class Lines:
         while entries and (queue.is_taken(line, entries[0]) or not self.waits(draft, entries[0])):
             queue.pop(line)
         return bool(entries)
+
+    def left_too_soon(self, draft: Draft, item: int) -> frozenset[int]:
+        """The workers that an entry's own time limit keeps it from: who stands behind it may have another."""
+        return self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms) if draft.state.windows else _NOBODY
 
     # ------------------------------------------------------------------------------- what comes before arrival
 

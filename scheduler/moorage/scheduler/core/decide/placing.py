@@ -18,7 +18,6 @@ from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.shape import Shape
 
 _NO_PEERS: Final[dict[int, int]] = {}
-_NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Placing:
@@ -26,8 +25,6 @@ class Placing:
 
     def __init__(self, fleet: Fleet, lines: Lines, ranker: Ranker) -> None:
         self.ranker = ranker
-        #: workers on which a job (by its number, at ledger ms) must not be placed, as they are to be left too soon
-        self.barred_by_limits: Callable[[int, int], frozenset[int]] = lambda num, now_ms: _NOBODY
         self.choices = 0  # this pass: hosts that were found
         self._fleet = fleet
         self._lines = lines
@@ -40,14 +37,9 @@ class Placing:
         self._spread.clear()
         self._no_room.clear()
 
-    def waits_out_a_drain(self, draft: Draft, item: int) -> bool:
-        """Whether its own time limit keeps it from a worker: who stands behind it may have another."""
-        return bool(draft.state.windows and self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms))
-
     def place(self, draft: Draft, shape: Shape, item: int, barred: frozenset[int]) -> Choice | None:
         """Place one entry, a gang with all its replicas, on no host of `barred`; None where there is no room."""
-        if draft.state.windows:
-            barred |= self.barred_by_limits(item >> REPLICA_BITS, draft.time_ms)
+        barred |= self._lines.left_too_soon(draft, item)
         if (shape.index, barred) in self._no_room:
             return None
         if not shape.avoid:

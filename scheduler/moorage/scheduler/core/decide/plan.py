@@ -125,10 +125,10 @@ class Planner:
                 heapreplace(ready, (served.head, line.entries[0], line))
             else:
                 heappop(ready)
-            if served.end is End.OVER_LIMIT:
+            if served.end is End.OVER_LIMIT and self.could_ever(line.shape):
                 lines.over_limit(draft, line)
         if self.preempting.allowed and not draft.full:
-            self.preempting.seek(draft, self._eligible(draft), self._held_for_others)
+            self.preempting.seek(draft, self._eligible(draft), lambda line: self._closed_to(draft, line))
         return placed
 
     def _is_full(self, draft: Draft, line: Line) -> bool:
@@ -176,7 +176,7 @@ class Planner:
             if strict or not self._is_full(draft, line):
                 choice = placing.place(draft, shape, item, self.holding.barred(line.priority, shape, line.tenant))
             if choice is None:
-                limited = placing.waits_out_a_drain(draft, item)
+                limited = bool(lines.left_too_soon(draft, item))
                 if limited and not strict and len(aside) < ASIDE_MAX:
                     aside.append(queue.pop(line))
                     continue
@@ -254,16 +254,21 @@ class Planner:
     # ---------------------------------------------------------------------------------------- preemption
 
     def _eligible(self, draft: Draft) -> list[tuple[Head, int, Line]]:
-        """The lines that found no room and whose first might have a right to it."""
+        """The lines that found no room, or whose first waits out a drain, and which their tenants may start."""
         changes, lines, head_of = self.fleet.changes, self.lines, self.lines.head_of()
         return [
             (head_of(line) if head_of is not None else -line.priority, line.entries[0], line)
             for line in self.queue.lines.values()
-            if line.blocked_at == changes and lines.prune(draft, line) and lines.may(draft, line)
+            if lines.prune(draft, line)
+            and (line.blocked_at == changes or lines.left_too_soon(draft, line.entries[0]))
+            and lines.may(draft, line)
         ]
 
-    def _held_for_others(self, line: Line) -> frozenset[int]:
-        return self.holding.barred(line.priority, line.shape, line.tenant)
+    def _closed_to(self, draft: Draft, line: Line) -> frozenset[int]:
+        """The hosts on which the first of a line may not start, whoever leaves them."""
+        return self.holding.barred(line.priority, line.shape, line.tenant) | self.lines.left_too_soon(
+            draft, line.entries[0]
+        )
 
     def sweep(self, draft: Draft) -> None:
         """Take out of the queue what no longer waits: cancels would else fill a line whose head is blocked."""

@@ -22,6 +22,7 @@ from moorage.scheduler.core.state import ENDING, Job, Member
 STANDING_MAX: Final = 16
 #: searches for victims a second: each looks at the members of up to `preemption.HOSTS_MAX` hosts
 SEARCHES_MAX: Final = 2
+_NOBODY: Final[frozenset[int]] = frozenset()
 #: the draft's bytes of one preemption, beside its steps
 _ACT_BYTES: Final = 256
 
@@ -47,6 +48,7 @@ class Preempting:
         self.priority = priority
         self.reclaim = reclaim
         self._sought_ms = 0
+        self._in_vain: dict[int, int] = {}  # entry of the queue -> ledger ms at which no victims were found for it last
         self._void: dict[int, int] = {}  # job number -> since when nobody ends for it any more
         self._asked: set[int] | None = None  # jobs that were asked to end and have not yet; None: a reign begins
 
@@ -56,16 +58,20 @@ class Preempting:
 
     def held(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
         """The hosts that are held for others than a line of this shape, priority and tenant."""
-        hosts: set[int] = set()
-        for job in draft.state.preempting.values():
-            if job.preempts is None:
-                continue
-            if job.tenant == tenant or not tenant:
-                same = self.policy.shape_of(job) is shape and self.policy.priority_of(job) == priority
-                if same:
-                    continue
-            hosts.update(job.preempts[0])
-        return frozenset(hosts)
+        return self._hosts(draft, lambda job: not self._is_of(job, shape, priority, tenant))
+
+    def own(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
+        """The hosts that are held for such a line."""
+        return self._hosts(draft, lambda job: self._is_of(job, shape, priority, tenant))
+
+    @staticmethod
+    def _hosts(draft: Draft, which: Callable[[Job], bool]) -> frozenset[int]:
+        standing = [(job, job.preempts[0]) for job in draft.state.preempting.values() if job.preempts is not None]
+        return frozenset(num for job, hosts in standing if which(job) for num in hosts)
+
+    def _is_of(self, job: Job, shape: Shape, priority: int, tenant: str) -> bool:
+        policy = self.policy
+        return tenant in (job.tenant, "") and policy.shape_of(job) is shape and policy.priority_of(job) == priority
 
     def settle(self, draft: Draft, waits: Callable[[Job], bool]) -> None:
         """Give up what is void: whoever it was for waits no more, or has not started though all have ended."""
@@ -84,13 +90,19 @@ class Preempting:
         return any(m.replica.job.num in jobs for num in job.preempts[0] for m in workers[num].members.values())
 
     def seek(self, draft: Draft, lines: list[tuple[Head, int, Line]], barred: Callable[[Line], frozenset[int]]) -> None:
-        """Find victims for the first of those who may and found no room; `lines` with the first entry of each."""
+        """Find victims for the first of those who may and found no room; `lines` with the first entry of each.
+
+        Whoever was searched for in vain comes behind the others, the longest ago first: who can never be helped must
+        not use up the searches. Nobody is found a host that another was found just now.
+        """
         if draft.time_ms - self._sought_ms < 1000 or not draft.may(Act.PREEMPT):
             return
         state, searches = draft.state, 0
         self._sought_ms = draft.time_ms
         under_way = self._under_way(draft)
-        for _, item, line in sorted(lines):
+        found_now: frozenset[int] = _NOBODY
+        vain = self._in_vain = {item: self._in_vain[item] for _, item, _ in lines if item in self._in_vain}
+        for _, item, line in sorted(lines, key=lambda row: (vain.get(row[1], 0), row)):
             job = state.jobs.get(item >> REPLICA_BITS)
             if job is None or job.num in state.preempting or draft.full:
                 continue
@@ -101,10 +113,13 @@ class Preempting:
                 continue
             searches += 1
             with self.policy.fleet.avoiding(line.shape.avoid):
-                found = self.policy.choose(draft, line.shape, right, barred(line), under_way.ending)
-            if found is not None:
-                self._end(draft, right, found)
-                under_way.add(job.tenant, line.shape, found)
+                found = self.policy.choose(draft, line.shape, right, barred(line) | found_now, under_way.ending)
+            if found is None:
+                vain[item] = draft.time_ms
+                continue
+            found_now |= found.hosts
+            self._end(draft, right, found)
+            under_way.add(job.tenant, line.shape, found)
 
     def seek_at_once(self) -> None:
         """Victims are looked for with the next pass, however short a time ago they were."""

@@ -82,12 +82,13 @@ class Claims:
             if len(self._since) >= FIRST_MAX:
                 return True
             self._since[claim.item] = since
-        waited, (times, by) = since - claim.accepted_ms - self._patience_ms, LETS_ON
+        waited_from = max(claim.accepted_ms + self._patience_ms, claim.line.granted_ms)
+        waited, (times, by) = max(0, since - waited_from), LETS_ON
         return (now_ms - since) * of * by >= waited * (needed - 1) * times
 
     def granted(self, held: Reservation, claims: list[Claim]) -> None:
         """Hosts are held for one of these claims."""
-        self._since.pop(held.item, None)
+        held.line.granted_ms = held.since_ms
         others = [claim for claim in claims if claim.later]
         mine = next(claim for claim in claims if claim.item == held.item)
         if not others or mine.later:

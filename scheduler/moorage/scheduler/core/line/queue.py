@@ -36,7 +36,7 @@ def _head_by(standing: Callable[[int, int], int], priority: int) -> Callable[[in
 class Line:
     """The waiting replicas of one priority and shape, in order of arrival; with `tenant`, of that one alone."""
 
-    __slots__ = ("barred", "blocked_at", "entries", "priority", "shape", "tenant")
+    __slots__ = ("barred", "blocked_at", "entries", "granted_ms", "priority", "shape", "tenant")
 
     def __init__(self, priority: int, shape: Shape, tenant: str) -> None:
         self.priority = priority
@@ -45,6 +45,7 @@ class Line:
         self.entries: deque[int] = deque()  # ascending: nearly all come in order, and go from the front
         self.blocked_at = -1  # the fleet's change number at which it found no room
         self.barred = False  # a reservation bars it: who joins it may be short enough to end before that
+        self.granted_ms = 0  # ledger ms at which hosts were last closed for one of it
 
     def __lt__(self, other: Line) -> bool:
         """An entry that was moved stands in two lines for a while, which count alike where jobs age."""

@@ -42,6 +42,8 @@ LATE_TIMES: Final = 4
 LATE_MIN_MS: Final = 600_000
 #: hosts that it must have closed itself to leave them to others: one may be chance
 LEAVES_FROM: Final = 2
+#: a reservation whose hosts could not hold it any more, though emptied, is given up after so many ms
+SHORT_MS: Final = 60_000
 
 
 class Reservation:
@@ -53,8 +55,8 @@ class Reservation:
     """
 
     __slots__ = (
-        "hosts", "item", "late", "late_ms", "line", "looked_start_ms", "more", "priority", "shape", "since_ms",
-        "start_ms",
+        "hosts", "item", "late", "late_ms", "line", "looked_start_ms", "more", "priority", "shape", "short_ms",
+        "since_ms", "start_ms",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +73,14 @@ class Reservation:
         self.late_ms = since_ms + max(LATE_MIN_MS, takes_ms)
         self.more = 0
         self.late = 0
+        self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
         self.looked_start_ms = start_ms  # as it was when those that it bars were last looked at because of it
+
+    def is_short_for(self, now_ms: int) -> int:
+        """Its hosts could not hold it at this look; for how many ms that is so."""
+        if self.short_ms < 0:
+            self.short_ms = now_ms
+        return now_ms - self.short_ms
 
     def also(self, hosts: frozenset[int]) -> None:
         """These hosts are closed, too, beyond those that it takes."""
@@ -91,9 +100,9 @@ class Reservation:
         return self.item >> REPLICA_BITS
 
 
-def still_holds(fleet: Fleet, held: Reservation) -> bool:
-    """Whether the hosts held back could still hold it, once ours have left them."""
-    hosts = [fleet.hosts[num] for num in held.hosts if num in fleet.hosts]
+def still_holds(fleet: Fleet, held: Reservation, barred: frozenset[int]) -> bool:
+    """Whether the hosts held back could still hold it, once ours have left them; none of `barred`."""
+    hosts = [fleet.hosts[num] for num in held.hosts - barred if num in fleet.hosts]
     room = sum(host.replicas_of(held.shape, "emptied") for host in hosts if host.usable)
     return room >= held.shape.together
 
@@ -102,13 +111,13 @@ def still_holds(fleet: Fleet, held: Reservation) -> bool:
 _Row = tuple[int, int, int, Host]
 
 
-def _capable(fleet: Fleet, shape: Shape) -> list[_Row]:
-    """The hosts that could run some of it, the likely ones first."""
+def _capable(fleet: Fleet, shape: Shape, barred: frozenset[int]) -> list[_Row]:
+    """The hosts that could run some of it, the likely ones first; none of `barred`."""
     capable = [
         (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
         for cls, _ in fleet.capable(shape)
         for host in cls.hosts.values()
-        if host.usable
+        if host.usable and host.worker.num not in barred
     ]
     # most of what it needs is free first; of hosts alike the one with the least in the way
     capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
@@ -128,14 +137,14 @@ def _in_time(capable: list[_Row], shape: Shape, estimates: Estimates, now_ms: in
 
 
 def soonest(
-    fleet: Fleet, shape: Shape, estimates: Estimates, now_ms: int, more: int = 0
+    fleet: Fleet, shape: Shape, barred: frozenset[int], estimates: Estimates, now_ms: int, more: int = 0
 ) -> tuple[frozenset[int], int | None]:
     """The hosts on which the whole gang would fit soonest, and when; no hosts where none could hold it.
 
-    So many `more` hosts are added, the next to come free. It walks the fleet, at most once a second and only while
-    somebody is out of patience.
+    None of `barred`, on which it may not start. So many `more` hosts are added, the next to come free. It walks the
+    fleet, at most once a second and only while somebody is out of patience.
     """
-    capable = _capable(fleet, shape)
+    capable = _capable(fleet, shape, barred)
     chosen: dict[int, tuple[int, bool, int]] = {}  # host -> replicas, and when
     left, start_ms = shape.together, None
     for at, unsure, num, room in _in_time(capable, shape, estimates, now_ms):
@@ -165,17 +174,17 @@ def soonest(
     return frozenset(), None
 
 
-def another(fleet: Fleet, held: Reservation, estimates: Estimates, now_ms: int) -> int | None:
-    """The host beside those that are held back on which something of it would fit soonest."""
-    capable = [row for row in _capable(fleet, held.shape) if row[2] not in held.hosts]
+def another(fleet: Fleet, held: Reservation, barred: frozenset[int], estimates: Estimates, now_ms: int) -> int | None:
+    """The host beside those that are held back, and none of `barred`, on which something of it would fit soonest."""
+    capable = _capable(fleet, held.shape, barred | held.hosts)
     return next((num for _, _, num, _ in _in_time(capable, held.shape, estimates, now_ms)), None)
 
 
-def expected(fleet: Fleet, held: Reservation, estimates: Estimates, now_ms: int) -> int | None:
-    """When the hosts that are held back will hold it, as far as anything tells."""
+def expected(fleet: Fleet, held: Reservation, barred: frozenset[int], estimates: Estimates, now_ms: int) -> int | None:
+    """When the hosts that are held back will hold it, as far as anything tells; those of `barred` never do."""
     rooms = sorted(
         (at, not sure, num, room)
-        for num in held.hosts
+        for num in held.hosts - barred
         if (host := fleet.hosts.get(num)) is not None and host.usable
         for at, sure, room in _rooms(
             host, held.shape, host.replicas_of(held.shape, "now"), host.replicas_of(held.shape, "emptied"), estimates,

@@ -20,8 +20,8 @@ UNIT: Final = 16
 #: shapes that are counted; beyond it the rarest half is forgotten
 COUNTED_MAX: Final = 8_192
 #: arrivals before the mix is looked at for the first time; then at least so many, and as this part of what was seen has
-#: come beside it; from `DRIFT_EVERY` on every so many for a class that came, and for a drift: a new mix means that every
-#: host is scored anew for every shape
+#: come beside it; from `DRIFT_EVERY` on every so many for a class that came, and for a drift. A new mix means that
+#: every host is scored anew for every shape
 LOOK_FIRST: Final = 32
 LOOK_LEAST: Final = 64
 LOOK_PART: Final = 4
