@@ -320,3 +320,29 @@ def test_a_pause_is_told_as_one_and_has_its_place() -> None:
     told = why(drive, "j")
     assert (told["reason"], told["means"]) == ("backoff", REASONS["backoff"])
     assert (told["position"], told["queued"]) == (1, 1)
+
+
+def test_a_question_moves_no_host_in_its_bucket() -> None:
+    """A job that avoids a device is asked about on a fleet without it; who is first among hosts alike is as before."""
+    drive = Driving()
+    for index in range(3):
+        drive.worker(f"w{index}", 2)
+    [cls] = drive.engine.fleet.classes.values()
+    before = [list(bucket) for bucket in cls.buckets]
+    with drive.engine.fleet.avoiding(((0, 0b01), (1, 0b11))):
+        assert [list(bucket) for bucket in cls.buckets] == [[1], [0], [2]]
+    assert [list(bucket) for bucket in cls.buckets] == before == [[], [], [0, 1, 2]]
+
+
+def test_sharers_of_several_devices_fit_as_often_as_no_device_counts_twice_for_one() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    for number in range(7):
+        drive.submit(f"s{number}", gpu={"sharing": "mps", "count": 1})
+    drive.settle()
+    assert {slot for number in range(7) for slot in drive.slots(f"s{number}")} == {0}
+    drive.submit("gang", gpu={"sharing": "mps", "count": 2, "scheduling": "gang"}, replicas=2)
+    told = drive.explained("gang")
+    assert (drive.states("gang"), told["reason"], told["because"]) == (
+        ["QUEUED", "QUEUED"], "gang", "room for 1 of its 2 replicas",
+    )  # fmt: skip

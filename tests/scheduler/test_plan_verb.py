@@ -224,3 +224,16 @@ def test_a_record_that_is_not_there_was_seen_by_no_plan_of_this_ledger() -> None
 def test_what_cannot_be_planned(arguments: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(arguments, PlanAsk)
+
+
+def test_whoever_ends_for_somebody_else_is_not_told_as_preempted_by_the_plan() -> None:
+    drive = Driving(Config(preempt_priority=80, preempt_after=0))
+    drive.worker("w0", 2)
+    for name in ("mine", "mine2"):
+        drive.submit(name, gpu={})
+    drive.settle()
+    drive.pass_time(3_000)
+    drive.submit("other", tenant="u", gpu={}, priority=90)
+    told = planned(drive, {"gpu": {"count": 1}, "priority": 10})
+    assert (told.starts, told.preempts) == ("unknown", None)
+    assert planned(drive, {"gpu": {"count": 1}, "priority": 95}).preempts is not None

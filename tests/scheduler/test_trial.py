@@ -348,3 +348,34 @@ def test_nothing_but_time_ends_a_pause() -> None:
     assert isinstance(told, dict)
     assert told["reason"] == "limit"
     assert [fix for fix in told["fixes"] if "command" in fix] == []
+
+
+def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get() -> None:
+    """Nothing is reserved, as the first is not due yet; once it is cancelled the next one is."""
+    drive = Driving()
+    for index in range(3):
+        drive.worker(f"w{index}", 4)
+    for name, count, timeout_s in (("r0", 4, 20_000), ("r2", 4, 20_000), ("a", 3, 20_000), ("b", 1, 4_500)):
+        drive.submit(name, gpu={"count": count}, run=limited(timeout_s))
+    drive.settle()
+    gang: dict[str, Any] = {"gpu": {"count": 4, "scheduling": "gang"}, "replicas": 2, "run": limited(20_000)}
+    drive.submit("first", gpu={"count": 4}, run=limited(20_000))
+    drive.submit("gang", **gang)
+    drive.submit("next", gpu={"count": 4}, resources={"cpu_milli": 1}, run=limited(20_000))
+    drive.pass_time(3_600_000, step=10_000)
+    for name in ("r0", "a"):
+        worker, key = next((w, key) for w in drive.workers.values() for key in w.held if key[1] == name)
+        worker.finish(key)
+        drive.settle()
+        drive.pass_time(3_000)
+        drive.settle()
+    assert drive.engine.planner.holding.reservation is None
+    fixes = [fix for fix in drive.explained("gang")["fixes"] if "request" in fix]
+    drive.cancel("gang")
+    drive.tick(1_000)
+    for number, fix in enumerate(fixes):
+        body = {key: value for key, value in {**gang, **fix["request"]}.items() if value is not None}
+        drive.submit(f"fixed{number}", **body)
+        assert drive.states(f"fixed{number}")[0] != "QUEUED", fix
+        drive.cancel(f"fixed{number}")
+        drive.settle()
