@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.decide.lines import REPLICA_MASK, Lines
+from moorage.scheduler.core.decide.lines import Lines
 from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
@@ -17,7 +17,6 @@ from moorage.scheduler.core.line.queue import REPLICA_BITS
 from moorage.scheduler.core.line.reserve import (
     LATER_MS,
     LATER_PART,
-    LEAVES_FROM,
     MOVE_MS_A_HOST,
     SHORT_MS,
     Reservation,
@@ -107,24 +106,16 @@ class Holding:
         return waiting and not draft.is_held(job) and not draft.is_tenant_held(job.tenant)
 
     def _reserve(self, draft: Draft) -> None:
-        """Give up a reservation that is used or void; look once a second for somebody out of patience.
-
-        One that was late twice and is used stands until that look, which leaves of what it closed as much as those of
-        its line need that wait behind the next.
-        """
+        """Give up a reservation that is used or void; look once a second for somebody out of patience."""
         self._claims.begin(draft.time_ms)
         held, lines = self.reservation, self._lines
-        over = held is not None and not (lines.waits(draft, held.item) and lines.may(draft, held.line))
-        taken = self._taken(draft, held) if held is not None and over and held.late >= LEAVES_FROM else NOBODY
-        if over and not taken:
+        if held is not None and not (lines.waits(draft, held.item) and lines.may(draft, held.line)):
             self._give_up()
+            held = None
         if draft.time_ms - self._looked_ms < LOOK_MS:
             return
         self._looked_ms = draft.time_ms
-        late = held = self.reservation
-        if taken:
-            self._give_up()
-        elif held is not None:
+        if held is not None:
             barred = lines.left_too_soon(draft, held.item)
             with self._fleet.avoiding(held.shape.avoid):
                 if self._keep(held, barred, draft.time_ms):
@@ -139,19 +130,6 @@ class Holding:
             return
         self._moved_ms = draft.time_ms
         self._claims.granted(held, claims)
-        if taken and late is not None and late.line is held.line:
-            behind = len(held.line.entries) - 1
-            held.also(frozenset(sorted(late.hosts - taken - held.hosts)[: behind * len(taken)]))
-
-    @staticmethod
-    def _taken(draft: Draft, held: Reservation) -> frozenset[int]:
-        """The hosts on which the one that it was for has devices now; none where that left the queue without."""
-        job = draft.state.jobs.get(held.num)
-        if job is None:
-            return NOBODY
-        replicas = job.replicas if held.shape.together > 1 else (job.replicas[held.item & REPLICA_MASK],)
-        members = [draft.held_by(replica) for replica in replicas]
-        return frozenset(member.worker.num for member in members if member is not None)
 
     def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
         """Who would get hosts reserved, with these jobs (their numbers) gone, now or before long; changes nothing."""

@@ -6,11 +6,7 @@ could start (backfill; Lifka, "The ANL/IBM SP Scheduling System", 1995).
 
 Which hosts those are is a guess, and a wrong one can cost a day: a job that outlives all of its kind. So a reservation
 that takes `LATE_TIMES` as long as was expected closes one host more, and again each time it has taken twice as long.
-Where the guesses are good that never comes to pass; however bad they are, it is a host a doubling. And once one has
-started that was late twice, what it closed beyond its need stays closed for the next of its line, as far as others wait
-behind that: of many who need a whole host each, one that runs for days would else take away the only host that was
-emptied for all of them, and the next one would be emptied from the beginning. Where that next one is in time, those
-hosts are open again.
+Where the guesses are good that never comes to pass; however bad they are, it is a host a doubling.
 """
 
 from __future__ import annotations
@@ -40,8 +36,6 @@ LOOKED_TIMES: Final = 4
 #: a reservation is late once it has taken so many times as long as was expected, and at least so many ms
 LATE_TIMES: Final = 4
 LATE_MIN_MS: Final = 600_000
-#: hosts that it must have closed itself to leave them to others: one may be chance
-LEAVES_FROM: Final = 2
 #: a reservation whose hosts could not hold it any more, though emptied, is given up after so many ms
 SHORT_MS: Final = 60_000
 
@@ -51,11 +45,10 @@ class Reservation:
 
     `start_ms` is the ledger ms at which its hosts are expected to be free; None where nothing tells. It stands since
     `since_ms`; late, it has `more` hosts closed beyond those that it takes, and the next one will be at `late_ms`.
-    `late` says how many of them it closed itself.
     """
 
     __slots__ = (
-        "hosts", "item", "late", "late_ms", "line", "looked_start_ms", "more", "priority", "shape", "short_ms",
+        "hosts", "item", "late_ms", "line", "looked_start_ms", "more", "priority", "shape", "short_ms",
         "since_ms", "start_ms",
     )  # fmt: skip
 
@@ -72,7 +65,6 @@ class Reservation:
         takes_ms = LATE_TIMES * (start_ms - since_ms) if start_ms is not None else 0
         self.late_ms = since_ms + max(LATE_MIN_MS, takes_ms)
         self.more = 0
-        self.late = 0
         self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
         self.looked_start_ms = start_ms  # as it was when those that it bars were last looked at because of it
 
@@ -82,16 +74,11 @@ class Reservation:
             self.short_ms = now_ms
         return now_ms - self.short_ms
 
-    def also(self, hosts: frozenset[int]) -> None:
-        """These hosts are closed, too, beyond those that it takes."""
-        self.more += len(hosts - self.hosts)
-        self.hosts |= hosts
-
     def one_more(self, host: int | None, now_ms: int) -> None:
         """It is late: one more host is closed, if there is any; the next once it has taken twice as long as by now."""
         if host is not None:
-            self.also(frozenset((host,)))
-            self.late += 1
+            self.hosts |= {host}
+            self.more += 1
         self.late_ms = now_ms + max(LATE_MIN_MS, now_ms - self.since_ms)
 
     @property
