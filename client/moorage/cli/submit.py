@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 _MIB: Final = 1024 * 1024
+#: what a warning means that is a code alone
+_WARNINGS: Final = {
+    "cancelled-before": "a cancel of this id came before it, so it is CANCELLED; submit it under another id",
+}
 #: bounds that no run can meet where they are nothing
 _ABOVE_ZERO: Final = ("time_limit", "deadline")
 _SIZE_UNITS: Final = {"K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "Ki": 1024, "Mi": _MIB, "Gi": 1024**3}
@@ -322,9 +326,14 @@ def _talk(job: Job, request: Request) -> None:
 
 def tell_warnings(accepted: Accepted) -> None:
     for warning in accepted.warnings:
-        code, _, text = warning.partition(":")
-        text = text.strip() or "see moorage explain"
-        say(f"warning[{code}]: {'no known worker could run it: ' if code == 'no-match' else ''}{text}")
+        tell_warning(warning)
+
+
+def tell_warning(warning: str) -> None:
+    """One of those that an acceptance or a plan has: a code, and mostly more behind a colon."""
+    code, _, text = warning.partition(":")
+    text = text.strip() or _WARNINGS.get(code, "see moorage explain")
+    say(f"warning[{code}]: {'no known worker could run it: ' if code == 'no-match' else ''}{text}")
 
 
 async def _many(client: AsyncClient, requests: list[Request], options: RowOptions) -> int | None:

@@ -59,7 +59,7 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
         found.reason = standing["reason"]
     data.update(found.as_data())
     data["holders"] = holders(found.held_on, shape, tenant, of_host=found.reason == "host-busy")
-    data["held_by"] = found.troubles or (_told(data["holders"]) if found.held_on else [])
+    data["held_by"] = found.troubles + (_told(data["holders"], name) if found.held_on else [])
     if found.reason == "reserved":
         data["held_by"] = _kept_for(engine, job, barred)
     data.update(standing)
@@ -182,9 +182,12 @@ def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def _told(found: dict[str, Any]) -> list[str]:
-    """The holders in words, the tenant's own first."""
-    lines = [f"job {row['job']}: {many(row['gpus'], 'GPU')}" for row in found["own"]]
+def _told(found: dict[str, Any], asks: str) -> list[str]:
+    """The holders in words, the tenant's own first; `asks` is the job that waits with some of its replicas."""
+    lines = [
+        f"{'its own replicas' if row['job'] == asks else 'job ' + row['job']}: {many(row['gpus'], 'GPU')}"
+        for row in found["own"]
+    ]
     if found["own_jobs"] > len(found["own"]):
         lines.append(f"{many(found['own_jobs'] - len(found['own']), 'more job')} of yours")
     if found["other_jobs"]:
