@@ -44,7 +44,8 @@ async def test_the_clock_stops_where_it_is_told_to(trace: Path) -> None:
     [
         ((), "no hosts to simulate"),
         (("--fleet", "2yH100"), "2yH100"),
-        (("--fleet", "1xH100", "--ranker", "nosuch"), "ranker must be"),
+        (("--fleet", "1xH100", "--ranker", "nosuch"), "error[bad-settings]: ranker must be"),
+        (("--fleet", "1xH100", "--ranker", "nosuch"), "fix: give --ranker another value"),
         (("--fleet", "1xH100", "--ranker", "nosuch:Best"), "nosuch:Best: there is no module 'nosuch'"),
         (("--fleet", "1xH100", "--ranker", "pathlib:Path"), "pathlib:Path: it is no Ranker"),
         (("--fleet", "1xH100", "--set", "nosuch=1"), "nosuch"),
@@ -77,6 +78,9 @@ async def test_who_never_starts_is_told(tmp_path: Path) -> None:
     ran = await moorage("simulate", str(file), "--fleet", "1x8xH100")
     assert "1 of 2 jobs over" in ran.err
     assert "1 never started" in ran.err
+    assert "  t/job-1 never started: count: no worker has so many matching GPUs (it asks for 16xany)" in ran.err
+    told = json.loads((await moorage("simulate", str(file), "--fleet", "1x8xH100", "--json")).out)
+    assert list(told["never"]) == ["t/job-1"]
 
 
 async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:

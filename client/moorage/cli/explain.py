@@ -12,7 +12,7 @@ from moorage.cli.console import say, tell
 from moorage.cli.instead import as_words
 from moorage.cli.lookup import FIXES, code_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.render import age, facts, many, ordinal
+from moorage.cli.render import age, facts, many, ordinal, utc
 from moorage.cli.screen import Screen
 from moorage.cli.selectors import LISTED, ask_each, one_id
 from moorage.schemas.codec import Decoder
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 
 #: changes that come closer together are shown together
 APART_S: Final = 0.5
+#: where to look for why it ended so, by its state; a reason of its own that has a fix goes before
+_LOOK: Final = {
+    "FAILED": "moorage logs {job}",
+    "TIMED_OUT": FIXES["timeout"],
+    "EXPIRED": "give it longer than it waited: moorage show {job}; moorage fleet shows what is free",
+    "REJECTED": "ask for what moorage fleet shows, or leave out --on-no-match",
+}
+#: filters whose names, of what is missing, would read as what the workers that are left have
+_STEPS: Final = {"no-gpu": "with-a-gpu"}
 #: with fewer runs seen no start is said to hold nine times in ten
 RUNS_SURE: Final = 20
 _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
@@ -120,7 +129,15 @@ def _why(data: dict[str, Any]) -> str:
 
 def explained(data: dict[str, Any]) -> str:
     """The answer of `explain`, for people."""
-    return facts([("job", data["job"]), ("state", data["state"]), *explained_rows(data)])
+    if data["state"] in TERMINAL:
+        rows = [("code", data.get("code")), ("why", data.get("why")), ("ended", _ended(data))]
+    else:
+        rows = explained_rows(data)
+    return facts([("job", data["job"]), ("state", data["state"]), *rows])
+
+
+def _ended(data: dict[str, Any]) -> str:
+    return utc(data["ended_ms"]) if "ended_ms" in data else ""
 
 
 def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -186,10 +203,14 @@ def _steps(left: dict[str, int]) -> str:
     for name, number in left.items():
         if not steps or number != steps[-1][1]:
             steps.append((name, number))
-    return " > ".join(f"{name} {number}" for name, number in steps)
+    return " > ".join(f"{_STEPS.get(name, name)} {number}" for name, number in steps)
 
 
 def fix_lines(data: dict[str, Any]) -> list[str]:
+    if data.get("state") in _LOOK:
+        why = str(data.get("why", "")).partition(":")[0]
+        look = _LOOK[data["state"]] if not data.get("compacted") else "moorage show {job}"
+        return [f"fix: {FIXES.get(why, look).format(job=data['job'])}"]
     tried = [_fix_line(fix, data) for fix in data.get("fixes", [])]
     fix = FIXES.get(data.get("reason", ""))
     if tried or not fix:

@@ -98,7 +98,7 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Planned(msgspec.Struct, omit_defaults=True):
     """What would happen. `starts` is now, later, unknown (nobody knows when), never, refused, or none (no request).
 
-    `starts` is now where any replica starts: `replicas_now` of its `replicas` do, and `waiting` is why the rest does not.
+    `starts` is now where any replica starts: `replicas_now` of its `replicas` do, and `waiting` says why others wait.
     `ledger` is the sequence that was seen: `if_seq` of a request that shall only be taken while that still holds.
     `in_ms` is when it starts, by as many `runs` as its estimates rest on. `warnings` are those of its acceptance.
     `places` is where each replica goes; `preempts` and `starting` are jobs that would be ended for it, and waiting

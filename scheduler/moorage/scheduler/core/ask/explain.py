@@ -52,8 +52,8 @@ NEVER_REASONS: Final = frozenset(
 
 class Explanation:
     """`counts` is how many workers were left after each filter, in the filters' order; `held_on` the hosts that would
-    do if others of ours had not taken what it asks for; `missing` how many GPUs more the best host would have to have free, 0
-    where that is not what it waits for; `troubles` what is wrong with devices or hosts that would do, in words;
+    do if others of ours had not taken what it asks for; `missing` how many GPUs more the best host would have to have
+    free, 0 where that is not what it waits for; `troubles` what is wrong with devices or hosts that would do, in words;
     `because` how much it asks for or would get, where the counts do not say that."""
 
     __slots__ = ("because", "counts", "held_on", "missing", "reason", "troubles")

@@ -10,7 +10,7 @@ from moorage.scheduler.core.ask.explain import HOLDERS_MAX, NEVER_REASONS, REASO
 from moorage.scheduler.core.ask.relax import FIXES_MAX, Relaxer
 from moorage.scheduler.core.ask.remedies import remedies
 from moorage.scheduler.core.ask.trial import Trials
-from moorage.scheduler.core.ask.views import CONTENDED_AT, finished_row, held_by
+from moorage.scheduler.core.ask.views import CONTENDED_AT, finished_row, held_by, summary
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.line.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
@@ -41,6 +41,8 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     waiting = [replica for replica in job.replicas if replica.state == QUEUED]
     if not waiting:
         data["why"] = _last_why(job)
+        if not job.live:
+            data |= _ended(engine, job)
         if leaves := _leaves(engine, job):
             data["leaves"] = leaves
         return data
@@ -87,6 +89,13 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     if fixes and data["reason"] not in UNCURED:
         data["fixes"] = _fixes(trials, data["reason"])
     return data
+
+
+def _ended(engine: Engine, job: Job) -> dict[str, Any]:
+    """With which code it is over, and why, if nobody said why: then it ended by itself."""
+    row = summary(engine, job)
+    why = row["why"] or (f"it ended by itself, with code {row['code']}" if row["code"] else "")
+    return {"code": row["code"], "why": why}
 
 
 def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:

@@ -382,4 +382,5 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
         draft.tombstone(event.tenant, event.job, event.sequence)
-        return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN"})
+        kept_s = self.config.finished_keep_ms / 1000  # nothing takes it back: the next submit of that id does
+        return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN", "remembered_s": kept_s})
