@@ -182,21 +182,21 @@ def _simulate(
         else:
             _tell(label, done)
         if files[0] is not None:
-            with _whole(_numbered(files[0], suffix)) as file:
+            with whole(_numbered(files[0], suffix)) as file:
                 write_jobs(file, done.runs)
         if files[1] is not None:
-            with _whole(_numbered(files[1], suffix)) as file:
+            with whole(_numbered(files[1], suffix)) as file:
                 write_timeline(file, done.points)
         if done.report.cut_at_h is not None and until_ms is None:
             break
     if files[2] is not None:
-        with _whole(files[2]) as file:
+        with whole(files[2]) as file:
             file.write_text(chart(name, series), encoding="utf-8")
     return EXIT_INTERRUPTED if until_ms is None and series[-1].report.cut_at_h is not None else 0
 
 
 @contextmanager
-def _whole(file: Path) -> Iterator[Path]:
+def whole(file: Path) -> Iterator[Path]:
     """Where to write a file, so that it is there whole or not at all; a pipe or a device is written as it is.
 
     What cannot be written after all, as on a full disk, is an error of its own.

@@ -63,7 +63,7 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="simulation"):
     all: Waits
     classes: dict[str, Waits]
     tenants: dict[str, Waits]
-    #: a few of those that never started, as tenant/job: why, at the end
+    #: a few of those that never started though the clock was not stopped, as tenant/job: why, at the end
     never: dict[str, str] = {}
 
 

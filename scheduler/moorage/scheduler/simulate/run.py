@@ -54,6 +54,6 @@ def simulate(
     runs = list(world.runs.values())
     report = report_of(
         trace, dict(settings), len(hosts), world.gpus, runs, timeline,
-        decisions=world.decided, records=world.records, cut_at_ms=cut_ms, never=world.never(),
+        decisions=world.decided, records=world.records, cut_at_ms=cut_ms, never=world.never() if cut_ms is None else {},
     )  # fmt: skip
     return Simulated(report, runs, timeline.points)
