@@ -123,8 +123,8 @@ def test_a_count_that_stands_where_none_is_read_is_told_where_it_goes(token: str
 
 @pytest.mark.parametrize(
     "model",
-    ["RTX 4090", "rtx4090", "GTX1080", "gtx 1080", "RTX 2080 Max-Q", "A100-SXM4-80GB", "MI250X", "MI300x", "Drive PX2",
-     "Xe2", "=xH100", "=H100x2"],
+    ["RTX 4090", "rtx4090", "GTX1080", "gtx 1080", "RTX 2080 Max-Q", "A100-SXM4-80GB", "MI250X", "MI300x",
+     "Drive PX2", "gx10", "Xe2", "=xH100", "=H100x2"],
 )  # fmt: skip
 def test_a_model_with_an_x_in_its_name_is_one(model: str) -> None:
     assert parse_token(model)[1].models == (model,)
