@@ -9,7 +9,7 @@ from typing import Final
 
 import moorage.client
 from moorage.cli import console
-from moorage.cli.lookup import FIXES, error_codes, reasons
+from moorage.cli.lookup import FIXES, ends, error_codes, reasons
 from moorage.cli.main import VERBS, main
 from moorage.schemas.job import TRANSITIONS
 from moorage.schemas.roles import OPERATOR_READS, ROLES, names
@@ -102,7 +102,7 @@ def command() -> str:
 
 
 def errors() -> str:
-    """Every code with whose fault it is and the command's exit code, and every reason for waiting with its fix."""
+    """Every code with whose fault it is and its exit code, every reason for waiting or ending with its fix."""
     parts = [
         "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n\n",
         "| code | whose fault | exit code | what it means |\n| --- | --- | ---: | --- |\n",
@@ -115,6 +115,11 @@ def errors() -> str:
     for name, code in reasons().items():
         fix = FIXES.get(name, "").format(job="JOB", asks="the request")
         parts.append(f"| `{name}` | {code.means} | {fix} |\n")
+    parts.append("\n# Reasons for ending\n\n")
+    parts.append("The first word of `why` where an attempt did not end by itself: in `show`, `explain` and events.\n\n")
+    parts.append("| reason | what it means | what helps |\n| --- | --- | --- |\n")
+    for name, code in ends().items():
+        parts.append(f"| `{name}` | {code.means} | {FIXES.get(name, '').format(job='JOB')} |\n")
     return "".join(parts)
 
 

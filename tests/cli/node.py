@@ -207,3 +207,17 @@ async def on_a_terminal(*words: str, env: dict[str, str]) -> AsyncIterator[tuple
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def read_all(terminal: int) -> str:
+    """What is left in a terminal whose other end is closed; a read gives a part of it (EIO is its end)."""
+    parts = []
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts).decode()

@@ -71,6 +71,28 @@ async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) ->
     await node.run("cancel", "w", tenant=unique)
 
 
+async def test_a_job_that_failed_is_explained_with_its_code_why_and_where_to_look(node: Node, unique: str) -> None:
+    for job, argv in (("bad", ("sh", "-c", "exit 9")), ("none", ("no-such-program",))):
+        await node.run("run", "--job", job, "--", *argv, tenant=unique)
+    bad = await node.run("explain", "bad", tenant=unique)
+    assert dict(bad.rows) == {"job": "bad", "state": "FAILED", "code": "9", "why": "it ended by itself, with code 9"}
+    assert bad.err == "fix: moorage logs bad\n"
+    none = await node.run("explain", "none", tenant=unique)
+    assert dict(none.rows)["why"].startswith("start-failed: no such program")
+    assert "fix: mend what the message names" in none.err
+    assert (await node.run("errors", "start-failed")).code == 0
+
+
+async def test_what_a_flag_says_is_refused_by_its_name(node: Node, unique: str) -> None:
+    for flag, value, text in (
+        ("--priority", "101", "--priority: priority must be 0..100, found 101"),
+        ("--time-limit", "5x", "--time-limit: not a duration: '5x'"),
+        ("--gpu", "H100x2", "did you mean 2xH100"),
+    ):
+        ran = await node.run("submit", flag, value, "--", "true", tenant=unique)
+        assert (ran.code, text in ran.err) == (2, True), ran.err
+
+
 async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "over", "--driver", "noop", tenant=unique)
     await until(lambda: _is(node, unique, "over", "SUCCEEDED"), what="over is over")
@@ -78,8 +100,11 @@ async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
     assert ran.code == 0
     assert ran.rows == [
         ["over", "was over already: SUCCEEDED"],
-        ["unheard-of", "remembered: no such job yet, its submit will be cancelled"],
+        ["unheard-of", "no such job: remembered for 1d"],
     ]
+    assert "warning[unknown-job]: no job unheard-of is known; the next one submitted under this id is" in ran.err
+    late = await node.run("submit", "--job", "unheard-of", "--driver", "noop", tenant=unique)
+    assert "warning[cancelled-before]: a cancel of this id came before it" in late.err
     frames = (await node.run("cancel", "over", "--json", tenant=unique)).frames
     assert [frame["data"]["was"] for frame in frames] == ["SUCCEEDED"]
 

@@ -15,11 +15,11 @@ from moorage.bus.embedded import find_binary
 from moorage.bus.errors import BUS_CODES
 from moorage.cli import checks
 from moorage.cli.console import EXIT_OF_CODE
-from moorage.cli.lookup import FIXES, NOTES, error_codes, page, reasons
+from moorage.cli.lookup import FIXES, NOTES, ends, error_codes, page, reasons
 from moorage.cli.main import VERBS
 from moorage.client.errors import CLIENT_CODES
 from moorage.scheduler.core.ask.explain import REASONS
-from moorage.schemas.errors import CODES
+from moorage.schemas.errors import CODES, ENDS
 from tests.bus.test_encrypted import speaking_first
 from tests.cli.node import Node, environment, moorage
 from tests.disk import TINY_MIB, fill, mount_small, unmount
@@ -28,9 +28,9 @@ from tests.waiting import until
 
 
 def test_every_code_has_a_page_and_every_fix_and_exit_code_a_code() -> None:
-    known = {**error_codes(), **reasons()}
-    assert set(known) == {*CODES, *BUS_CODES, *CLIENT_CODES, *REASONS}
-    assert not set(error_codes()) & set(reasons())
+    known = {**error_codes(), **reasons(), **ends()}
+    assert set(known) == {*CODES, *BUS_CODES, *CLIENT_CODES, *REASONS, *ENDS}
+    assert len(known) == len(error_codes()) + len(reasons()) + len(ends()), "one word, one meaning"
     for code in known.values():
         text = page(code)
         assert code.means in text
@@ -45,6 +45,7 @@ async def test_errors_are_a_table_a_page_and_frames() -> None:
     rows = {row[0]: row for row in table.rows}
     assert rows["not-found"][1:3] == ["caller", "3"]
     assert rows["gang-size"][1:3] == ["waiting", "-"]
+    assert rows["start-failed"][1:3] == ["end", "-"]
     one = dict((await moorage("errors", "queue-full")).rows)
     assert (one["code"], one["exit code"]) == ("queue-full", "1")
     frame = (await moorage("errors", "busy", "--json")).frame

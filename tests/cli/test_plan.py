@@ -23,11 +23,26 @@ async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
     assert (never.code, dict(row[:2] for row in never.rows)["starts"]) == (8, "never on this fleet")
     added = await node.run("plan", "--gpu", "8xH100", "--add", "1x8xH100", "--json", "--", "true", tenant=unique)
     assert (added.code, added.frame["data"]["starts"]) == (0, "now")
+    imagined = await node.run("plan", "--gpu", "8xH100", "--add", "1x8xH100", tenant=unique)
+    assert "--if-seq" not in imagined.err, "no submit would do that"
     assert added.frame["data"]["places"][0]["worker"] == "plan-0"
     drained = await node.run("plan", "--drain", "sim-0000", "--json", tenant=unique)
     assert drained.frame["data"]["empty"] == {"sim-0000": 0}
+    assert ["empty", "sim-0000 now"] in (await node.run("plan", "--drain", "sim-0000", tenant=unique)).rows
     fleet = await node.run("fleet", "--json")
     assert {row["flag"] for row in fleet.frame["data"]["workers"]} == {"open"}, "nothing was drained"
+
+
+async def test_a_part_that_starts_now_is_told_as_a_part(node: Node, unique: str) -> None:
+    part = await node.run("plan", "--gpu", "4xH100", "--replicas", "3", tenant=unique)
+    facts = dict(row[:2] for row in part.rows)
+    assert part.code == 7, "as for what waits"
+    assert facts["starts"] == "2 of 3 replicas now; the rest: busy: needs 4 more H100 on one host"
+    assert facts["waiting"] == "1 replica"
+    told = await node.run("plan", "--gpu", "4xH100", "--replicas", "3", "--json", tenant=unique)
+    assert (told.frame["data"]["replicas_now"], told.frame["data"]["replicas"]) == (2, 3)
+    warned = await node.run("plan", "--gpu", "1xH10", tenant=unique)
+    assert (warned.code, "warning[model]: H10 is part of NVIDIA H100" in warned.err) == (0, True)
 
 
 async def test_not_now_says_when_and_a_submit_goes_by_the_plan(node: Node, unique: str) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 
 import pytest
 
 from moorage.client import AsyncClient
-from tests.cli.node import COMMAND, Lines, Node, environment, on_a_terminal, start
+from tests.cli.node import COMMAND, Lines, Node, environment, on_a_terminal, read_all, start
 
 
 @pytest.mark.parametrize(
@@ -118,24 +117,10 @@ async def test_on_a_terminal_progress_is_one_rewritten_line(node: Node, unique: 
     words = ("run", "--gpu", "1xH100", "--", "sh", "-c", "echo hello")
     async with on_a_terminal(*words, env=node.env(unique)) as (process, terminal):
         assert await process.wait() == 0
-        text = _read_all(terminal)
+        text = read_all(terminal)
     assert "\r\x1b[K" in text
     assert "hello" in text  # output and events are two subjects: either may be shown last
     assert any("SUCCEEDED" in line for line in text.splitlines())
-
-
-def _read_all(terminal: int) -> str:
-    """What is left in a terminal whose other end is closed; a read gives a part of it (EIO is its end)."""
-    parts = []
-    while True:
-        try:
-            part = os.read(terminal, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        parts.append(part)
-    return b"".join(parts).decode()
 
 
 async def test_two_at_once_do_not_mix(node: Node, unique: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.cli.node import moorage
+from moorage.cli.simulate import whole
+from tests.cli.node import moorage, on_a_terminal, read_all
 
 LINES = '{"at_s": 0, "runs_s": 60, "request": {"job": "a", "gpu": {}}}\n{"at_s": 1, "runs_s": 60}\n'
 
@@ -44,7 +48,8 @@ async def test_the_clock_stops_where_it_is_told_to(trace: Path) -> None:
     [
         ((), "no hosts to simulate"),
         (("--fleet", "2yH100"), "2yH100"),
-        (("--fleet", "1xH100", "--ranker", "nosuch"), "ranker must be"),
+        (("--fleet", "1xH100", "--ranker", "nosuch"), "error[bad-settings]: ranker must be"),
+        (("--fleet", "1xH100", "--ranker", "nosuch"), "fix: give --ranker another value"),
         (("--fleet", "1xH100", "--ranker", "nosuch:Best"), "nosuch:Best: there is no module 'nosuch'"),
         (("--fleet", "1xH100", "--ranker", "pathlib:Path"), "pathlib:Path: it is no Ranker"),
         (("--fleet", "1xH100", "--set", "nosuch=1"), "nosuch"),
@@ -77,6 +82,9 @@ async def test_who_never_starts_is_told(tmp_path: Path) -> None:
     ran = await moorage("simulate", str(file), "--fleet", "1x8xH100")
     assert "1 of 2 jobs over" in ran.err
     assert "1 never started" in ran.err
+    assert "  t/job-1 never started: count: no worker has so many matching GPUs (it asks for 16xany)" in ran.err
+    told = json.loads((await moorage("simulate", str(file), "--fleet", "1x8xH100", "--json")).out)
+    assert list(told["never"]) == ["t/job-1"]
 
 
 async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
@@ -86,3 +94,36 @@ async def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
     assert (ran.code, "is no trace that moorage knows" in ran.err) == (2, True)
     ran = await moorage("simulate", str(tmp_path / "none"), "--fleet", "1xH100")
     assert (ran.code, "cannot be read" in ran.err) == (2, True)
+
+
+async def test_on_a_terminal_it_tells_how_far_it_is_and_nothing_of_that_goes_to_a_pipe(trace: Path) -> None:
+    file = trace.with_name("many.csv")
+    file.write_text("at_s,runs_s,tenant,gpu\n" + "".join(f"{at},90,t,1\n" for at in range(4000)))
+    words = ("simulate", str(file), "--fleet", "4x8xH100", "--jobs-csv", str(trace.with_name("out.csv")))
+    async with on_a_terminal(*words, env={}) as (process, terminal):
+        text = ""
+        while " of the jobs are over" not in text:
+            text += (await asyncio.to_thread(os.read, terminal, 4096)).decode()
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+        text += read_all(terminal)
+    assert ", cut at " in text
+    assert "Traceback" not in text
+    assert sorted(path.name for path in trace.parent.iterdir()) == ["jobs.jsonl", "many.csv", "out.csv"]
+    piped = await moorage("simulate", str(trace), "--fleet", "1x2xH100")
+    assert "\r" not in piped.err
+
+
+def test_a_file_that_is_not_written_to_its_end_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_text("as it was")
+
+    def interrupted() -> None:
+        with whole(file) as part:
+            part.write_text("half of")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.csv"]
+    assert file.read_text() == "as it was"

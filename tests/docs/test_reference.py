@@ -11,7 +11,7 @@ import pytest
 import moorage.client
 from docs import reference_pages
 from moorage.cli import console
-from moorage.cli.lookup import error_codes, reasons
+from moorage.cli.lookup import ends, error_codes, reasons
 from moorage.cli.main import VERBS
 from moorage.schemas import frames
 from moorage.schemas.job import STATES
@@ -36,7 +36,7 @@ def test_every_verb_has_its_help_with_an_example(verb: str) -> None:
 
 def test_every_code_and_reason_has_a_row() -> None:
     rows = set(re.findall(r"^\| `([\w-]+)` \|", reference("errors"), re.MULTILINE))
-    assert rows == set(error_codes()) | set(reasons())
+    assert rows == set(error_codes()) | set(reasons()) | set(ends())
 
 
 def test_every_state_has_a_meaning() -> None:

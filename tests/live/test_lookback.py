@@ -149,6 +149,8 @@ async def test_the_command_reads_ledger_and_backup(tmp_path: Path) -> None:
         assert {(frame["job"], frame["state"]) for frame in frames} >= {(job.id, "PLACED")}
         beyond = await node.run("replay", "--at", "99999999")
         assert (beyond.code, "there is no record 99999999" in beyond.err) == (1, True), beyond.err
+        none = await node.run("replay", "--job", "nosuch")
+        assert (none.code, "nothing of a job nosuch stands in the" in none.err) == (3, True), none.err
         await _of_a_backup(node, tmp_path, job.id, placed[0])
 
 
@@ -162,5 +164,11 @@ async def _of_a_backup(node: Node, folder: Path, job: str, seq: str) -> None:
     assert "a backup is a state" in ran.err
     at = await moorage("replay", "--backup", file, "--at", seq)
     assert [row[2:4] for row in at.rows] == [[f"acme/{job}/0", "PLACED"]]
+    meant = await moorage("replay", file)
+    assert (meant.code, f"fix: moorage replay --backup {file}" in meant.err) == (2, True), meant.err
+    none = await moorage("replay", "--backup", f"{file}-not")
+    assert (none.code, "fix: name a file of moorage admin backup" in none.err) == (2, True), none.err
+    nobody = await moorage("replay", "--backup", file, "--job", "nosuch")
+    assert (nobody.code, "nothing of a job nosuch" in nobody.err) == (3, True), nobody.err
     late = await moorage("replay", "--backup", file, "--at", "99999999")
     assert (late.code, "does not know of 99999999" in late.err) == (1, True), late.err

@@ -354,7 +354,10 @@ def test_a_cancel_is_answered_with_the_record_that_holds_it() -> None:
 def test_a_cancel_before_its_submit_is_remembered() -> None:
     drive = Driving()
     drive.worker("w0")
-    assert drive.cancel("j")["data"] == {"job": "j", "cancelled": True, "was": "UNKNOWN"}
+    remembered_s = drive.engine.config.finished_keep
+    assert drive.cancel("j")["data"] == {
+        "job": "j", "cancelled": True, "was": "UNKNOWN", "remembered_s": remembered_s,
+    }  # fmt: skip
     answer = drive.submit("j", gpu={}, replicas=3)
     assert (answer["kind"], answer["state"], answer["warnings"]) == ("accepted", "CANCELLED", ["cancelled-before"])
     assert drive.states("j") == ["CANCELLED"] * 3
@@ -670,3 +673,25 @@ def test_jobs_that_came_together_are_told_by_the_tenants_frames_until_one_is_fol
     own = {event["job"]: event for event in drive.events if event["changes"][-1]["state"] == "CLAIMED"}
     assert own.keys() == {"a", "b"}
     assert (drive.job("a").own_subject, drive.job("b").own_subject) == (True, False)
+
+
+# ------------------------------------------------------------------------------------------ a model that is a part only
+
+
+def warnings_of(drive: Driving, name: str, model: str | list[str]) -> list[str]:
+    answer = drive.submit(name, gpu={"model": model})
+    assert answer["kind"] == "accepted"
+    found: list[str] = answer.get("warnings", [])
+    return found
+
+
+def test_a_model_that_is_no_word_of_any_name_in_the_fleet_is_warned_of() -> None:
+    drive = Driving()
+    drive.worker("w0", models=["NVIDIA L40S", "NVIDIA A100-SXM4-80GB"])
+    part = "model: L4 is part of NVIDIA L40S only; =L4 takes that model alone"
+    assert warnings_of(drive, "part", "L4") == [part]
+    assert warnings_of(drive, "either", ["A100", "L4"]) == [part]
+    assert warnings_of(drive, "whole", "A100") == []
+    assert warnings_of(drive, "lower", "l40s") == []
+    drive.worker("w1", model="NVIDIA L4")
+    assert warnings_of(drive, "now-there", "L4") == [], "the fleet has one that is called so"

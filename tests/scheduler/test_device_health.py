@@ -362,6 +362,24 @@ def test_who_is_there_from_outside_is_named_and_the_device_comes_back_by_itself(
     assert drive.job("j").state == "RUNNING"
 
 
+def test_own_jobs_are_named_beside_who_is_there_from_outside() -> None:
+    drive = Driving()
+    drive.worker("w3", gpus=4)
+    for name in ("f1", "f2", "f3"):
+        drive.submit(name, gpu={})
+    drive.settle()
+    (free,) = {0, 1, 2, 3} - {slot for name in ("f1", "f2", "f3") for slot in drive.slots(name)}
+    drive.load("w3", **{f"f{free}": "pid 1234 python (user bob)"})
+    drive.submit("j", gpu={})
+    drive.settle()
+    found = drive.explained("j")
+    assert found["reason"] == "foreign"
+    assert found["held_by"][:4] == [
+        f"w3 GPU {free}: used by pid 1234 python (user bob)", "job f1: 1 GPU", "job f2: 1 GPU", "job f3: 1 GPU",
+    ]  # fmt: skip
+    assert [row["job"] for row in found["holders"]["own"]] == ["f1", "f2", "f3"]
+
+
 def test_a_ledger_without_any_of_this_keeps_its_digest() -> None:
     """What is new is in a digest only where it is there: ledgers of before fold as they did."""
     drive = Driving()

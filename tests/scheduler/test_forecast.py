@@ -49,6 +49,19 @@ def test_a_start_is_when_such_runs_end_less_what_has_passed() -> None:
     assert abs(starts["first"].p90_ms - 16 * MINUTE) < 1_000
     assert abs(starts["second"].p50_ms - 16 * MINUTE) < 1_000
     assert starts["second"].worker == "w0"
+    assert (starts["first"].runs, starts["second"].runs) == (9, 9), "the runs that the estimate rests on"
+
+
+def test_a_start_rests_on_the_least_known_of_the_ends_before_it() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    learned(drive, [10] * 8)
+    learned(drive, [10] * 3, "serve")
+    submit(drive, "runs")
+    submit(drive, "first", "serve")
+    submit(drive, "second")
+    starts = look_ahead(drive).starts["t"]
+    assert (starts["first"].runs, starts["second"].runs) == (8, 3)
 
 
 def preempting() -> Driving:
@@ -69,6 +82,7 @@ def test_who_makes_room_may_take_its_grace_for_it() -> None:
     start = look_ahead(drive).starts["t"]["urgent"]
     assert start.p50_ms < 1_000
     assert 40_000 <= start.p90_ms < 42_000
+    assert start.runs == 0
 
 
 def test_what_waits_for_an_end_that_nobody_knows_is_unknown() -> None:
@@ -88,6 +102,7 @@ def test_a_time_limit_is_an_estimate_too() -> None:
     submit(drive, "waits", "new")
     start = look_ahead(drive).starts["t"]["waits"]
     assert start.p50_ms == start.p90_ms
+    assert start.runs == 0, "nothing was learned"
     assert abs(start.p50_ms - MINUTE) < 1_000
 
 

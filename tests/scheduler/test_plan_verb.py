@@ -69,8 +69,27 @@ def test_later_says_when_and_where_and_why_not_now() -> None:
     assert told.in_ms is not None
     assert abs(told.in_ms["p50_ms"] - 6 * MINUTE) < 1_000
     assert told.in_ms["p90_ms"] >= told.in_ms["p50_ms"]
+    assert told.in_ms["runs"] == 4
     assert told.waiting is not None
     assert told.waiting["reason"] == "busy"
+
+
+def test_where_some_replicas_start_it_says_how_many_and_why_the_rest_does_not() -> None:
+    drive = waiting()
+    drive.worker("w1", 3)
+    told = planned(drive, {"gpu": {}, "replicas": 5})
+    assert (told.starts, told.replicas_now, told.replicas, len(told.places)) == ("now", 3, 5, 3)
+    assert told.waiting is not None
+    assert (told.waiting["reason"], told.waiting["waiting_replicas"]) == ("busy", 2)
+    assert "its own replicas: 3 GPUs" in told.waiting["held_by"]
+    whole = planned(drive, {"gpu": {}, "replicas": 3})
+    assert (whole.replicas_now, whole.replicas, whole.waiting) == (3, 3, None)
+
+
+def test_a_plan_warns_of_a_model_as_a_submit_does() -> None:
+    told = planned(waiting(), {"gpu": {"model": "H10"}})
+    assert told.warnings == ["model: H10 is part of NVIDIA H100 80GB HBM3 only; =H10 takes that model alone"]
+    assert planned(waiting(), {"gpu": {"model": "H100"}}).warnings == []
 
 
 def test_never_unknown_and_refused_are_three_things() -> None:

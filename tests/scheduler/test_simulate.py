@@ -196,7 +196,9 @@ def test_fairness_is_one_where_all_fare_alike_and_less_where_not() -> None:
 
 
 def test_a_report_of_nothing_that_ran_has_no_division_by_zero() -> None:
-    report = report_of("t", {}, 0, 0, ran([job("a", 0, 1, 9)]).runs, Timeline(), decisions=0, records=0, cut_at_ms=5)
+    report = report_of(
+        "t", {}, 0, 0, ran([job("a", 0, 1, 9)]).runs, Timeline(), decisions=0, records=0, cut_at_ms=5, never={}
+    )
     assert (report.allocated_percent, report.never_started, report.all.started) == (0.0, 1, 0)
 
 

@@ -106,6 +106,35 @@ def test_a_number_that_is_joined_to_the_model_is_told_the_x(token: str) -> None:
         parse_token(token)
 
 
+@pytest.mark.parametrize(
+    ("token", "meant"),
+    [
+        ("xH100", "1xH100"),
+        ("xa100:80G", "1xa100"),
+        ("H100x2", "2xH100"),
+        ("L40S x4", "4xL40S"),
+        ("L4|H100x2", "2xH100"),
+    ],
+)
+def test_a_count_that_stands_where_none_is_read_is_told_where_it_goes(token: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"did you mean {meant}$"):
+        parse_token(token)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["RTX 4090", "rtx4090", "GTX1080", "gtx 1080", "RTX 2080 Max-Q", "A100-SXM4-80GB", "MI250X", "MI300x",
+     "Drive PX2", "gx10", "Xe2", "=xH100", "=H100x2"],
+)  # fmt: skip
+def test_a_model_with_an_x_in_its_name_is_one(model: str) -> None:
+    assert parse_token(model)[1].models == (model,)
+
+
+def test_with_a_count_any_model_may_be_named() -> None:
+    assert parse_token("1xxH100")[1].models == ("xH100",)
+    assert parse_token("2xH100x2")[1].models == ("H100x2",)
+
+
 specs = st.builds(
     GpuSpec,
     count=st.integers(1, 64),

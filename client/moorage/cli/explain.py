@@ -12,7 +12,7 @@ from moorage.cli.console import say, tell
 from moorage.cli.instead import as_words
 from moorage.cli.lookup import FIXES, code_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.render import age, facts, ordinal
+from moorage.cli.render import age, facts, many, ordinal, utc
 from moorage.cli.screen import Screen
 from moorage.cli.selectors import LISTED, ask_each, one_id
 from moorage.schemas.codec import Decoder
@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 
 #: changes that come closer together are shown together
 APART_S: Final = 0.5
+#: where to look for why it ended so, by its state; a reason of its own that has a fix goes before
+_LOOK: Final = {
+    "FAILED": "moorage logs {job}",
+    "TIMED_OUT": FIXES["timeout"],
+    "EXPIRED": "give it longer than it waited: moorage show {job}; moorage fleet shows what is free",
+    "REJECTED": "ask for what moorage fleet shows, or leave out --on-no-match",
+}
+#: filters whose names, of what is missing, would read as what the workers that are left have
+_STEPS: Final = {"no-gpu": "with-a-gpu"}
+#: with fewer runs seen no start is said to hold nine times in ten
+RUNS_SURE: Final = 20
 _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
@@ -118,7 +129,15 @@ def _why(data: dict[str, Any]) -> str:
 
 def explained(data: dict[str, Any]) -> str:
     """The answer of `explain`, for people."""
-    return facts([("job", data["job"]), ("state", data["state"]), *explained_rows(data)])
+    if data["state"] in TERMINAL:
+        rows = [("code", data.get("code")), ("why", data.get("why")), ("ended", _ended(data))]
+    else:
+        rows = explained_rows(data)
+    return facts([("job", data["job"]), ("state", data["state"]), *rows])
+
+
+def _ended(data: dict[str, Any]) -> str:
+    return utc(data["ended_ms"]) if "ended_ms" in data else ""
 
 
 def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -126,7 +145,7 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
     return [
         ("asks", data.get("asks")),
         ("place", _place(data) if "position" in data else ""),
-        ("waits", data.get("waiting_replicas")),
+        ("waiting", many(data["waiting_replicas"], "replica") if "waiting_replicas" in data else ""),
         ("reason", _why(data)),
         ("because", data.get("because")),
         ("needs", data.get("needs")),
@@ -153,14 +172,25 @@ def _age(data: dict[str, Any]) -> str:
 
 
 def starts(data: dict[str, Any]) -> str:
-    """When it starts, as far as that is known: `in about 4m (within 11m nine times in ten)`."""
+    """When it starts, as far as that is known: `in about 4m (within 11m nine times in ten, by 40 runs seen)`."""
     if "starts_in_ms" in data:
         return f"not before {age(data['starts_in_ms'])} from now"
     band = data.get("starts")
     if band is None:
         return f"unknown: {data['starts_unknown']}" if "starts_unknown" in data else ""
-    within = f" (within {age(band['p90_ms'])} nine times in ten)" if "p90_ms" in band else ""
-    return (f"in about {age(band['p50_ms'])}" if band["p50_ms"] >= 1000 else "in under a second") + within
+    return (f"in about {age(band['p50_ms'])}" if band["p50_ms"] >= 1000 else "in under a second") + _known_by(band)
+
+
+def _known_by(band: dict[str, int]) -> str:
+    """How sure a start is: of a few runs nobody knows what nine of ten take."""
+    runs, p90_ms = band.get("runs", 0), band.get("p90_ms")
+    seen = f"by {many(runs, 'run')} seen"
+    if runs >= RUNS_SURE:
+        return f" (within {age(p90_ms)} nine times in ten, {seen})" if p90_ms is not None else f" ({seen})"
+    if runs:
+        return f" (the median, {seen})"
+    # nothing was learned: what bounds it are time limits, and the graces of who was asked to end
+    return f" (at most {age(p90_ms)}, by time limits and graces)" if p90_ms is not None else ""
 
 
 def _leaving(row: dict[str, Any]) -> str:
@@ -173,10 +203,14 @@ def _steps(left: dict[str, int]) -> str:
     for name, number in left.items():
         if not steps or number != steps[-1][1]:
             steps.append((name, number))
-    return " > ".join(f"{name} {number}" for name, number in steps)
+    return " > ".join(f"{_STEPS.get(name, name)} {number}" for name, number in steps)
 
 
 def fix_lines(data: dict[str, Any]) -> list[str]:
+    if data.get("state") in _LOOK:
+        why = str(data.get("why", "")).partition(":")[0]
+        look = _LOOK[data["state"]] if not data.get("compacted") else "moorage show {job}"
+        return [f"fix: {FIXES.get(why, look).format(job=data['job'])}"]
     tried = [_fix_line(fix, data) for fix in data.get("fixes", [])]
     fix = FIXES.get(data.get("reason", ""))
     if tried or not fix:

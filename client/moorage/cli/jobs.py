@@ -216,6 +216,17 @@ def counts_line(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
 
 
+_TYPED: Final = (
+    "warning[unknown-job]: no job {name} is known; the next one submitted under this id is CANCELLED at once, and"
+    " nothing takes that back: moorage ls shows which there are"
+)
+
+
+def _for(data: dict[str, Any]) -> str:
+    """How long a cancel of an unknown job is remembered; a leader of the release before does not say."""
+    return f" for {age(data['remembered_s'] * 1000)}" if "remembered_s" in data else ""
+
+
 def cancel(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     reason: Annotated[str, Parameter(help="For the job's story.")] = "",
@@ -223,8 +234,8 @@ def cancel(
 ) -> int:
     """Cancel jobs, at any stage; answered once it is in the ledger.
 
-    An id that is not known yet is remembered: its submit is then cancelled at once. So a name of your own is taken as
-    it stands; the beginning of an id is enough where moorage made it up.
+    An id that is not known yet is remembered, and the next submit of it is cancelled at once; nothing takes that back.
+    So a name of your own is taken as it stands; the beginning of an id is enough where moorage made it up.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -235,7 +246,8 @@ def cancel(
                 continue
             was = answer.data["was"]
             if was == "UNKNOWN":
-                tell(f"{name}\tremembered: no such job yet, its submit will be cancelled")
+                tell(f"{name}\tno such job: remembered{_for(answer.data)}")
+                say(_TYPED.format(name=name))
             elif was in TERMINAL:
                 tell(f"{name}\twas over already: {was}")
             else:

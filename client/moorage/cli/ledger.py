@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -69,6 +70,14 @@ def restore(
         from moorage.scheduler.backup import restore as make
         from moorage.scheduler.settings import ledger_url
 
+        if not os.access(file, os.R_OK):  # what is written here is refused in other words
+            from moorage.client.errors import rejected
+
+            reason = "Permission denied" if file.exists() else "No such file"
+            raise rejected(
+                "invalid-argument", f"{file} cannot be read: {reason}", found=str(file),
+                next="name a file of moorage admin backup",
+            )  # fmt: skip
         held, target = scheduler_of(settings, options)
         users = target or held.nats
         state = run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
@@ -49,6 +49,9 @@ FIXES: Final[dict[str, str]] = {
     "job-expired": "moorage explain JOB while it waits; give it longer, or ask for what moorage fleet shows as free",
     "job-rejected": "moorage fleet shows what there is",
     "job-failed": "moorage show JOB",
+    # of ends
+    "start-failed": "mend what the message names (a program, a folder, a user that the worker has): moorage show {job}",
+    "timeout": "give it longer, with --time-limit or --deadline; what it did until then: moorage logs {job}",
 }
 
 #: what a person may take for granted and is otherwise
@@ -69,11 +72,12 @@ NOTES: Final[dict[str, str]] = {
 
 
 class Code(NamedTuple):
-    """An error's code, or the reason of a job that waits (`fault` is then "")."""
+    """An error's code, or the reason of a job that waits or of an attempt that ended (`fault` is then "")."""
 
     code: str
     fault: str
     means: str
+    of: Literal["error", "waiting", "end"] = "error"
 
     @property
     def exit_code(self) -> int | None:
@@ -95,7 +99,14 @@ def reasons() -> dict[str, Code]:
     """Every reason for which a job waits."""
     from moorage.scheduler.core.ask.explain import REASONS
 
-    return {code: Code(code, "", means) for code, means in REASONS.items()}
+    return {code: Code(code, "", means, "waiting") for code, means in REASONS.items()}
+
+
+def ends() -> dict[str, Code]:
+    """Every reason for which an attempt ends that does not end by itself."""
+    from moorage.schemas.errors import ENDS
+
+    return {code: Code(code, "", means, "end") for code, means in ENDS.items()}
 
 
 def code_of(word: str) -> Code | None:
@@ -113,12 +124,13 @@ def errors(
     *,
     options: RowOptions = ROWS,
 ) -> int:
-    """What the codes of errors and of waiting mean, whose fault they are, and the exit codes."""
+    """What the codes of errors, of waiting and of ends mean, whose fault they are, and the exit codes."""
 
     def act() -> int | None:
-        known = [code_of(code)] if code is not None else [*error_codes().values(), *reasons().values()]
+        every = {**error_codes(), **reasons(), **ends()}
+        known = list(every.values()) if code is None else [every.get(code)]
         if known == [None]:
-            raise _nothing("code", code or "", [*error_codes(), *reasons()], "moorage errors")
+            raise _nothing("code", code or "", list(every), "moorage errors")
         found = [each for each in known if each is not None]
         if options.json:
             for each in found:
@@ -126,11 +138,17 @@ def errors(
         elif code is not None:
             tell(page(found[0]))
         else:
-            rows = [[each.code, each.fault or "waiting", each.exit_code, each.means] for each in found]
+            rows = [[each.code, each.fault or each.of, each.exit_code, each.means] for each in found]
             tell(table(["CODE", "FAULT", "EXIT", "MEANS"], rows, numbers=("EXIT",)))
         return None
 
     return guarded(options, act)
+
+
+_KINDS: Final = {
+    "waiting": "a reason for waiting: the job is queued and goes on by itself",
+    "end": "how an attempt of a job ended: the first word of its why",
+}
 
 
 def page(code: Code) -> str:
@@ -142,7 +160,7 @@ def page(code: Code) -> str:
             ("code", code.code),
             ("means", code.means),
             ("fault", where.get(code.fault)),
-            ("kind", "" if code.fault else "a reason for waiting: the job is queued and goes on by itself"),
+            ("kind", _KINDS.get(code.of)),
             ("exit code", code.exit_code),
             ("note", NOTES.get(code.code, "")),
             ("fix", fix),

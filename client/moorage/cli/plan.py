@@ -9,14 +9,16 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW, say, tell, tell_error
 from moorage.cli.explain import explained_rows, fix_lines, starts
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.render import age, facts
-from moorage.cli.submit import NO_FLAGS, JobFlags, request_of
+from moorage.cli.render import age, facts, waits
+from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warning
 from moorage.client.errors import rejected
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.planning import Quota, Share
 
+#: the warning that `submit` has, too; what else it warns of is told in rows of their own
+PART_OF: Final = "model:"
 #: in place of a command that is not named
 _ANYTHING: Final = ("true",)
 _EXITS: Final = {"later": EXIT_NOT_NOW, "unknown": EXIT_NOT_NOW, "never": EXIT_NEVER, "refused": EXIT_FAILED}
@@ -43,7 +45,7 @@ def plan(
 
     The leader answers with its own code, on a copy of its state; with --drain, --add, --quota and --share, in any
     number and together, as if the fleet and the tenants' rights were others. A command need not be named: it tells
-    only how long such jobs ran before. Ends with 0 where it would start now, 7 not now, 8 never on this fleet.
+    only how long such jobs ran before. Ends with 0 where all of it would start now, 7 not now, 8 never on this fleet.
     """
 
     def act() -> int:
@@ -97,19 +99,26 @@ async def _plan(
 ) -> int:
     answer = await client.plan(request, drain=drain, add=add, quota=quota, share=share)
     data = answer.data
+    imagined = bool(drain or add is not None or quota is not None or share)
     if not options.shown(answer, [data]):
-        _tell(data, request is not None)
-    return _EXITS.get(data["starts"], 0)
+        _tell(data, request is not None, imagined)
+    return EXIT_NOT_NOW if _in_part(data) else _EXITS.get(data["starts"], 0)
 
 
-def _tell(data: dict[str, Any], with_job: bool) -> None:
+def _in_part(data: dict[str, Any]) -> bool:
+    """Whether some of it starts now, and some does not."""
+    return data["starts"] == "now" and bool(data.get("replicas_now", 0) < data.get("replicas", 0))
+
+
+def _tell(data: dict[str, Any], with_job: bool, imagined: bool) -> None:
+    """`imagined`: on a fleet or with rights that are not there, so that no submit would do as planned."""
     rows: list[tuple[str, Any]] = [("starts", _starts(data) if with_job else "")]
     rows += [("on", f"{place['worker']}  {' '.join(place['gpus'])}".rstrip()) for place in data.get("places", [])]
     for name, what in (("preempts", data.get("preempts")), ("would start", data.get("starting"))):
         if what is not None:
             rows.append((name, _jobs(what)))
     for worker, after_ms in (data.get("empty") or {}).items():
-        rows.append(("empty", f"{worker} in about {age(after_ms)}" if after_ms is not None else f"{worker}: not known"))
+        rows.append(("empty", f"{worker} {_empty(after_ms)}"))
     waiting = data.get("waiting") or {}
     rows += [row for row in explained_rows(waiting) if row[0] != "starts"] if waiting else []
     rows.append(("ledger", data["ledger"]))
@@ -122,11 +131,23 @@ def _tell(data: dict[str, Any], with_job: bool) -> None:
         tell_error(msgspec.convert(data["problem"], Problem))
     for line in fix_lines({"job": "JOB", **waiting}) if waiting else []:
         say(line)
-    if data["starts"] == "now":
+    for warning in data.get("warnings", []):
+        if warning.startswith(PART_OF):
+            tell_warning(warning)
+    if data["starts"] == "now" and not imagined:
         say(f"as planned, or not at all: moorage submit --if-seq {data['ledger']} …")
 
 
+def _empty(after_ms: int | None) -> str:
+    if after_ms is None:
+        return "nobody knows when"
+    return f"in about {age(after_ms)}" if after_ms else "now"
+
+
 def _starts(data: dict[str, Any]) -> str:
+    if _in_part(data):
+        rest = {name: value for name, value in data["waiting"].items() if name != "position"}
+        return f"{data['replicas_now']} of {data['replicas']} replicas now; the rest: {waits(rest)}"
     if data["starts"] == "later":
         return f"{starts({'starts': data['in_ms']})}, on {data['on']}"
     words = {"now": "now", "unknown": "not now, and nobody knows when", "never": "never on this fleet"}

@@ -183,5 +183,5 @@ def utc_ms(milliseconds: int) -> str:
 
 
 def many(number: int, word: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+    """`1 worker`, `2,000 workers`."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"

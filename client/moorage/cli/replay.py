@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,6 +67,18 @@ def replay(
     return ledger_guarded(options, act)
 
 
+def _none_of(job: str, where: str) -> Exception:
+    from moorage.client.errors import NotFound
+    from moorage.schemas.errors import problem
+
+    return NotFound(
+        problem(
+            "not-found", f"nothing of a job {job} stands in {where}", found=job,
+            next="leave out --job to see which jobs do; one of another tenant's of that name is tenant/job",
+        )
+    )  # fmt: skip
+
+
 # --------------------------------------------------------------------------------------------- the ledger, a backup
 
 
@@ -86,7 +99,9 @@ async def _look_back(where: str | None, prefix: str, at: int | None, job: str | 
                 if job is None or lookback.concerns(row, job):
                     shown += 1
                     show(row, options)
-    say(f"{records:,} records read, {shown:,} lines")
+    if job is not None and not shown:
+        raise _none_of(job, f"the {many(records, 'record')} read" if at is None else f"record {at}")
+    say(f"{many(records, 'record')} read, {many(shown, 'line')}")
     return 0
 
 
@@ -106,7 +121,13 @@ def _stood(file: Path, at: int | None, job: str | None, options: Options) -> int
     from moorage.scheduler import lookback
     from moorage.scheduler.backup import read
 
-    header, state = read(file)
+    try:
+        header, state = read(file)
+    except OSError as error:
+        raise rejected(
+            "invalid-argument", f"{file} cannot be read: {error.strerror}", found=str(file),
+            next="name a file of moorage admin backup",
+        ) from None  # fmt: skip
     if at is not None and at > header.seq:
         raise rejected(
             "failed-precondition", f"the backup was taken at record {header.seq}: it does not know of {at}", found=at,
@@ -118,9 +139,11 @@ def _stood(file: Path, at: int | None, job: str | None, options: Options) -> int
         if job is None or lookback.concerns(row, job):
             shown += 1
             show(row, options)
+    if job is not None and not shown:
+        raise _none_of(job, f"this backup of record {header.seq}")
     say(
-        f"{shown:,} lines, as record {header.seq} of ledger {header.ledger_id} has them: a backup is a state, and the"
-        " evidence stands in the ledger's records"
+        f"{many(shown, 'line')}, as record {header.seq} of ledger {header.ledger_id} has them: a backup is a state, and"
+        " the evidence stands in the ledger's records"
     )
     return 0
 
@@ -190,9 +213,23 @@ def _decide_again(file: Path, at: int | None, job: str | None, options: Options)
                     _show_placement(row, options)
     except (CannotReplay, OSError) as error:
         said = f"{file.name} cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-        raise rejected("invalid-argument", said, found=str(file), next="name a file of --record") from None
-    say(f"{records:,} records decided again, {records - differ:,} of them byte for byte; {placed:,} placements")
+        meant = f"moorage replay --backup {shlex.quote(str(file))}" if _is_backup(file) else "name a file of --record"
+        raise rejected("invalid-argument", said, found=str(file), next=meant) from None
+    say(
+        f"{many(records, 'record')} decided again, {records - differ:,} of them byte for byte;"
+        f" {many(placed, 'placement')}"
+    )
     return EXIT_DRIFT if differ else 0
+
+
+def _is_backup(file: Path) -> bool:
+    from moorage.scheduler.backup import MAGIC
+
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def placements(one: Replayed) -> Iterator[dict[str, Any]]:

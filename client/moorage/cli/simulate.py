@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from moorage.scheduler.simulate.trace import SimHost, TraceJob
 
 PROGRESS_S: Final = 0.5
+ERASED: Final = "\r\x1b[K"
 #: combinations of rankers and settings in one call: as many as the picture has colours
 RUNS_MAX: Final = 7
 
@@ -170,7 +171,10 @@ def _simulate(
     raise_once()
     for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
         label = " ".join(run.values()) or config.ranker
-        done = run_one(name, hosts, jobs, config, run, until_ms=until_ms, progress=_progress(label))
+        progress = _progress(label)
+        done = run_one(name, hosts, jobs, config, run, until_ms=until_ms, progress=progress)
+        if progress is not None:
+            sys.stderr.write(ERASED)
         series.append(Series(label, done.report, done.points))
         suffix = f"-{number + 1}" if len(runs) > 1 else ""
         if options.json:
@@ -178,26 +182,32 @@ def _simulate(
         else:
             _tell(label, done)
         if files[0] is not None:
-            with _told(files[0]):
-                write_jobs(_numbered(files[0], suffix), done.runs)
+            with whole(_numbered(files[0], suffix)) as file:
+                write_jobs(file, done.runs)
         if files[1] is not None:
-            with _told(files[1]):
-                write_timeline(_numbered(files[1], suffix), done.points)
+            with whole(_numbered(files[1], suffix)) as file:
+                write_timeline(file, done.points)
         if done.report.cut_at_h is not None and until_ms is None:
             break
     if files[2] is not None:
-        with _told(files[2]):
-            files[2].write_text(chart(name, series), encoding="utf-8")
+        with whole(files[2]) as file:
+            file.write_text(chart(name, series), encoding="utf-8")
     return EXIT_INTERRUPTED if until_ms is None and series[-1].report.cut_at_h is not None else 0
 
 
 @contextmanager
-def _told(file: Path) -> Iterator[None]:
-    """A file that cannot be written after all, as on a full disk, is an error of its own."""
+def whole(file: Path) -> Iterator[Path]:
+    """Where to write a file, so that it is there whole or not at all; a pipe or a device is written as it is.
+
+    What cannot be written after all, as on a full disk, is an error of its own.
+    """
     from moorage.client.errors import rejected
 
+    part = file if file.exists() and not file.is_file() else file.with_name(f".{file.name}.part")
     try:
-        yield
+        yield part
+        if part != file:
+            part.replace(file)
     except OSError as error:
         raise rejected(
             "failed-precondition",
@@ -205,6 +215,9 @@ def _told(file: Path) -> Iterator[None]:
             found=str(file),
             next="make room there",
         ) from None
+    finally:
+        if part != file:
+            part.unlink(missing_ok=True)
 
 
 def _numbered(path: Path, suffix: str) -> Path:
@@ -222,7 +235,7 @@ def _progress(label: str) -> Any:
         now = time.monotonic()
         if now - said >= PROGRESS_S:
             said = now
-            sys.stderr.write(f"\r\x1b[K{label}: {100 * part:.0f} % of the jobs are over")
+            sys.stderr.write(f"{ERASED}{label}: {100 * part:.0f} % of the jobs are over")
             sys.stderr.flush()
 
     return progress
@@ -230,8 +243,6 @@ def _progress(label: str) -> Any:
 
 def _tell(label: str, done: Simulated) -> None:
     report = done.report
-    if is_live(sys.stderr):
-        sys.stderr.write("\r\x1b[K")
     cut = "" if report.cut_at_h is None else f", cut at {report.cut_at_h:.1f} h"
     never = f", {report.never_started:,} never started" if report.never_started else ""
     say(
@@ -239,6 +250,10 @@ def _tell(label: str, done: Simulated) -> None:
         f"{cut}{never}; allocated {report.allocated_percent:.1f} % while jobs came, {report.whole_percent:.1f} % in all"
         f"; fairness {report.fairness:.2f}"
     )
+    for job, why in report.never.items():
+        say(f"  {job} never started: {why}")
+    if len(report.never) < report.never_started and report.never:
+        say(f"  and {report.never_started - len(report.never):,} more; --jobs-csv FILE has them all")
     header = ["JOBS OF", "JOBS", "STARTED", "WAIT MEAN H", "P50", "P90", "MAX", "JCT MEAN H", "SLOWDOWN", "GPU HOURS"]
     groups = [("all", report.all), *report.classes.items()]
     if len(report.tenants) > 1:

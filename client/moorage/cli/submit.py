@@ -20,11 +20,31 @@ from moorage.schemas.gpu import format_token
 if TYPE_CHECKING:
     from moorage.cli.instead import Change
     from moorage.client.client import AsyncClient
+    from moorage.client.errors import Rejected
     from moorage.client.job import Job
     from moorage.schemas.job import Request
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 _MIB: Final = 1024 * 1024
+#: fields of a request, and the options that say them
+_OPTIONS: Final = {
+    "$.job": "--job",
+    "$.priority": "--priority",
+    "$.replicas": "--replicas",
+    "$.retries": "--retries",
+    "$.if_seq": "--if-seq",
+    "$.resources.cpu_milli": "--cpu",
+    "$.resources.memory_mib": "--memory",
+    "$.labels": "--label",
+    "$.requires": "--requires",
+    "$.run.cwd": "--cwd",
+    "$.run.user": "--user",
+    "$.run.driver": "--driver",
+}
+#: what a warning means that is a code alone
+_WARNINGS: Final = {
+    "cancelled-before": "a cancel of this id came before it, so it is CANCELLED; submit it under another id",
+}
 #: bounds that no run can meet where they are nothing
 _ABOVE_ZERO: Final = ("time_limit", "deadline")
 _SIZE_UNITS: Final = {"K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "Ki": 1024, "Mi": _MIB, "Gi": 1024**3}
@@ -90,7 +110,7 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
             field="$.run.argv",
             next="name it behind --, as: moorage run --gpu 1xH100 -- python train.py",
         )
-    request = build_request(list(command), flags.gpu, flags.job, fields)
+    request = _built(list(command), flags, fields)
     scheduling = scheduling_of(flags)
     if scheduling is None:
         return request
@@ -99,6 +119,29 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
     import msgspec
 
     return build_request(request, msgspec.structs.replace(request.gpu, scheduling=scheduling))
+
+
+def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:
+    """As `build_request`; what a flag said is refused by the flag's name, beside the field's. Raises `Rejected`."""
+    from moorage.client.errors import Rejected
+    from moorage.client.values import build_request
+
+    try:
+        return build_request(command, flags.gpu, flags.job, fields)
+    except Rejected as refused:
+        option = _OPTIONS.get(refused.problem.field or "")
+        if option is None:
+            raise
+        raise _of_option(option, refused) from None
+
+
+def _of_option(option: str, refused: Rejected) -> Rejected:
+    """The refusal of a value, with the option that said it."""
+    import msgspec
+
+    from moorage.client.errors import Rejected
+
+    return Rejected(msgspec.structs.replace(refused.problem, message=f"{option}: {refused.problem.message}"))
 
 
 def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
@@ -112,7 +155,7 @@ def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
 
 def fields_of(flags: JobFlags) -> dict[str, Any]:
     """What the flags say beside GPUs, job id and scheduling, as fields of a request. Raises `Rejected`."""
-    from moorage.client.errors import rejected
+    from moorage.client.errors import Rejected, rejected
     from moorage.client.values import seconds
 
     fields: dict[str, Any] = {
@@ -138,9 +181,12 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
     ):
         if (duration := getattr(flags, name)) is None:
             continue
-        fields[field] = seconds(duration)
+        option = "--" + name.replace("_", "-")
+        try:
+            fields[field] = seconds(duration)
+        except Rejected as refused:
+            raise _of_option(option, refused) from None
         if name in _ABOVE_ZERO and not fields[field]:
-            option = "--" + name.replace("_", "-")
             raise rejected(
                 "invalid-argument",
                 f"{option} {duration} leaves no time to run in",
@@ -322,9 +368,14 @@ def _talk(job: Job, request: Request) -> None:
 
 def tell_warnings(accepted: Accepted) -> None:
     for warning in accepted.warnings:
-        code, _, text = warning.partition(":")
-        text = text.strip() or "see moorage explain"
-        say(f"warning[{code}]: {'no known worker could run it: ' if code == 'no-match' else ''}{text}")
+        tell_warning(warning)
+
+
+def tell_warning(warning: str) -> None:
+    """One of those that an acceptance or a plan has: a code, and mostly more behind a colon."""
+    code, _, text = warning.partition(":")
+    text = text.strip() or _WARNINGS.get(code, "see moorage explain")
+    say(f"warning[{code}]: {'no known worker could run it: ' if code == 'no-match' else ''}{text}")
 
 
 async def _many(client: AsyncClient, requests: list[Request], options: RowOptions) -> int | None:

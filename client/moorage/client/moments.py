@@ -57,4 +57,5 @@ def _no_moment(moment: str, why: str) -> Exception:
         f"not a moment to come: {why}",
         found=moment,
         allowed="22:00, 2026-11-21T22:00, 2026-11-21T22:00+01:00, or from now on: 2h",
+        next="write it as 22:00, which is the next one, or as 2h, which is counted from now",
     )

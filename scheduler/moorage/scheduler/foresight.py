@@ -115,7 +115,7 @@ class Foresight:
         band = {"p50_ms": max(0, start.p50_ms - passed)}
         if start.p90_ms >= 0:
             band["p90_ms"] = max(band["p50_ms"], start.p90_ms - passed)
-        return {"starts": band}
+        return {"starts": {**band, "runs": start.runs}}
 
     def _waits(self, job: Job) -> bool:
         return any(replica.state == QUEUED for replica in job.replicas)

@@ -52,6 +52,16 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "internal": ("moorage", "a defect in moorage; nothing was recorded"),
 }
 
+#: how an attempt ended that did not end by itself, as the first word of its `why`: what each means
+ENDS: Final[dict[str, str]] = {
+    "start-failed": "the command could not be started: the message says at which step, and why",
+    "timeout": "it ran longer than its timeout_s, or its deadline passed while it ran",
+    "end": "its worker ended it when asked to: for a cancel, a drain, a preemption or an act of an operator",
+    "lost": "its host or its supervisor went away under it; it counts as a loss, and is tried again elsewhere while the"
+    " bound on losses allows",
+    "fence": "its worker was cut off for too long and ended it, so that nothing runs twice; it counts as a loss",
+}
+
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="error"):
     """The answer frame of everything that went wrong.

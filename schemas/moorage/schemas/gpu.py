@@ -114,6 +114,10 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return self.scheduling or "best-effort"
 
 
+#: how well a name answers that has the pattern as a word of its own
+WHOLE_WORDS: Final = 2
+
+
 def model_matches(pattern: str, name: str) -> int:
     """How well a device name answers a model pattern: 2 = on whole words, 1 = inside a word, 0 = not at all.
 
@@ -127,7 +131,7 @@ def model_matches(pattern: str, name: str) -> int:
     while start >= 0:
         end = start + len(wanted)
         if (start == 0 or not text[start - 1].isalnum()) and (end == len(text) or not text[end].isalnum()):
-            return 2
+            return WHOLE_WORDS
         best = 1
         start = text.find(wanted, start + 1)
     return 0 if whole_only else best
@@ -143,6 +147,9 @@ _TOKEN: Final = re.compile(
 
 
 _DIGIT: Final = re.compile("[0-9]")
+#: a count where no token has one, as in xH100 and H100x2; a model that is called so is named with a count: 1xxH100
+_NO_COUNT: Final = re.compile(r"x(?P<model>[A-Za-z]{1,4}\d[0-9A-Za-z]*)")
+_BEHIND: Final = re.compile(r"(?P<model>[A-Za-z]+\d[0-9A-Za-z]*?) ?x ?(?P<count>\d{1,2})")
 
 
 def nominal_mib(gigabytes: float) -> int:
@@ -168,6 +175,8 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
         raise ValueError(f"not a GPU token: {token!r}; an x stands between number and model: {joined[1]}x{joined[2]}")
     if any(not part for part in models) or any(not re.match(r"[=A-Za-z]", part) for part in models):
         raise ValueError(f"not a GPU token: {token!r}; a model starts with a letter, alternatives are split by |")
+    if not found["count"] and (meant := next(filter(None, map(_misplaced, models)), "")):
+        raise ValueError(f"not a GPU token: {token!r}; did you mean {meant}")
     if not found["count"] and any(part != "any" and not _DIGIT.search(part) for part in models):
         raise ValueError(f"not a GPU token: {token!r} is no count, and no model that has a number in its name")
     memory = None
@@ -183,6 +192,15 @@ def parse_token(token: str) -> tuple[int, GpuSpec]:
         share=share,
     )
     return int(found["outer"] or 1), spec
+
+
+def _misplaced(model: str) -> str:
+    """The token that is meant by what has an x, and no count before it; empty for a model."""
+    if found := _NO_COUNT.fullmatch(model):
+        return f"1x{found['model']}"
+    if found := _BEHIND.fullmatch(model):
+        return f"{int(found['count'])}x{found['model']}"
+    return ""
 
 
 def _parse_share(text: str, token: str) -> Share:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -245,7 +245,17 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
     except ValueError as error:
         sources = sorted({one.source for one in found.values() if one.source != DEFAULT})
         where = f" (from {', '.join(sources)})" if sources else ""
-        raise _refuse(f"these settings do not go together: {error}{where}", next="moorage doctor --settings") from None
+        said = [one for one in found.values() if one.source != DEFAULT]
+        together = "" if len(said) == 1 or _names_one(str(error), said) else "these settings do not go together: "
+        flags = all(one.source.startswith("--") for one in said)
+        fix = f"give {' or '.join(sources)} another value" if flags else "moorage doctor --settings"
+        raise _refuse(f"{together}{error}{where}", next=fix) from None
+
+
+def _names_one(error: str, said: Sequence[Found]) -> bool:
+    """Whether what is wrong is the value of one setting alone: its text begins with that key, and names no other."""
+    named = [one for one in said if re.search(rf"\b{one.setting.key}\b", error)]
+    return len(named) == 1 and error.startswith(named[0].setting.key)
 
 
 def told(found: Mapping[str, Found]) -> str:

@@ -63,6 +63,8 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="simulation"):
     all: Waits
     classes: dict[str, Waits]
     tenants: dict[str, Waits]
+    #: a few of those that never started though the clock was not stopped, as tenant/job: why, at the end
+    never: dict[str, str] = {}
 
 
 class Timeline:
@@ -172,7 +174,7 @@ def grouped(runs: Iterable[Run], by: Callable[[Run], str]) -> dict[str, list[Run
 
 def report_of(
     trace: str, settings: dict[str, Any], hosts: int, gpus: int, runs: list[Run], timeline: Timeline, *,
-    decisions: int, records: int, cut_at_ms: int | None,
+    decisions: int, records: int, cut_at_ms: int | None, never: dict[str, str],
 ) -> Report:  # fmt: skip
     """The whole run, summed up. `runs` in the order of the jobs' coming."""
     classes = grouped(runs, class_of)
@@ -198,6 +200,7 @@ def report_of(
         all=waits_of(runs),
         classes={name: waits_of(classes[name]) for name, _ in CLASSES if name in classes},
         tenants=dict(most),
+        never=never,
     )
 
 

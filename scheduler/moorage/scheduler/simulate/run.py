@@ -10,8 +10,8 @@ from moorage.scheduler.simulate.measures import Report, Timeline, report_of
 from moorage.scheduler.simulate.trace import SimHost, TraceJob
 from moorage.scheduler.simulate.world import Moment, Run, World
 
-#: moments between two words of progress
-PROGRESS_MOMENTS: Final = 500
+#: moments between two words of progress, of which one may take a tenth of a second where many wait
+PROGRESS_MOMENTS: Final = 20
 
 
 class Simulated(NamedTuple):
@@ -54,6 +54,6 @@ def simulate(
     runs = list(world.runs.values())
     report = report_of(
         trace, dict(settings), len(hosts), world.gpus, runs, timeline,
-        decisions=world.decided, records=world.records, cut_at_ms=cut_ms,
+        decisions=world.decided, records=world.records, cut_at_ms=cut_ms, never=world.never() if cut_ms is None else {},
     )  # fmt: skip
     return Simulated(report, runs, timeline.points)

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Submit
@@ -27,6 +28,8 @@ JOINS_MAX: Final = 64
 #: ended jobs that stay whole in memory, and rows of finished ones: what became of them stands in `World.runs`
 ENDED_MAX: Final = 1_000
 FINISHED_MAX: Final = 100_000
+#: jobs that never started of which it is told why
+NEVER_NAMED_MAX: Final = 5
 _LEADER: Final = 1
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -153,6 +156,20 @@ class World(Play):
             self.ended += 1
             if run.started_ms < 0:
                 self._waiting -= 1
+
+    def never(self) -> dict[str, str]:
+        """A few of those that never started, as tenant/job, and why not, as things stand now."""
+        found: dict[str, str] = {}
+        for (tenant, name), run in self.runs.items():
+            if run.started_ms >= 0 or len(found) >= NEVER_NAMED_MAX:
+                continue
+            told = explain_job(self.engine, tenant, name, fixes=False)
+            if not isinstance(told, dict):  # the clock was stopped before it came
+                continue
+            asks = f" (it asks for {told['asks']})" if "asks" in told else ""
+            why = f"{told['reason']}: {told['means']}" if "reason" in told else str(told.get("why", ""))
+            found[f"{tenant}/{name}"] = f"{why or told['state']}{asks}"
+        return found
 
     def _milli(self, held: Held) -> int:
         """What a member leases, in thousandths of a GPU; a share without a cap on compute counts as a whole one."""

@@ -19,11 +19,13 @@ LIMIT_S: Final = 9.0
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
-    """When a job starts: with even odds within `p50_ms`, nine times in ten within `p90_ms`; -1 is unknown."""
+    """When a job starts: with even odds within `p50_ms`, nine times in ten within `p90_ms`; -1 is unknown. `runs` is
+    how many runs the least known of the estimates rests on; 0: they are time limits and graces alone."""
 
     p50_ms: int
     p90_ms: int
     worker: str = ""
+    runs: int = 0
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +41,7 @@ decode_forecast: Final = msgspec.msgpack.Decoder(Forecast).decode
 
 
 class _Look(msgspec.Struct, frozen=True, array_like=True):
-    starts: list[tuple[str, str, int, str]]
+    starts: list[tuple[str, str, int, str, int]]
     unknown: int
 
 
@@ -50,12 +52,12 @@ def forecast(engine: Engine, time_ms: int) -> bytes:
     """A `Forecast`, encoded. Destroys the engine: for a child."""
     late = ask(lambda: _look(engine, time_ms, "p90"), LIMIT_S)
     soon = _decode_look(_look(engine, time_ms, "p50"))
-    worst = {} if late is None else {(t, j): ms for t, j, ms, _ in _decode_look(late).starts}
+    worst = {} if late is None else {(t, j): ms for t, j, ms, *_ in _decode_look(late).starts}
     starts: dict[str, dict[str, Start]] = {}
-    for tenant, job, ms, worker in soon.starts:
+    for tenant, job, ms, worker, runs in soon.starts:
         p90 = worst.get((tenant, job), -1)
         # a later end of somebody may by chance be an earlier start of another: the band is in order all the same
-        starts.setdefault(tenant, {})[job] = Start(ms, p90 if p90 < 0 else max(ms, p90), worker)
+        starts.setdefault(tenant, {})[job] = Start(ms, p90 if p90 < 0 else max(ms, p90), worker, runs)
     return encode_forecast(Forecast(time_ms, starts, soon.unknown))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.line.durations import Estimate
@@ -25,14 +25,25 @@ HORIZON_MS: Final = 366 * 86_400_000
 Quantile = Literal["p50", "p90"]
 
 
+class Began(NamedTuple):
+    """When a job starts and where: by estimates the least known of which rests on so many `runs` (0: on none, but on
+    time limits and graces)."""
+
+    in_ms: int
+    worker: str
+    runs: int
+
+
 class Future(Play):
     """Begins at ledger time `time_ms`, with a record that is in flight taken as acknowledged."""
 
     def __init__(self, engine: Engine, time_ms: int, quantile: Quantile = "p50") -> None:
         super().__init__(engine, max(time_ms, engine.state.time_ms), engine.built_ms)
         self.began_ms = self.time_ms
-        self.started: dict[tuple[str, str], tuple[int, str]] = {}  # by job: after how many ms, and on which worker
+        self.started: dict[tuple[str, str], Began] = {}  # by job
         self.unknown = 0  # members that run and of which nothing is known
+        self._runs = 0  # the fewest that an end before now was told by
+        self._told_by: dict[MemberName, int] = {}  # the runs behind the estimate of who has not ended yet
         self._quantile = quantile
         self._told: set[MemberName] = set()  # those that were told to end
         self._after: dict[tuple[str, str, int, int], int] = {}  # how long those have run that run already
@@ -75,19 +86,26 @@ class Future(Play):
         if found is None:
             self.unknown += 1
             return None
+        if found.samples:
+            self._told_by[held.name] = found.samples
         return found.p50_ms if self._quantile == "p50" else found.p90_ms
 
     def told_to_end(self, held: Held) -> None:
         """With even odds at once; nine of ten within their grace, as if it began now."""
         job = self.engine.state.job(held.tenant, held.job)
+        self._told_by.pop(held.name, None)  # it ends by its grace, not by what was learned
         if self._quantile == "p50" or job is None or not held.running:
             super().told_to_end(held)
         elif held.name not in self._told:
             self._told.add(held.name)
             self.end_in(held, int(self.engine.request_of(job).workload.grace_s * 1000))
 
+    def on_left(self, held: Held) -> None:
+        runs = self._told_by.pop(held.name, 0)
+        self._runs = min(self._runs, runs) if self._runs and runs else self._runs or runs
+
     def on_started(self, held: Held) -> None:
-        self.started.setdefault(held.name[:2], (self.time_ms - self.began_ms, held.worker))
+        self.started.setdefault(held.name[:2], Began(self.time_ms - self.began_ms, held.worker, self._runs))
 
     def pass_time(self, until: Callable[[], bool]) -> None:
         """Let time go by until something is so, or nothing happens any more, or a bound is met."""

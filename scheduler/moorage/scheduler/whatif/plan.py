@@ -22,7 +22,7 @@ from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.future import Future, Quantile
 from moorage.schemas.codec import canonical
 from moorage.schemas.errors import Problem, Refused, refuse
-from moorage.schemas.frames import Device, Hello, Join
+from moorage.schemas.frames import Accepted, Device, Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.job import Request
 from moorage.schemas.operate import act_of
@@ -98,7 +98,9 @@ class PlanAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Planned(msgspec.Struct, omit_defaults=True):
     """What would happen. `starts` is now, later, unknown (nobody knows when), never, refused, or none (no request).
 
+    `starts` is now where any replica starts: `replicas_now` of its `replicas` do, and `waiting` says why others wait.
     `ledger` is the sequence that was seen: `if_seq` of a request that shall only be taken while that still holds.
+    `in_ms` is when it starts, by as many `runs` as its estimates rest on. `warnings` are those of its acceptance.
     `places` is where each replica goes; `preempts` and `starting` are jobs that would be ended for it, and waiting
     ones that the edits would let start: the tenant's own by name, of others how many.
     """
@@ -108,6 +110,9 @@ class Planned(msgspec.Struct, omit_defaults=True):
     in_ms: dict[str, int] | None = None
     on: str = ""
     places: list[dict[str, Any]] = []
+    replicas_now: int = 0
+    replicas: int = 0
+    warnings: list[str] = []
     preempts: dict[str, Any] | None = None
     starting: dict[str, Any] | None = None
     empty: dict[str, int | None] | None = None
@@ -140,7 +145,7 @@ def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
         late = ask(lambda: _encode(_Plan(engine, time_ms, tenant, asked, "p90").planned()), LIMIT_S)
         found = decode_planned(late).in_ms if late is not None else None
         if found is not None and planned.in_ms is not None:
-            planned.in_ms = {**planned.in_ms, "p90_ms": max(planned.in_ms["p50_ms"], *found.values())}
+            planned.in_ms = {**planned.in_ms, "p90_ms": max(planned.in_ms["p50_ms"], found["p50_ms"])}
     return _encode(planned)
 
 
@@ -217,18 +222,26 @@ class _Plan(Future):
             engine.planner.preempting.seek_at_once()  # victims are looked for once a second, and for nobody just come
             self.record()
         planned.preempts = self._preempts
+        assert self._answer is not None
+        planned.warnings = msgspec.msgpack.decode(self._answer, type=Accepted).warnings
         planned.places = _places(job)
-        if planned.places:
-            planned.starts = "now"
+        planned.replicas_now, planned.replicas = len(planned.places), len(job.replicas)
+        if not planned.places:
+            self._later(planned, job)
             return
-        self._later(planned, job)
+        planned.starts = "now"
+        if planned.replicas_now < planned.replicas:
+            self._explain(planned, job, fixes=False)  # what would let all of it start is another job's request
 
-    def _later(self, planned: Planned, job: Job) -> None:
-        engine, key = self.engine, (job.tenant, job.name)
-        waiting = explain_job(engine, *key)
+    def _explain(self, planned: Planned, job: Job, *, fixes: bool = True) -> None:
+        waiting = explain_job(self.engine, job.tenant, job.name, fixes=fixes)
         assert isinstance(waiting, dict)
         planned.waiting = {name: value for name, value in waiting.items() if name not in ("job", "state", "tenant")}
-        if waiting.get("reason") in NEVER_REASONS:
+
+    def _later(self, planned: Planned, job: Job) -> None:
+        key = (job.tenant, job.name)
+        self._explain(planned, job)
+        if planned.waiting is not None and planned.waiting.get("reason") in NEVER_REASONS:
             planned.starts = "never"
             return
         self.pass_time(lambda: key in self.started)
@@ -236,7 +249,7 @@ class _Plan(Future):
         planned.starts = "unknown" if found is None else "later"
         planned.preempts = self._preempts
         if found is not None:
-            planned.in_ms, planned.on = {"p50_ms": found[0]}, found[1]
+            planned.in_ms, planned.on = {"p50_ms": found.in_ms, "runs": found.runs}, found.worker
 
     def _empty(self, planned: Planned) -> None:
         """After how many ms each drained worker holds nothing; None where nobody knows."""

@@ -52,8 +52,8 @@ NEVER_REASONS: Final = frozenset(
 
 class Explanation:
     """`counts` is how many workers were left after each filter, in the filters' order; `held_on` the hosts that would
-    do if others had not taken what it asks for; `missing` how many GPUs more the best host would have to have free, 0
-    where that is not what it waits for; `troubles` what is wrong with devices or hosts that would do, in words;
+    do if others of ours had not taken what it asks for; `missing` how many GPUs more the best host would have to have
+    free, 0 where that is not what it waits for; `troubles` what is wrong with devices or hosts that would do, in words;
     `because` how much it asks for or would get, where the counts do not say that."""
 
     __slots__ = ("because", "counts", "held_on", "missing", "reason", "troubles")
@@ -187,7 +187,9 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
         return Explanation("busy", counts, hosts, missing)
     foreign = [host for host in unleased if _but_for_foreign(host, shape) >= shape.count]
     reason, troubled = ("foreign", foreign) if foreign else ("sick", unleased)
-    return Explanation(reason, counts, [], missing, troubles=_troubles(troubled, shape))
+    # beside what is wrong, ours that hold the others: each of them would do as well
+    leased = [host for host in hosts if host.cls.fit(shape).mask & host.lent & ~host.free & ~host.worker.quarantined]
+    return Explanation(reason, counts, leased, missing, troubles=_troubles(troubled, shape))
 
 
 def _closed(host: Host) -> str:

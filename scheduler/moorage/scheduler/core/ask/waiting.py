@@ -10,7 +10,7 @@ from moorage.scheduler.core.ask.explain import HOLDERS_MAX, NEVER_REASONS, REASO
 from moorage.scheduler.core.ask.relax import FIXES_MAX, Relaxer
 from moorage.scheduler.core.ask.remedies import remedies
 from moorage.scheduler.core.ask.trial import Trials
-from moorage.scheduler.core.ask.views import CONTENDED_AT, finished_row, held_by
+from moorage.scheduler.core.ask.views import CONTENDED_AT, finished_row, held_by, summary
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.line.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
@@ -41,6 +41,8 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     waiting = [replica for replica in job.replicas if replica.state == QUEUED]
     if not waiting:
         data["why"] = _last_why(job)
+        if not job.live:
+            data |= _ended(engine, job)
         if leaves := _leaves(engine, job):
             data["leaves"] = leaves
         return data
@@ -59,7 +61,7 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
         found.reason = standing["reason"]
     data.update(found.as_data())
     data["holders"] = holders(found.held_on, shape, tenant, of_host=found.reason == "host-busy")
-    data["held_by"] = found.troubles or (_told(data["holders"]) if found.held_on else [])
+    data["held_by"] = found.troubles + (_told(data["holders"], name) if found.held_on else [])
     if found.reason == "reserved":
         data["held_by"] = _kept_for(engine, job, barred)
     data.update(standing)
@@ -87,6 +89,13 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     if fixes and data["reason"] not in UNCURED:
         data["fixes"] = _fixes(trials, data["reason"])
     return data
+
+
+def _ended(engine: Engine, job: Job) -> dict[str, Any]:
+    """With which code it is over, and why, if nobody said why: then it ended by itself."""
+    row = summary(engine, job)
+    why = row["why"] or (f"it ended by itself, with code {row['code']}" if row["code"] else "")
+    return {"code": row["code"], "why": why}
 
 
 def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
@@ -191,9 +200,12 @@ def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def _told(found: dict[str, Any]) -> list[str]:
-    """The holders in words, the tenant's own first."""
-    lines = [f"job {row['job']}: {many(row['gpus'], 'GPU')}" for row in found["own"]]
+def _told(found: dict[str, Any], asks: str) -> list[str]:
+    """The holders in words, the tenant's own first; `asks` is the job that waits with some of its replicas."""
+    lines = [
+        f"{'its own replicas' if row['job'] == asks else 'job ' + row['job']}: {many(row['gpus'], 'GPU')}"
+        for row in found["own"]
+    ]
     if found["own_jobs"] > len(found["own"]):
         lines.append(f"{many(found['own_jobs'] - len(found['own']), 'more job')} of yours")
     if found["other_jobs"]:

@@ -41,6 +41,7 @@ _NONE: Final[set[str]] = set()
 NO_MATCH: Final = "no-match"
 NOT_HEARD: Final = "fleet-not-yet-heard"
 HELD: Final = "tenant-held"
+PART_OF: Final = "model"
 
 
 def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
@@ -134,6 +135,8 @@ class Admission:
             late = self._too_late(draft, event, int(event.request.start_within_s * 1000))
             if late is not None:
                 return late if answered else NewJob(event, [f"{late.code}: {late.message}"], REJECTED, late.message)
+        if event.shape.models and (part := self._unmatched.part_of(event.shape)):
+            warnings.append(f"{PART_OF}: {part}")
         return NewJob(event, warnings)
 
     def _known(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> Accepted | Problem | None:
@@ -379,4 +382,5 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
         draft.tombstone(event.tenant, event.job, event.sequence)
-        return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN"})
+        kept_s = self.config.finished_keep_ms / 1000  # nothing takes it back: the next submit of that id does
+        return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN", "remembered_s": kept_s})

@@ -1,4 +1,5 @@
-"""What a request asks for that no known worker could ever give it, in words: the filter that came nearest to a fit."""
+"""What a request asks for that no known worker could ever give it, in words: the filter that came nearest to a fit;
+and what a model that it names is only a part of."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Final
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import FILTERS, HostClass, size_of_largest
 from moorage.scheduler.core.shape import Shape
+from moorage.schemas.gpu import WHOLE_WORDS, model_matches
 
 #: names of models, drivers or labels that one text shows
 NAMES_SHOWN_MAX: Final = 3
@@ -23,22 +25,43 @@ class Unmatched:
         self._fleet = fleet
         self._inventory = -1
         self._texts: dict[int, str] = {}
+        self._parts: dict[int, str] = {}
         self._names: list[str] = []  # of all devices of the fleet
         self._close: dict[str, list[str]] = {}  # model as asked for, in lower case -> the fleet's names nearest to it
 
     def why(self, shape: Shape) -> str:
         """Why no known worker could ever run this shape, were it empty. Only of shapes of which that is known."""
-        if self._inventory != self._fleet.inventory:
-            self._inventory = self._fleet.inventory
-            self._names = sorted({name for cls in self._fleet.classes.values() for _, _, name, _ in cls.devices})
-            self._texts.clear()
-            self._close.clear()
+        self._look()
         text = self._texts.get(shape.index)
         if text is None:
             if len(self._texts) >= KEPT_MAX:
                 self._texts.clear()
             text = self._texts[shape.index] = self._why(shape)
         return text
+
+    def part_of(self, shape: Shape) -> str:
+        """What a model that it names is only a part of: no name in the fleet has it as a word. Empty: nothing."""
+        self._look()
+        text = self._parts.get(shape.index)
+        if text is None:
+            if len(self._parts) >= KEPT_MAX:
+                self._parts.clear()
+            text = self._parts[shape.index] = "; ".join(filter(None, map(self._part, shape.models)))
+        return text
+
+    def _part(self, model: str) -> str:
+        found = {name: matched for name in self._names if (matched := model_matches(model, name))}
+        if not found or WHOLE_WORDS in found.values():
+            return ""
+        return f"{model} is part of {_shown(found)} only; ={model} takes that model alone"
+
+    def _look(self) -> None:
+        """What was said of another fleet is forgotten."""
+        if self._inventory != self._fleet.inventory:
+            self._inventory = self._fleet.inventory
+            self._names = sorted({name for cls in self._fleet.classes.values() for _, _, name, _ in cls.devices})
+            for kept in (self._texts, self._parts, self._close):
+                kept.clear()
 
     def _why(self, shape: Shape) -> str:
         classes: dict[str, list[HostClass]] = {}
