@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moorage.scheduler.simulate.openb import TraceError, TraceTask, node_list, pod_lists, read_hosts, read_tasks
+from moorage.schemas.errors import Refused
 
 TRACES = Path(__file__).resolve().parents[2] / "bench/traces/openb"
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n"
@@ -53,7 +54,7 @@ def test_a_row_is_read_with_its_units(tmp_path: Path) -> None:
 def test_a_bad_row_says_where_what_and_what_is_allowed(tmp_path: Path, rows: str, says: str) -> None:
     path = tmp_path / "openb_pod_list_x.csv"
     path.write_text(PODS + rows)
-    with pytest.raises(TraceError, match=says):
+    with pytest.raises(Refused, match=says):
         read_tasks(path)
 
 
@@ -61,11 +62,12 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     nodes, pods = tmp_path / "openb_node_list_a.csv", tmp_path / "openb_pod_list_a.csv"
     nodes.write_text(NODES + "n,1,1,1,T4\nn,1,1,1,T4\n")
     pods.write_text("job,gpus\na,1\n")
-    with pytest.raises(TraceError, match="1 hosts have the name of another"):
+    with pytest.raises(Refused, match="line 3: sn is 'n', allowed: a name of its own"):
         read_hosts(nodes)
-    with pytest.raises(TraceError, match="it lacks name: job, gpus"):
+    with pytest.raises(Refused, match=r"line 1: the first line must name name, .*; it lacks name") as caught:
         read_tasks(pods)
-    with pytest.raises(TraceError, match="cannot be read"):
+    assert caught.value.problem.found == "job, gpus"
+    with pytest.raises(Refused, match="cannot be read"):
         read_tasks(tmp_path / "none.csv")
 
 

@@ -139,13 +139,16 @@ def test_our_own_lines_and_columns_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ('{"at_s": -1, "runs_s": 1}', "line 1: at_s must be"),
-        ('{"at_s": 0, "runs_s": 1e300}', "runs_s must be"),
+        ('{"at_s": -1, "runs_s": 1}', "line 1: at_s is -1.0"),
+        ('{"at_s": 0, "runs_s": 1e300}', "runs_s is 1e+300"),
         ('{"at_s": 0, "runs_s": 1}\n{"at_s": 0}', "line 2"),
         ('{"at_s": 0, "runs_s": 1, "request": {"replicas": 0}}', "replicas must be"),
         ('{"at_s": 0, "runs_s": 1, "tenant": "A b"}', "a tenant must match"),
-        ('{"at_s": 0, "runs_s": 1, "request": {"job": "a"}}\n' * 2, "stands there twice"),
-        ("", "has 1.."),
+        (
+            '{"at_s": 0, "runs_s": 1, "request": {"job": "a"}}\n' * 2,
+            "line 2: job a of tenant default stands on line 1 already",
+        ),
+        ("", "there are no jobs in it"),
         ("[" * 5000, "line 1"),
     ],
 )

@@ -11,13 +11,12 @@ USENIX ATC 2023.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from moorage.scheduler.simulate.rows import Row, read_rows, trouble
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX
 
 #: rows of one file that are read at most; the published lists have some 10,000
@@ -29,7 +28,7 @@ _POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read: names the file, the line, the column, what was found and what is allowed."""
+    """A folder that does not hold what a trace is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +69,31 @@ class TraceTask:
 
 
 def read_hosts(path: Path) -> list[TraceHost]:
-    """The hosts of a node list, in its order. Raises TraceError."""
-    hosts = [
-        TraceHost(
+    """The hosts of a node list, in its order. Raises Refused."""
+    lines: dict[str, int] = {}
+    hosts = []
+    for row in _rows(path, _NODE_COLUMNS):
+        host = TraceHost(
             row.text("sn"),
             row.whole("cpu_milli"),
             row.whole("memory_mib"),
             row.whole("gpu", most=GPUS_PER_REPLICA_MAX),
             row.text("model", empty=row.raw("gpu") == "0"),
         )
-        for row in _rows(path, _NODE_COLUMNS)
-    ]
-    names = {host.name for host in hosts}
-    if len(names) != len(hosts):
-        raise TraceError(f"{path.name}: {len(hosts) - len(names)} hosts have the name of another; names must differ")
+        if (first := lines.setdefault(host.name, row.line)) != row.line:
+            raise row.wrong("sn", f"a name of its own: that is the host of line {first}")
+        hosts.append(host)
     return hosts
 
 
 def read_tasks(path: Path) -> list[TraceTask]:
-    """The tasks of a pod list, in its order. Raises TraceError."""
-    return [_task(row) for row in _rows(path, _POD_COLUMNS)]
+    """The tasks of a pod list, in its order. Raises Refused."""
+    return [task for _, task in numbered_tasks(path)]
+
+
+def numbered_tasks(path: Path) -> Iterator[tuple[Row, TraceTask]]:
+    """Each task with its row. Raises Refused."""
+    return ((row, _task(row)) for row in _rows(path, _POD_COLUMNS))
 
 
 def node_list(folder: Path) -> Path:
@@ -112,7 +116,7 @@ def pod_lists(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _task(row: _Row) -> TraceTask:
+def _task(row: Row) -> TraceTask:
     gpus = row.whole("num_gpu", most=GPUS_PER_REPLICA_MAX)
     milli = row.whole("gpu_milli", most=1000) if gpus else 0
     if gpus and not milli:
@@ -126,66 +130,11 @@ def _task(row: _Row) -> TraceTask:
     )
 
 
-class _Row:
-    """One line of a file; its getters raise TraceError with all that a reader needs to mend it."""
-
-    def __init__(self, path: Path, line: int, fields: dict[str, str | None]) -> None:
-        self._path = path
-        self._line = line
-        self._fields = fields
-
-    def raw(self, column: str) -> str:
-        return (self._fields.get(column) or "").strip()
-
-    def text(self, column: str, empty: bool = False) -> str:
-        value = self.raw(column)
-        if not value and not empty:
-            raise self.wrong(column, "a word")
-        return value
-
-    def whole(self, column: str, most: int = 1 << 40) -> int:
-        value = self.raw(column)
-        if not (value.isascii() and value.isdigit()) or int(value) > most:
-            raise self.wrong(column, f"a whole number 0..{most}")
-        return int(value)
-
-    def seconds(self, column: str) -> float | None:
-        """None where the column is missing or empty: a task that had not ended."""
-        value = self.raw(column)
-        if not value:
-            return None
-        try:
-            found = float(value)
-        except ValueError:
-            found = -1.0
-        if not 0 <= found < 1e12:
-            raise self.wrong(column, "seconds, 0 or more")
-        return found
-
-    def wrong(self, column: str, allowed: str) -> TraceError:
-        return TraceError(
-            f"{self._path.name} line {self._line}: {column} is {self.raw(column)[:60]!r}, allowed: {allowed}"
-        )
-
-
-def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[_Row]:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    missing = [column for column in columns if column not in (reader.fieldnames or ())]
-    if missing:
-        found = ", ".join(reader.fieldnames or ()) or "an empty file"
-        raise TraceError(f"{path.name}: the first line must name {', '.join(columns)}; it lacks {missing[0]}: {found}")
+def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
     count = 0
-    try:
-        for fields in reader:
-            count += 1
-            if count > ROWS_MAX:
-                raise TraceError(f"{path.name}: more than {ROWS_MAX} rows; split the list")
-            yield _Row(path, reader.line_num, fields)
-    except csv.Error as error:
-        raise TraceError(f"{path.name} line {reader.line_num}: no CSV: {error}") from error
+    for count, row in enumerate(read_rows(path, columns), 1):
+        if count > ROWS_MAX:
+            raise trouble(path, row.line, f"more than {ROWS_MAX} rows", next="split the list")
+        yield row
     if not count:
-        raise TraceError(f"{path.name}: no rows below the first line")
+        raise trouble(path, 0, "no rows below the first line")

@@ -11,17 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from moorage.scheduler.simulate.openb import TraceTask, read_hosts, read_tasks
-from moorage.scheduler.simulate.trace import SimHost, TraceJob, milliseconds, trouble, uniform_host
+from moorage.scheduler.simulate.openb import TraceTask, numbered_tasks, read_hosts
+from moorage.scheduler.simulate.trace import SimHost, TraceJob, milliseconds, once, uniform_host
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.schemas.job import Request, Resources, Run
+from moorage.schemas.names import JOB, is_job
 
 TENANT: Final = "openb"
 _RUN: Final = Run(driver="noop")
 
 
 def openb_hosts(path: Path) -> list[SimHost]:
-    """The hosts of a node list. Raises TraceError."""
+    """The hosts of a node list. Raises Refused."""
     return [
         uniform_host(host.name, host.gpus, host.model, cpu_milli=host.cpu_milli, memory_mib=host.memory_mib)
         for host in read_hosts(path)
@@ -29,13 +30,24 @@ def openb_hosts(path: Path) -> list[SimHost]:
 
 
 def openb_jobs(path: Path) -> Iterator[TraceJob]:
-    """The tasks of a pod list that says when each came and went. Raises TraceError and Refused."""
-    for number, task in enumerate(read_tasks(path), 2):
+    """The tasks of a pod list that says when each came and went. Raises Refused."""
+    return once(path, _numbered(path))
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, TraceJob]]:
+    for row, task in numbered_tasks(path):
         if task.ended_s is None:
-            raise trouble(path, number, "no deletion_time: this list has no times, so it cannot be simulated in time")
-        at_ms = milliseconds(path, number, "creation_time", task.created_s)
-        runs_ms = milliseconds(path, number, "deletion_time", max(0.0, task.ended_s - task.created_s))
-        yield TraceJob(at_ms, runs_ms, TENANT, request_of(task))
+            raise row.trouble("no deletion_time: this list has no times, so it cannot be simulated in time")
+        if not is_job(task.name):
+            raise row.wrong("name", JOB.pattern)
+        at_ms = milliseconds(path, row.line, "creation_time", task.created_s)
+        ran_s = max(0.0, task.ended_s - task.created_s)
+        runs_ms = milliseconds(path, row.line, "deletion_time after creation_time", ran_s)
+        try:
+            request = request_of(task)
+        except ValueError as error:  # its own bounds, as of models
+            raise row.trouble(str(error)) from None
+        yield row.line, TraceJob(at_ms, runs_ms, TENANT, request)
 
 
 def request_of(task: TraceTask) -> Request:

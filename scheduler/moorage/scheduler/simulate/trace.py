@@ -10,30 +10,31 @@ A CSV says the same of simpler jobs, with these columns (the first two are neede
 
     at_s,runs_s,tenant,job,gpu,replicas,gang,priority,cpu_milli,memory_mib,workload,timeout_s
 
-where `gpu` is a token as `2xH100:80G` (empty: no GPU) and `gang` is 1 for a gang. Whoever reads another format makes
-`TraceJob`s of it.
+where `gpu` is a token as `2xH100:80G` (empty: no GPU) and `gang` is 1 or true for a gang, 0, false or empty for none.
+Each job of a tenant has a name of its own. Whoever reads another format makes `TraceJob`s of it.
 """
 
 from __future__ import annotations
 
-import csv
 import itertools
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from moorage.schemas.errors import Refused, refuse
+from moorage.scheduler.simulate.rows import DURATION_MS_MAX, LINE_MAX, Row, read_rows, too_long, trouble
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import parse_token
-from moorage.schemas.job import Request, Resources, Run
-from moorage.schemas.names import is_tenant
+from moorage.schemas.job import DURATION_S_MAX, PRIORITY_MAX, REPLICAS_MAX, Request, Resources, Run
+from moorage.schemas.names import JOB, TENANT, is_job, is_tenant
 
 #: jobs of one trace: each stands in memory while it waits or runs
 JOBS_MAX: Final = 5_000_000
-LINE_BYTES_MAX: Final = 64 * 1024
-_DURATION_MS_MAX: Final = 10 * 366 * 86_400_000
+#: the bounds of `Resources`
+CPU_MILLI_MAX: Final = 10**9
+MEMORY_MIB_MAX: Final = 2**31
 _NOOP: Final = Run(driver="noop")
 
 
@@ -72,95 +73,111 @@ _COLUMNS: Final = (
     "at_s", "runs_s", "tenant", "job", "gpu", "replicas", "gang", "priority", "cpu_milli", "memory_mib", "workload",
     "timeout_s",
 )  # fmt: skip
+_NEEDED: Final = ("at_s", "runs_s")
 _read_line: Final = msgspec.json.Decoder(_Line).decode
-
-
-def trouble(path: Path, line: int, why: str, **fields: Any) -> Refused:
-    """`raise trouble(path, 3, "…")`: what is wrong with a trace, and where."""
-    at = f"{path.name} line {line}: " if line else f"{path.name}: "
-    return refuse("invalid-argument", at + why, **{"next": "moorage simulate --help shows the formats", **fields})
 
 
 def milliseconds(path: Path, line: int, name: str, seconds: float) -> int:
     """Seconds of a trace as ms. Raises Refused for what is negative, endless or beyond ten years."""
     ms = seconds * 1000
-    if not 0 <= ms <= _DURATION_MS_MAX:
-        raise trouble(path, line, f"{name} must be 0..{_DURATION_MS_MAX // 1000} seconds", found=seconds)
+    if not 0 <= ms <= DURATION_MS_MAX:
+        allowed = f"seconds, 0..{DURATION_MS_MAX // 1000}"
+        raise trouble(path, line, f"{name} is {seconds}, allowed: {allowed}", found=seconds, allowed=allowed)
     return round(ms)
+
+
+def once(path: Path, numbered: Iterable[tuple[int, TraceJob]]) -> Iterator[TraceJob]:
+    """The jobs without their lines. Raises Refused where a tenant has two of one name."""
+    lines: dict[tuple[str, str | None], int] = {}
+    for line, job in numbered:
+        name = job.request.job
+        if (first := lines.setdefault((job.tenant, name), line)) != line:
+            raise trouble(
+                path, line, f"job {name} of tenant {job.tenant} stands on line {first} already", found=name,
+                allowed="names of which each tenant has one", next="name one of the two otherwise, or take it out",
+            )  # fmt: skip
+        yield job
 
 
 def read_own(path: Path) -> Iterator[TraceJob]:
     """Our own JSON lines. Raises Refused, which names the line."""
+    return once(path, _of_lines(path))
+
+
+def _of_lines(path: Path) -> Iterator[tuple[int, TraceJob]]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
+        for number, line in enumerate(iter(lambda: file.readline(LINE_MAX + 1), b""), 1):
+            if len(line) > LINE_MAX:
+                raise too_long(path, number, "bytes")
+            text = line.removeprefix(BOM_UTF8) if number == 1 else line
+            if not text.strip():
                 continue
-            if len(line) > LINE_BYTES_MAX:
-                raise trouble(path, number, f"a line has at most {LINE_BYTES_MAX} bytes")
             try:
-                said = _read_line(line)
-                fields = {"job": f"job-{number}", "run": {"driver": "noop"}, **said.request}
+                said = _read_line(text)
+                fields = {"run": {"driver": "noop"}, **said.request}
+                if fields.get("job") is None:
+                    fields["job"] = f"job-{number}"
                 request = msgspec.convert(fields, Request)
-            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+            except msgspec.ValidationError as error:  # says what was found and what is allowed
                 raise trouble(path, number, str(error)) from None
-            yield _job(path, number, said.at_s, said.runs_s, said.tenant, request)
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                found = text[:60].decode(errors="replace").strip()
+                raise trouble(path, number, f"no JSON: {error}", found=found, allowed="a JSON object a line") from None
+            if not is_tenant(said.tenant):
+                raise trouble(path, number, f"a tenant must match {TENANT.pattern}", found=said.tenant)
+            at_ms = milliseconds(path, number, "at_s", said.at_s)
+            yield number, TraceJob(at_ms, milliseconds(path, number, "runs_s", said.runs_s), said.tenant, request)
 
 
 def read_csv(path: Path) -> Iterator[TraceJob]:
-    """Our own CSV. Raises Refused, which names the line."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = csv.DictReader(file)
-        unknown = [name for name in rows.fieldnames or () if name not in _COLUMNS]
-        if unknown or not {"at_s", "runs_s"} <= set(rows.fieldnames or ()):
-            raise trouble(path, 1, "these are no columns of a trace", found=unknown, allowed=", ".join(_COLUMNS))
-        for number, row in enumerate(rows, 2):
-            try:
-                at_s, runs_s = float(row["at_s"]), float(row["runs_s"])
-                request = _request_of(row, f"job-{number - 1}")
-            except (ValueError, TypeError) as error:
-                raise trouble(path, number, str(error)) from None
-            except Refused as refused:
-                raise trouble(path, number, refused.problem.message, found=refused.problem.found) from None
-            yield _job(path, number, at_s, runs_s, row.get("tenant") or "default", request)
+    """Our own CSV. Raises Refused, which names line and column."""
+    return once(path, _of_rows(path))
 
 
-def _request_of(row: dict[str, str], name: str) -> Request:
-    whole = {key: int(row[key]) for key in ("replicas", "priority", "cpu_milli", "memory_mib") if row.get(key)}
-    spec, replicas = None, whole.get("replicas", 1)
-    if row.get("gpu"):
-        times, spec = parse_token(row["gpu"])
-        replicas = whole.get("replicas", times)
-    if row.get("gang") == "1" and spec is not None:
+def _of_rows(path: Path) -> Iterator[tuple[int, TraceJob]]:
+    for number, row in enumerate(read_rows(path, _NEEDED, _COLUMNS), 1):
+        at_ms, runs_ms, tenant = row.ms("at_s"), row.ms("runs_s"), row.raw("tenant") or "default"
+        if not is_tenant(tenant):
+            raise row.wrong("tenant", TENANT.pattern)
+        try:
+            request = _request_of(row, f"job-{number}")
+        except ValueError as error:  # its own bounds
+            raise row.trouble(str(error)) from None
+        yield row.line, TraceJob(at_ms, runs_ms, tenant, request)
+
+
+def _request_of(row: Row, name: str) -> Request:
+    spec, times, token = None, 1, row.raw("gpu")
+    if token:
+        try:
+            times, spec = parse_token(token)
+        except ValueError as error:
+            raise row.trouble(f"gpu is {token[:60]!r}: {error}", found=token) from None
+    if row.flag("gang") and spec is not None:
         spec = msgspec.structs.replace(spec, scheduling="gang")
-    cpu_milli, memory_mib = whole.get("cpu_milli", 0), whole.get("memory_mib", 0)
+    job = row.raw("job") or name
+    if not is_job(job):
+        raise row.wrong("job", JOB.pattern)
+    cpu_milli = row.whole("cpu_milli", most=CPU_MILLI_MAX, empty=0)
+    memory_mib = row.whole("memory_mib", most=MEMORY_MIB_MAX, empty=0)
+    timeout_s, workload = row.seconds("timeout_s", DURATION_S_MAX), row.raw("workload")
     return Request(
-        job=row.get("job") or name,
-        replicas=replicas,
-        priority=whole.get("priority", 50),
+        job=job,
+        replicas=row.whole("replicas", 1, REPLICAS_MAX, empty=times),
+        priority=row.whole("priority", 0, PRIORITY_MAX, empty=50),
         gpu=spec,
         resources=Resources(cpu_milli, memory_mib) if cpu_milli or memory_mib else None,
-        run=Run(driver="noop", timeout_s=float(row["timeout_s"])) if row.get("timeout_s") else _NOOP,
-        labels={"workload": row["workload"]} if row.get("workload") else {},
+        run=_NOOP if timeout_s is None else Run(driver="noop", timeout_s=timeout_s),
+        labels={"workload": workload} if workload else {},
     )
-
-
-def _job(path: Path, line: int, at_s: float, runs_s: float, tenant: str, request: Request) -> TraceJob:
-    if not is_tenant(tenant):
-        raise trouble(path, line, "a tenant must match [a-z0-9-]{1,32}", found=tenant)
-    at_ms, runs_ms = milliseconds(path, line, "at_s", at_s), milliseconds(path, line, "runs_s", runs_s)
-    return TraceJob(at_ms, runs_ms, tenant, request)
 
 
 def in_order(path: Path, jobs: Iterable[TraceJob]) -> list[TraceJob]:
     """All jobs by the time of their coming; equal times keep the trace's order. Raises Refused for too many or none."""
     listed = list(itertools.islice(jobs, JOBS_MAX + 1))
-    if not listed or len(listed) > JOBS_MAX:
-        raise trouble(path, 0, f"a trace has 1..{JOBS_MAX} jobs", found=len(listed))
+    if not listed:
+        raise trouble(path, 0, "there are no jobs in it", found=0, allowed=f"1..{JOBS_MAX} jobs")
+    if len(listed) > JOBS_MAX:
+        raise trouble(path, 0, "there are too many jobs in it", found=f"more than {JOBS_MAX}", allowed=f"1..{JOBS_MAX}")
     listed.sort(key=lambda job: job.at_ms)
-    names: set[tuple[str, str | None]] = set()
-    for job in listed:
-        key = (job.tenant, job.request.job)
-        if key in names:
-            raise trouble(path, 0, f"job {job.request.job} of tenant {job.tenant} stands there twice")
-        names.add(key)
     return listed

@@ -1,0 +1,187 @@
+"""CSV as every reader of traces reads it: rows by column, and errors that name file, line, column and what was found.
+
+A byte order mark is read over, and so are empty lines. Refused are, by line and column: names that stand in the first
+line twice, cells beyond it, quotes that are not closed, and what is no UTF-8 where it is read.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from moorage.schemas.errors import Refused, refuse
+
+#: bytes of a JSON line, characters of a CSV's
+LINE_MAX: Final = 64 * 1024
+DURATION_MS_MAX: Final = 10 * 366 * 86_400_000
+#: digits of a number: beyond them Python reads none
+_DIGITS_MAX: Final = 20
+_FLAGS: Final = {"": False, "0": False, "false": False, "1": True, "true": True}
+_FOUND_CHARS_MAX: Final = 60
+
+
+def trouble(path: Path, line: int, why: str, **fields: Any) -> Refused:
+    """`raise trouble(path, 3, "…")`: what is wrong with a trace, and where."""
+    at = f"{path.name} line {line}: " if line else f"{path.name}: "
+    return refuse("invalid-argument", at + why, **{"next": "moorage simulate --help shows the formats", **fields})
+
+
+def too_long(path: Path, line: int, unit: str) -> Refused:
+    """`raise too_long(path, 3, "bytes")`: no more than the bound was read of that line."""
+    return trouble(
+        path, line, "the line is too long", found=f"more than {LINE_MAX} {unit}", allowed=f"at most {LINE_MAX}",
+        next="is a quote or the end of a line missing there?",
+    )  # fmt: skip
+
+
+class Row:
+    """One row; its getters raise Refused with all that a reader needs to mend it. A missing cell is an empty one."""
+
+    __slots__ = ("_cells", "line", "path")
+
+    def __init__(self, path: Path, line: int, cells: dict[str, str]) -> None:
+        self.path = path
+        self.line = line
+        self._cells = cells
+
+    def raw(self, column: str) -> str:
+        value = self._cells.get(column, "").strip()
+        if not value.isascii() and value != _printable(value):
+            found = value.encode("utf-8", "surrogateescape")[:_FOUND_CHARS_MAX]
+            raise self.trouble(
+                f"{column} is {found!r}, which is no UTF-8", found=repr(found), allowed="UTF-8",
+                next="save the file as UTF-8",
+            )  # fmt: skip
+        return value
+
+    def text(self, column: str, empty: bool = False) -> str:
+        value = self.raw(column)
+        if not value and not empty:
+            raise self.wrong(column, "a word")
+        return value
+
+    def whole(self, column: str, least: int = 0, most: int = 1 << 40, *, empty: int | None = None) -> int:
+        """`empty` is what a cell that is empty stands for; without it that is refused."""
+        value = self.raw(column)
+        if not value and empty is not None:
+            return empty
+        is_number = value.isascii() and value.isdigit() and len(value) <= _DIGITS_MAX
+        if not is_number or not least <= int(value) <= most:
+            raise self.wrong(column, f"a whole number {least}..{most}")
+        return int(value)
+
+    def seconds(self, column: str, most: float = 1e12) -> float | None:
+        """None where the column is missing or empty."""
+        value = self.raw(column)
+        if not value:
+            return None
+        try:
+            found = float(value)
+        except ValueError:
+            found = -1.0
+        if not 0 <= found <= most:
+            raise self.wrong(column, f"seconds, 0..{most:.0f}")
+        return found
+
+    def ms(self, column: str) -> int:
+        """Seconds of a trace, as ms; they must be there."""
+        seconds = self.seconds(column, DURATION_MS_MAX / 1000)
+        if seconds is None:
+            raise self.wrong(column, f"seconds, 0..{DURATION_MS_MAX // 1000}")
+        return round(seconds * 1000)
+
+    def flag(self, column: str) -> bool:
+        """1 and true, 0 and false; empty is false."""
+        found = _FLAGS.get(self.raw(column).lower())
+        if found is None:
+            raise self.wrong(column, "0, 1, true or false")
+        return found
+
+    def wrong(self, column: str, allowed: str) -> Refused:
+        value = self.raw(column)
+        return self.trouble(
+            f"{column} is {value[:_FOUND_CHARS_MAX]!r}, allowed: {allowed}", found=value, allowed=allowed
+        )
+
+    def trouble(self, why: str, **fields: Any) -> Refused:
+        return trouble(self.path, self.line, why, **fields)
+
+
+def read_rows(path: Path, needed: tuple[str, ...], known: Collection[str] | None = None) -> Iterator[Row]:
+    """The rows below the first line, which names the columns: all of `needed`, and none but `known` if that is given.
+
+    Raises Refused. What no getter asks for is not looked at.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            cells_of_lines = _cells(path, file)
+            line, names = next(cells_of_lines, (1, []))
+            names = [_printable(name).strip() for name in names]
+            _check_names(path, line, names, needed, known)
+            for line, cells in cells_of_lines:
+                if len(cells) > len(names):
+                    surplus = _printable(cells[len(names)])[:_FOUND_CHARS_MAX]
+                    raise trouble(
+                        path, line, f"cell {len(names) + 1} is {surplus!r}, in no column: the first line names "
+                        f"{len(names)}", found=f"{len(cells)} cells", allowed=f"at most {len(names)} cells",
+                        next="take it out, or quote the cell before it that holds a comma",
+                    )  # fmt: skip
+                yield Row(path, line, dict(zip(names, cells, strict=False)))
+    except OSError as error:
+        raise trouble(path, 0, f"cannot be read: {error.strerror}", next="name a file that is there") from None
+
+
+def _cells(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """Every row with cells, and the line on which it begins."""
+    reader = csv.reader(_lines(path, file), strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise trouble(
+                path, line, f"no CSV: {error}", allowed="cells split by commas, quotes closed",
+                next="look for a quote that is not closed",
+            ) from None  # fmt: skip
+        if len(cells) > 1 or (cells and cells[0].strip()):
+            yield line, cells
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    number = 0
+    while line := file.readline(LINE_MAX + 1):
+        number += 1
+        if len(line) > LINE_MAX:
+            raise too_long(path, number, "characters")
+        yield line
+
+
+def _check_names(
+    path: Path, line: int, names: list[str], needed: tuple[str, ...], known: Collection[str] | None
+) -> None:
+    found = ", ".join(names) or "an empty file"
+    for at, name in enumerate(names):
+        if (first := names.index(name)) < at:
+            raise trouble(
+                path, line, f"column {at + 1} is {name[:_FOUND_CHARS_MAX]!r} as column {first + 1} is", found=found,
+                allowed="each name once", next="take one of them out, or name it otherwise",
+            )  # fmt: skip
+        if known is not None and name not in known:
+            raise trouble(
+                path, line, f"column {at + 1}, {name[:_FOUND_CHARS_MAX]!r}, is none of a trace", found=found,
+                allowed=", ".join(known),
+            )  # fmt: skip
+    if missing := [name for name in needed if name not in names]:
+        raise trouble(
+            path, line, f"the first line must name {', '.join(needed)}; it lacks {missing[0]}", found=found,
+            allowed=", ".join(known or needed),
+        )  # fmt: skip
+
+
+def _printable(text: str) -> str:
+    """The text with a mark where bytes were no UTF-8: nothing can print these."""
+    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
