@@ -52,3 +52,11 @@ async def test_a_node_list_that_is_wrong_is_told_by_line_and_column(tmp_path: Pa
         "error[invalid-argument]: nodes.csv line 2: gpu is 'many', allowed: a whole number 0..64\n"
     )
     assert ran.code == 2
+
+
+async def test_a_byte_order_mark_hides_no_format(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_bytes(b"\xef\xbb\xbfat_s,runs_s,gpu\n1,2,1xH100\n")
+    ran = await moorage("simulate", str(file), "--fleet", "1x4xH100")
+    assert ran.code == 0
+    assert "1 of 1 jobs over" in ran.out + ran.err

@@ -111,11 +111,10 @@ def _hosts(fleet: str | None) -> list[SimHost]:
 def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJob]:
     from moorage.client.errors import rejected
     from moorage.scheduler.simulate import openb_jobs, philly, trace
-    from moorage.scheduler.simulate.openb import TraceError
 
     try:
         with path.open("rb") as file:
-            head = file.readline(256).decode(errors="replace").lstrip()
+            head = file.readline(256).decode("utf-8-sig", errors="replace").lstrip()
         found = format or next((name for start, name in _HEADS if head.startswith(start)), None)
         if found is None:
             allowed = "JSON lines, or a first line as at_s,runs_s,tenant,job,gpu or vc,job,arrival_s,duration_s,num_gpu"
@@ -127,8 +126,6 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
             return trace.in_order(path, philly.read_philly(path, cluster or ""))
         readers = {"own": trace.read_own, "csv": trace.read_csv, "openb": openb_jobs.openb_jobs}
         return trace.in_order(path, readers[found](path))
-    except TraceError as error:
-        raise rejected("invalid-argument", str(error), next="moorage simulate --help shows the formats") from None
     except OSError as error:
         raise rejected("invalid-argument", f"{path} cannot be read: {error.strerror}", next="name a trace") from None
 
