@@ -197,7 +197,9 @@ def test_what_was_freed_for_its_owner_is_not_reserved_for_whom_it_was_taken_from
     drive.pass_time(2_000)
     [key] = worker.held
     worker.finish(key, -15, "end", freed=False)
-    drive.pass_time(PATIENCE_MS, step=1_000)
+    drive.settle()
+    drive.pass_time(3_000, step=250)
+    assert held_for(drive) == ("borrows", {"w0"})
     worker.free(key)
     worker.auto = True
     drive.settle()
