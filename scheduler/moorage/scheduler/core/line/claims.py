@@ -8,8 +8,8 @@ Hosts that are held back for a gang stand idle until the last of them is free: o
 that needs n of H hosts, and became the first after it had waited a time t beyond `reserve_after`, lets others run on
 for another 3/2 t (n - 1) / H before its hosts are closed. One that is first at once, or needs one host, waits no
 longer; one that takes half of the fleet less than three quarters as long again; and often enough others end meanwhile.
-Where hosts were closed for another of its line since, t counts from then: it has waited for those before it as well, and
-of many that came together each would else wait by a factor longer than the one before.
+Where hosts were closed for another of its line since, t counts from then: it has waited for those before it as well,
+and of many that came together each would else wait by a factor longer than the one before.
 It is the slack that Talby and Feitelson give to everybody ("Supporting Priorities and Improving Utilization of the IBM
 SP Scheduler Using Slack-Based Backfilling", 1999), in proportion to what a reservation costs.
 
