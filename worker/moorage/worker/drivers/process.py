@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -287,9 +288,11 @@ def _name_of(key: str) -> MemberName:
 def _verdict(event: ChildEnded) -> tuple[int, str]:
     """(code, reason) for the fact `exited`."""
     if event.reason == "start-failed":
-        if event.errno == errno.ENOENT and event.stage == "exec":
-            return CODE_NOT_FOUND, "start-failed: no such program on the worker; a job has a PATH of its own"
-        return CODE_CANNOT_START, f"start-failed: {': '.join(filter(None, (event.stage, event.message)))}"
+        is_absent = event.errno == errno.ENOENT and event.stage == "exec"
+        words = [event.stage, event.message]
+        if event.stage in ("exec", "cwd") and event.message != os.strerror(event.errno or 0):
+            words = [event.message]  # it names what was not found; that of the release before says no more than errno
+        return CODE_NOT_FOUND if is_absent else CODE_CANNOT_START, f"start-failed: {': '.join(filter(None, words))}"
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
         return CODE_LOST, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
     code = event.exit_code if event.exit_code is not None else -(event.signal or 0)
