@@ -203,6 +203,18 @@ class Agent:
         """End what runs, tell it, say goodbye: `left` is set once that is done."""
         self.enqueue(Leave())
 
+    def leave_if_idle(self) -> None:
+        """Say goodbye at once where nothing is held here that could go on; `left` is set if so.
+
+        In one step: a placement that comes behind it is refused by the session, not ended.
+        """
+        if self._is_open:
+            self.run()
+            if not self.members.held and self.members.session.phase == "live":
+                self.queue.append(Leave())
+                self.run()
+                self.finish()
+
     @property
     def boot(self) -> str:
         """The machine's boot and the start of what its members depend on: a supervisor, else this agent."""

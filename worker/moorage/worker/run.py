@@ -59,12 +59,18 @@ class Worker:
         self.lender: LeaseServer | None = None
 
     async def stop(self) -> None:
-        """Close. Jobs go on where a supervisor runs them; simulated ones are ended, and their workers say goodbye."""
+        """Close. Jobs go on where a supervisor runs them; simulated ones are ended.
+
+        Who holds nothing then says goodbye: nobody need wait for the lease of what does not run.
+        """
         if self.lender is not None:
             await self.lender.leave("the agent stops", LEAVE_S_MAX)
         leaving = [agent for agent in self.agents if not _can_outlive(agent)]
-        for agent in leaving:
-            agent.leave()
+        for agent in self.agents:
+            if agent in leaving:
+                agent.leave()
+            else:
+                agent.leave_if_idle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S_MAX):
                 for agent in leaving:

@@ -30,11 +30,13 @@ from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
-from moorage.worker.supervisor.protocol import Event, Output, StartMember, Unproven
+from moorage.worker.supervisor.protocol import SHUTS_DOWN, Event, Output, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 #: bytes of output in one frame; the supervisor's pieces are coalesced up to it
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
+#: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
+WORKER_STOPPED: Final = "its worker was stopped"
 _MIB: Final = 1024 * 1024
 _STREAMS_KEPT: Final[dict[str, Literal["stdout", "stderr"]]] = {"out": "stdout", "err": "stderr"}
 _STREAMS: Final[dict[str, Literal["out", "err"]]] = {"stdout": "out", "stderr": "err"}
@@ -296,4 +298,6 @@ def _verdict(event: ChildEnded) -> tuple[int, str]:
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
         return CODE_LOST, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
     code = event.exit_code if event.exit_code is not None else -(event.signal or 0)
+    if event.reason == "end" and event.why == SHUTS_DOWN:
+        return code, WORKER_STOPPED
     return code, "lost" if event.reason == "supervisor-died" else event.reason

@@ -54,6 +54,7 @@ from moorage.worker.supervisor.protocol import (
     Ping,
     Refused,
     Request,
+    SHUTS_DOWN,
     Shutdown,
     Start,
 )
@@ -309,7 +310,7 @@ class Supervisor:
             self._shutting_down = True
             self._loop.call_later(grace_s + UNPROVEN_AFTER_S, self._finish)
         for member in list(self.jobs.members.values()):
-            self.jobs.end(member.key, "end", min(grace_s, member.start.grace_s), "the supervisor shuts down")
+            self.jobs.end(member.key, "end", min(grace_s, member.start.grace_s), SHUTS_DOWN)
         self._flush_soon()
 
     def _finish(self) -> None:
