@@ -29,8 +29,8 @@ from moorage.worker.output_pages import read_page
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import output_path
-from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import SHUTS_DOWN, Event, Output, StartMember, Unproven
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 #: bytes of output in one frame; the supervisor's pieces are coalesced up to it

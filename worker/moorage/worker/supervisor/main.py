@@ -41,6 +41,7 @@ from moorage.worker.supervisor.protocol import (
     MARK_NAME,
     OUTPUT_FOLDER,
     PROTOCOL,
+    SHUTS_DOWN,
     SOCKET_NAME,
     Done,
     End,
@@ -54,7 +55,6 @@ from moorage.worker.supervisor.protocol import (
     Ping,
     Refused,
     Request,
-    SHUTS_DOWN,
     Shutdown,
     Start,
 )
