@@ -36,7 +36,7 @@ REQUEST: Final = b"""{
   "job": "train-42", "replicas": 1, "priority": 50,
   "gpu": {"count": 2, "model": ["H100", "A100"], "min_memory_mib": 70000},
   "resources": {"cpu_milli": 4000, "memory_mib": 16384},
-  "run": {"argv": ["python", "train.py"], "env": {"SEED": "7", "TOKEN": {"secret": "hf"}}, "timeout_s": 3600},
+  "run": {"argv": ["python3", "/srv/train.py"], "env": {"SEED": "7", "TOKEN": {"secret": "hf"}}, "timeout_s": 3600},
   "retries": 2, "deadline_s": 7200, "on_no_match": "wait"
 }"""
 

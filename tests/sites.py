@@ -30,6 +30,7 @@ from tests.waiting import until
 
 READY_S: Final = 30.0
 HOST: Final = "127.0.0.1"
+RELOADED: Final = "Reloaded server configuration"
 
 
 class RunningSite:
@@ -40,6 +41,7 @@ class RunningSite:
         self.folder = folder
         self._passwords = passwords
         self._witness = witness
+        self.processes: list[subprocess.Popen[bytes]] = []
 
     @property
     def environment(self) -> dict[str, str]:
@@ -59,6 +61,15 @@ class RunningSite:
 
     async def witness(self, account: str) -> Connection:
         return await connect(self.witness_context(account), f"witness of {account}")
+
+    async def reload(self) -> None:
+        """As `nats-server --signal reload` does, until each server says that it has read its files."""
+        for at, process in enumerate(self.processes):
+            log = self.folder / f"server-{at}.log"
+            before = log.read_text().count(RELOADED)
+            signalling = await asyncio.create_subprocess_exec(find_binary(), "--signal", f"reload={process.pid}")
+            assert await signalling.wait() == 0
+            await until(lambda log=log, n=before: log.read_text().count(RELOADED) > n, what="the server has reloaded")
 
     @property
     def accounts(self) -> list[str]:
@@ -108,9 +119,10 @@ async def running(*, servers: int = 1, **of: Any) -> AsyncIterator[RunningSite]:
         accounts = folder / "accounts.conf"
         if site.auth != "mtls":
             accounts.write_text(_with_witnesses(accounts.read_text(), witness))
-        for at in range(servers):
-            ending.enter_context(_server(folder / server_name(site, at), folder / f"server-{at}.log", passwords))
         made = RunningSite(site, folder, passwords, witness)
+        for at in range(servers):
+            log = folder / f"server-{at}.log"
+            made.processes.append(ending.enter_context(_server(folder / server_name(site, at), log, passwords)))
         try:
             await made._ready()
         except BaseException:
@@ -120,14 +132,14 @@ async def running(*, servers: int = 1, **of: Any) -> AsyncIterator[RunningSite]:
 
 
 @contextlib.contextmanager
-def _server(configuration: Path, log: Path, variables: dict[str, str]) -> Iterator[None]:
+def _server(configuration: Path, log: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as out:
         process = subprocess.Popen(
             [find_binary(), "-c", str(configuration)], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             env={**os.environ, **variables},
         )  # fmt: skip
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait()

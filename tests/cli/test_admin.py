@@ -64,13 +64,18 @@ async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> N
         explained = await node.run("explain", "b", "--json", tenant=unique)
         assert explained.frame["data"]["reason"] == "limit"
         assert explained.frame["data"]["held_by"] == ["job a: 1 GPUs"]
+        zero = await node.run("admin", "limit", "--gpus", "0", tenant=unique)
+        assert (zero.code, f"fix: moorage admin hold --queue --tenant {unique} " in zero.err) == (2, True), zero.err
+        nobodys = await node.run("admin", "limit", "--gpus", "none")
+        assert (nobodys.code, "--tenant NAME" in nobodys.err) == (2, True), nobodys.err
+        assert (await node.run("plan", "--quota", f"{unique}=0", "--gpu", "1")).code == 2
         rows = {row[0]: row for row in (await node.run("admin", "tenants")).rows}
         assert rows[unique][1:4] == ["2", "1", "at most 1 GPU and 2 jobs"]
         listed = (await node.run("admin", "tenants", "--json")).frame["data"]["tenants"]
         assert next(row for row in listed if row["tenant"] == unique)["limit"]["why"] == "trial"
     finally:
         await node.run("cancel", "all", tenant=unique)
-        lifted = await node.run("admin", "limit", "--gpus", "0", "--jobs", "0", "--json", tenant=unique)
+        lifted = await node.run("admin", "limit", "--gpus", "none", "--jobs", "none", "--json", tenant=unique)
     assert (lifted.frame["kind"], lifted.frame["changed"], "limit" in lifted.frame) == ("done", True, False)
 
 

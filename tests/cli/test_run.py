@@ -73,7 +73,14 @@ async def test_json_is_frames_alone(node: Node, unique: str) -> None:
 async def test_a_command_that_is_not_there_is_told(node: Node, unique: str) -> None:
     ran = await node.run("run", "--gpu", "1", "--", "/no/such/tool", tenant=unique)
     assert ran.code == 127
-    assert "no such program" in ran.err.lower()
+    assert "start-failed: no /no/such/tool on the worker" in ran.err
+    ran = await node.run("run", "--gpu", "1", "--", "echo hi", tenant=unique)
+    assert "no program 'echo hi' in PATH /usr" in ran.err
+    assert "one word" in ran.err
+    ran = await node.run("run", "--gpu", "1", "--cwd", ".", "--", "true", tenant=unique)
+    assert (ran.code, ran.out) == (2, "")
+    assert "error[invalid-argument]" in ran.err
+    assert "absolute" in ran.err
 
 
 async def test_a_time_limit_ends_it(node: Node, unique: str) -> None:

@@ -47,6 +47,20 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
     assert read_up(folder) is None
 
 
+async def test_a_job_that_ran_at_its_end_says_that_its_worker_was_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    async with node_on(folder) as node:
+        await node.run("submit", "--gpu", "1xH100", "--job", "left", "--", "sleep", "31416")
+        async with AsyncClient(node.url) as client:
+            await until(lambda: _is(client, "left", "RUNNING"), what="a job runs")
+        assert await node.stop(signal.SIGINT) == 0
+    async with node_on(folder) as node:
+        async with AsyncClient(node.url) as client:
+            await until(lambda: _is(client, "left", "FAILED"), what="its end is told")
+        shown = await node.run("show", "left", "--json")
+        assert shown.frame["data"]["changes"][-1]["why"] == "its worker was stopped"
+
+
 async def test_a_full_disk_is_told_on_its_own_screen_and_room_brings_all_back(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     if not mount_small(folder, TINY_MIB):

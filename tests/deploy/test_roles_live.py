@@ -19,11 +19,13 @@ from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Delivery
 from moorage.cli.checks import all_checks
+from moorage.cli.nats_config import RELOADS, write
 from moorage.cli.options import Options
 from moorage.client import AsyncClient, NotPermitted, Rejected
 from moorage.schemas.roles import OPERATOR_READS
 from moorage.schemas.subjects import API_VERBS, Subjects
 from moorage.worker.supervisor.client import Supervised, SupervisorError
+from tests.cli.node import moorage
 from tests.live.stack import ANSWER_S, RealProcess, request
 from tests.sites import RunningSite, running, settled
 from tests.waiting import until
@@ -308,6 +310,35 @@ async def test_a_job_is_of_the_tenant_of_its_subject_whatever_its_body_says() ->
 
 async def ask(connection: Connection, subject: str, body: dict[str, Any]) -> Any:
     return msgspec.json.decode((await connection.request(subject, msgspec.json.encode(body), ANSWER_S)).data)
+
+
+async def test_a_tenant_that_comes_later_is_served_after_the_reloads_that_the_page_names() -> None:
+    async with everybody() as made, made.client("submitter.acme") as acme:
+        await acme.ls()  # somebody leads
+        write(msgspec.structs.replace(made.site.site, tenants=("acme", "beta", "late")), made.site.folder)
+        for _ in range(RELOADS):
+            await made.site.reload()
+        async with made.client("submitter.late", "late") as late:
+            assert (await late.submit(["true"], gpu="1xT4")).accepted is not None
+        assert (await acme.ls())["jobs"] == []
+
+
+async def test_each_key_hears_what_it_may_do_in_place_of_what_it_may_not(tmp_path: Path) -> None:
+    """By the command, as people meet it: a tenant that is not named, an observer who asks, a doctor for every role."""
+    async with everybody() as made, made.client("submitter.acme") as acme:
+        await acme.ls()  # somebody leads
+        env = {**made.site.environment, "MOORAGE_HOME": str(tmp_path)}
+        unnamed = await moorage("ls", "--nats", "submitter.acme", env=env)
+        assert unnamed.code == 4
+        assert "fix: name your tenant: --tenant NAME, or MOORAGE_TENANT" in unnamed.err
+        named = await moorage("ls", "--nats", "submitter.acme", "--tenant", "beta", env=env)
+        assert (named.code, "name your tenant" in named.err) == (4, False)
+        asked = await moorage("fleet", "--nats", "observer.graf", env=env)
+        assert (asked.code, "fix: moorage fleet --watch" in asked.err) == (4, True)
+        for key, code in (("observer.graf", 0), ("operator.ana", 0), ("worker.w1", 0), ("submitter.acme", 1)):
+            told = await moorage("doctor", "--nats", key, env=env)
+            assert told.code == code, (key, told.out)
+        assert "name one with --tenant" in told.out
 
 
 def test_operators_read_what_they_hear_anyway() -> None:

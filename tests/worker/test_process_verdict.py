@@ -12,20 +12,24 @@ from moorage.worker.supervisor.protocol import Ended
 
 
 @pytest.mark.parametrize(
-    ("stage", "number", "code", "words"),
+    ("stage", "number", "said", "code", "words"),
     [
-        ("exec", errno.ENOENT, 127, "no such program on the worker; a job has a PATH of its own"),
-        ("exec", errno.EACCES, 126, "exec: Permission denied"),
-        ("cwd", errno.ENOENT, 126, "cwd: No such file or directory"),
+        ("exec", errno.ENOENT, "no program x in PATH /bin", 127, "no program x in PATH /bin"),
+        ("exec", errno.ENOENT, "", 127, "exec: No such file or directory"),
+        ("exec", errno.EACCES, "", 126, "exec: Permission denied"),
+        ("cwd", errno.ENOENT, "no folder /x", 126, "no folder /x"),
+        ("user", errno.EINVAL, "no such user: x", 126, "user: no such user: x"),
     ],
 )
-def test_a_start_that_failed_names_its_step(stage: str, number: int, code: int, words: str) -> None:
+def test_a_start_that_failed_says_what_its_supervisor_says_and_at_least_the_step(
+    stage: str, number: int, said: str, code: int, words: str
+) -> None:
     ended = Ended(
         key="a/b/0/1/2",
         reason="start-failed",
         proof="never-ran",
         errno=number,
         stage=stage,
-        message=os.strerror(number),
+        message=said or os.strerror(number),  # a supervisor of the release before says no more than that
     )
     assert _verdict(ended) == (code, f"start-failed: {words}")

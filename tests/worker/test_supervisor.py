@@ -187,6 +187,40 @@ def test_a_start_that_fails_is_a_typed_end(
     with_rig(tmp_path, arguments, scenario)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"argv": ("nosuchprogram",)}, "no program nosuchprogram in PATH /usr/local/bin:/usr/bin:/bin"),
+        ({"argv": ("nosuchprogram",), "env": {"PATH": "/bin"}}, "no program nosuchprogram in PATH /bin"),
+        (
+            {"argv": ("echo hi",), "env": {"PATH": "/bin"}},
+            "no program 'echo hi' in PATH /bin; it is one word: leave the quotes out, or use sh -c",
+        ),
+        (
+            {"argv": ("./train.sh",)},
+            "no ./train.sh in / (--cwd names the folder), or not what its first line names",
+        ),
+        (
+            {"argv": ("./a", "b c"), "cwd": "/usr"},
+            "no ./a in /usr (--cwd names the folder), or not what its first line names",
+        ),
+        ({"argv": ("/no/such",)}, "no /no/such on the worker, or not what its first line names"),
+        ({"argv": ("/usr",)}, "/usr: Permission denied"),
+        ({"cwd": "/nonexistent"}, "no folder /nonexistent"),
+        ({"cwd": "/etc/hostname"}, "no folder /etc/hostname"),
+        ({"argv": ("a\n\x1b[2J" + "b" * 99,), "env": {"PATH": ""}}, f"no program a\\n\\x1b[2J{'b' * 49}… in PATH ''"),
+    ],
+)
+def test_a_start_that_fails_says_what_it_looked_for_and_where(
+    tmp_path: Path, arguments: tuple[str, ...], fields: dict[str, Any], words: str
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        ended = await rig.run(StartMember(**({"key": "j", "argv": ("/bin/true",), "env": {}} | fields)))
+        assert ended.message == words
+
+    with_rig(tmp_path, arguments, scenario)
+
+
 def test_a_failed_start_does_not_hurt_its_batch(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
         members = [

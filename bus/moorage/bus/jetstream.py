@@ -82,6 +82,11 @@ class JetStream:
         self._connection = connection
         self._api = api_prefix
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a server to ask now."""
+        return self._connection.is_connected
+
     # -- streams ------------------------------------------------------------------------------------------------
 
     async def ensure_stream(self, config: Mapping[str, Any], may_update: frozenset[str] = frozenset()) -> StreamInfo:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell
-from moorage.cli.options import ROWS, RowOptions, with_client
+from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import many, table
 from moorage.cli.selectors import HELP, LISTED, ids_of
 
@@ -138,26 +138,27 @@ def _prioritized(done: Done) -> str:
 
 def limit(
     *,
-    gpus: Annotated[int | None, Parameter(help="GPUs leased at once; 0 is no limit.", value="NUMBER")] = None,
-    jobs: Annotated[int | None, Parameter(help="Jobs that are not over; 0 is no limit.", value="NUMBER")] = None,
+    gpus: Annotated[str | None, Parameter(help="GPUs leased at once; none is no limit.", value="NUMBER")] = None,
+    jobs: Annotated[str | None, Parameter(help="Jobs that are not over; none is no limit.", value="NUMBER")] = None,
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
     """Bound what a tenant may have: GPUs leased at once, jobs that are not over.
 
     Over the GPUs a job waits, with the reason `limit`; over the jobs a submit is refused, and the durable queue waits.
-    What is over a new limit already goes on.
+    What is over a new limit already goes on. To have nothing of a tenant start, hold its queue: moorage admin hold.
     """
 
     async def work(client: AsyncClient) -> int | None:
-        done = await client.admin.limit(gpus=gpus, jobs=jobs, why=why)
+        bounds = [_bound_of("--gpus", gpus, client.tenant), _bound_of("--jobs", jobs, client.tenant)]
+        done = await client.admin.limit(gpus=bounds[0], jobs=bounds[1], why=why)
         if not options.shown(done, [done]):
             tell(f"tenant {done.tenant}\t{_bounds(done.limit)}{'' if done.changed else ' already'}")
             if done.limit is not None and 0 < done.limit.gpus < done.gpus:
                 say(f"{many(done.gpus, 'GPU')} leased now: nothing starts until fewer than {done.limit.gpus} are")
         return None
 
-    return with_client(options, work)
+    return guarded(options, lambda: with_client(_of_a_tenant(options, "limit"), work))
 
 
 def share(
@@ -179,7 +180,7 @@ def share(
             tell(f"tenant {done.tenant}\t{_share(done.share)}{'' if done.changed else ' already'}")
         return None
 
-    return with_client(options, work)
+    return guarded(options, lambda: with_client(_of_a_tenant(options, "share"), work))
 
 
 def tenants(*, options: RowOptions = ROWS) -> int:
@@ -239,6 +240,46 @@ def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:
     if bool(jobs) == queue:
         raise _ambiguous(f"{verb} takes jobs, or --queue for all that a tenant has", verb)
     return bool(jobs)
+
+
+def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
+    """The options, where they or the surroundings say whose: nobody means the tenant `default` by saying nothing."""
+    import os
+
+    from moorage.client.target import TENANT_VARIABLE
+
+    if options.settled().tenant is None and not os.environ.get(TENANT_VARIABLE):
+        from moorage.client.errors import rejected
+
+        raise rejected(
+            "invalid-argument",
+            f"{verb} takes --tenant: whose it is",
+            field="$.tenant",
+            next=f"moorage admin {verb} --tenant NAME …, or set {TENANT_VARIABLE}; moorage admin tenants lists them",
+        )
+    return options
+
+
+def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
+    """A limit as the wire has it, where 0 is none: the command has a word for that. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    if word is None:
+        return None
+    if word == "none":
+        return 0
+    if word.isdecimal() and int(word):
+        return int(word)
+    is_zero = word.isdecimal()
+    raise rejected(
+        "invalid-argument",
+        f"{option} {word} is no limit" + (": nothing of a tenant starts while its queue is held" if is_zero else ""),
+        found=word,
+        allowed="a number above 0, or none",
+        next=f"moorage admin hold --queue --tenant {tenant} to stop it; {option} none to lift its limit"
+        if is_zero
+        else f"{option} 16, or {option} none to lift it",
+    )
 
 
 def _ambiguous(message: str, verb: str) -> Exception:

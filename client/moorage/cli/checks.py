@@ -9,7 +9,7 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -304,7 +304,7 @@ def _head(path: Path) -> str:
 
 async def _of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]:
     from moorage.cli.options import client_of
-    from moorage.client.errors import NoScheduler
+    from moorage.client.errors import NoScheduler, NotPermitted
 
     try:
         async with client_of(options) as client:
@@ -314,16 +314,54 @@ async def _of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check
             except NoScheduler as error:
                 yield _failed("leader", error)
                 return
+            except NotPermitted as error:
+                others = [check async for check in _of_other_roles(client)]
+                if not others and _role_of(client) in ("", "submitter"):
+                    raise
+                yield Check("submitter", "ok", f"{error.problem.message}: jobs are for who has a tenant's key")
+                for check in others:
+                    yield check
+                return
             yield Check("submitter", "ok", f"tenant {client.tenant} may ask and submit")
             yield await _queue(client, is_cluster)
             async for check in _of_operators(client, listed.ledger):
                 yield check
     except MoorageError as error:
-        from moorage.client.errors import NotPermitted
         from moorage.client.target import find_tenant
 
         role = f"give this user the submitter's role of tenant {find_tenant(options.tenant)}, or name one with --tenant"
         yield _failed("submitter", error, fix=role if isinstance(error, NotPermitted) else "")
+
+
+def _role_of(client: AsyncClient) -> str:
+    """The role that this key was made for, as the inbox of its context says; empty where nothing says so."""
+    from moorage.schemas.roles import INBOX, ROLES
+
+    prefix = client.context.inbox_prefix if client.context is not None else ""
+    first, _, rest = prefix.partition(".")
+    role = rest.partition(".")[0]
+    return role if first == INBOX and role in ROLES else ""
+
+
+async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
+    """What a key may do here that submits nothing: an operator's asks for the fleet, an observer's hears of it."""
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            fleet = await client.fleet()
+    except (MoorageError, TimeoutError):
+        pass
+    else:
+        for check in _of_fleet(fleet):
+            yield check
+        return
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            frame = await anext(client.fleet_frames())
+    except (MoorageError, TimeoutError):
+        return
+    yield Check("leader", "ok", f"epoch {frame.epoch}, ledger record {frame.ledger}")
+    yield Check("observer", "ok", "this user hears of the fleet: moorage fleet --watch")
+    yield _workers(frame.workers)
 
 
 async def _may_hear(client: AsyncClient) -> Check:
@@ -365,6 +403,11 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
         yield Check("leader", "ok", f"answers, at ledger record {ledger}")
         yield Check("operator", "ok", "this user may not ask for the fleet: drain and audit are for operators")
         return
+    for check in _of_fleet(fleet):
+        yield check
+
+
+def _of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield Check("leader", "ok", f"{fleet['leader']}, epoch {fleet['epoch']}, ledger record {fleet['ledger']}")
     yield Check("operator", "ok", "this user may ask for the fleet")
     yield _workers(fleet["workers"])

@@ -298,7 +298,10 @@ def main(
     json: Annotated[bool, Parameter(help="The result, as one JSON object.")] = False,
     keep: Annotated[bool, Parameter(help="Keep the folder with logs and records.")] = False,
 ) -> int:
-    """Run several hundred real requests on simulated GPUs, kill the scheduler in the middle, and judge the records.
+    """Run 400 requests of a real cluster's trace, each a real process on simulated GPUs, and kill the scheduler midway.
+
+    What became of them is then judged by the records alone: each over exactly once, no GPU with two, none that waits
+    for ever.
 
     Exit code 1 when any promise was broken. Ctrl-C ends all of it, and then nothing is judged.
     """

@@ -107,7 +107,9 @@ def drop(
 
     async def work(client: AsyncClient) -> int | None:
         chosen = await _chosen(client, letters, options)
-        return await _each(chosen, lambda each: client.admin.drop(each, why=why), options, lambda _: "dropped")
+        return await _each(
+            chosen, lambda each: client.admin.drop(each, why=why), options, lambda _: "dropped", "not there"
+        )
 
     return with_client(options, work)
 
@@ -133,6 +135,7 @@ async def _each(
     act: Callable[[int], Awaitable[dict[str, Any]]],
     options: RowOptions,
     told: Callable[[dict[str, Any]], str],
+    failing: str = "refused again or gone",
 ) -> int:
     from moorage.client.errors import NotFound, Rejected
 
@@ -149,7 +152,7 @@ async def _each(
         if not options.shown({"kind": "answer", "verb": "dlq", "data": done}, [done]):
             tell(f"{letter}\t{told(done)}")
     if len(chosen) != 1 and not (options.json or options.format):
-        say(many(len(chosen), "letter") + (f", {failed} refused again or gone" if failed else ""))
+        say(many(len(chosen), "letter") + (f", {failed} {failing}" if failed else ""))
     return EXIT_FAILED if failed else 0
 
 

@@ -7,22 +7,22 @@ from typing import Final
 EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "run": (
         "moorage run --gpu 1xH100 -- nvidia-smi -L",
-        "moorage run --gpu 2xH100:80G --time-limit 1h -- python train.py",
-        "moorage run --gpu 3x2xA100 --gang -- ./rank.sh",
+        "moorage run --gpu 2xH100:80G --time-limit 1h -- python3 -c 'print(6 * 7)'",
+        "moorage run --gpu 3x2xA100 --gang -- sh -c 'echo $RANK of $WORLD_SIZE'",
     ),
     "logs": ("moorage logs train-42", "moorage logs last"),
     "wait": (
         "moorage wait train-42",
         "moorage wait all --at-most 2h",
-        "moorage submit --gpu -- ./train.sh && moorage wait last",
+        "moorage submit --gpu -- sleep 5 && moorage wait last",
     ),
     "events": (
         "moorage events train-42",
         "moorage events --json | jq -r .job",
     ),
     "submit": (
-        "moorage submit --gpu 2xH100:80G -- python train.py",
-        "moorage submit --gpu 8xA100 --replicas 4 --gang --job train-42 -- ./rank.sh",
+        "moorage submit --gpu 2xH100:80G -- sleep 60",
+        "moorage submit --gpu 8xA100 --replicas 4 --gang --job train-42 -- sh -c 'echo $RANK of $WORLD_SIZE'",
         "moorage submit -f request.json",
         'echo \'{"gpu": {}, "run": {"argv": ["nvidia-smi"]}}\' | moorage submit -f -',
     ),
@@ -48,8 +48,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage explain no-match",
     ),
     "plan": (
-        "moorage plan --gpu 8xH100 -- ./train.sh",
-        "moorage plan --gpu 8xA100 --add 2x8xA100 -- ./train.sh",
+        "moorage plan --gpu 8xH100 -- sleep 60",
+        "moorage plan --gpu 8xA100 --add 2x8xA100 -- sleep 60",
         "moorage plan --drain n07 --quota acme=16 --quota vision=32 --share acme=3:8",
     ),
     "replay": (
@@ -102,7 +102,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "admin limit": (
         "moorage admin limit --tenant vision --gpus 16",
         "moorage admin limit --tenant sandbox --gpus 4 --jobs 500 --why 'until Monday'",
-        "moorage admin limit --tenant vision --gpus 0 --jobs 0",
+        "moorage admin limit --tenant vision --gpus none --jobs none",
     ),
     "admin feature-level": (
         "moorage admin feature-level",

@@ -95,7 +95,9 @@ def _fleet(data: dict[str, Any]) -> None:
 
 
 def _drained(within: str | None, begin: str | None, last: str | None, why: str) -> str:
-    """What was asked for, as `drained from 22:00, open again 2h after`."""
+    """What was asked for, as `drained from 22:00, open again 2h after`; a bare number is told as the seconds it is."""
+    within, begin, last = (f"{word}s" if word and word.replace(".", "", 1).isdecimal() else word
+                           for word in (within, begin, last))  # fmt: skip
     parts = [f"drained from {begin}" if begin else "draining"]
     if within:
         parts.append(f"to be empty {within} after that" if begin else f"to be empty within {within}")

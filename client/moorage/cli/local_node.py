@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
 PORT_DEFAULT: Final = 4222
+#: states of workers that did not come up with this process, or not yet
+NOT_HERE: Final = ("lost", "left", "not-heard")
 READY_S_MAX: Final = 60.0
 READY_LOOK_S: Final = 0.1
 
@@ -206,7 +208,7 @@ class Node:
         expected = len(hosts) if hosts is not None else 1
         while True:
             fleet = await client.fleet()
-            if sum(worker["state"] not in ("lost", "not-heard") for worker in fleet["workers"]) >= expected:
+            if sum(worker["state"] not in NOT_HERE for worker in fleet["workers"]) >= expected:
                 return fleet
             await asyncio.sleep(READY_LOOK_S)
 
@@ -214,7 +216,7 @@ class Node:
         assert self._server is not None
         assert self._scheduler is not None
         assert self._worker is not None
-        live = [worker for worker in fleet["workers"] if worker["state"] not in ("lost", "not-heard")]
+        live = [worker for worker in fleet["workers"] if worker["state"] not in NOT_HERE]
         gpus = sum(worker["gpus"] for worker in live)
         tag = f"{paint('sim', 'yellow', sys.stderr)}  " if self._simulate else ""
         kind = f"simulated by {self._simulate}" if self._simulate else ", ".join({m for w in live for m in w["models"]})

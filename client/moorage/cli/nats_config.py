@@ -21,6 +21,9 @@ KEYS: Final = "keys"
 TLS: Final = "tls"
 #: as the `nats` tool lays its contexts out below XDG_CONFIG_HOME
 CONTEXTS: Final = "nats/context"
+ACCOUNTS: Final = "accounts.conf"
+#: nats-server 2.15 passes on what a new account imports only once it reads its files for the second time
+RELOADS: Final = 2
 
 
 def nats_config(
@@ -78,6 +81,7 @@ def nats_config(
             )
         except ValueError as error:
             raise rejected("invalid-argument", str(error), next="moorage admin nats-config --help") from None
+        is_first = not (out / ACCOUNTS).exists()
         try:
             written = write(site, out.absolute(), store)
         except OSError as error:
@@ -86,7 +90,7 @@ def nats_config(
         if json:
             emit({"kind": "nats-config", "folder": str(out.absolute()), **written})
         else:
-            _told(site, out, written)
+            _told(site, out, written, is_first=is_first)
         return 0
 
     return guarded(Options(json=json), act)
@@ -107,7 +111,7 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
     elif site.auth == "mtls":
         identities.certificates(folder / TLS, site)
     password = identities.route_password(folder / KEYS) if site.clustered and site.auth != "mtls" else ""
-    configuration = {"accounts.conf": accounts(site, public)}
+    configuration = {ACCOUNTS: accounts(site, public)}
     for at in range(len(site.servers)):
         where = store or folder / ("data" if not site.clustered else f"data-{at + 1}")
         text = server(site, at, store=str(where), folder=str(folder / TLS), route_password=password)
@@ -163,7 +167,7 @@ def _replace(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def _told(site: Site, out: Path, written: dict[str, list[str]]) -> None:
+def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: bool) -> None:
     for path in written["configuration"]:
         tell(path)
     for name in written["contexts"]:
@@ -177,5 +181,8 @@ def _told(site: Site, out: Path, written: dict[str, list[str]]) -> None:
         say("note: submitters have the endpoint alone: the durable queue needs an account for each tenant")
     first = written["configuration"][1]
     say(f"next: nats-server -c {first}")
+    if not is_first:
+        again = " && ".join(["nats-server --signal reload"] * RELOADS)
+        say(f"      or where it runs: {again} (both: a new tenant is heard from the second on)")
     if site.auth != "env":
         say(f"      XDG_CONFIG_HOME={out} moorage ls --nats submitter.{site.tenants[0]} --tenant {site.tenants[0]}")

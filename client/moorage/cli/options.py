@@ -94,7 +94,28 @@ def guarded(options: Options, act: Callable[[], int | None]) -> int:
         console.choose_colour(options.settled().color or "auto")
         return act() or 0
     except MoorageError as error:
+        if error.code == "permission-refused":
+            error = _refused(options, error)
         return fail(error, json=options.json)
+
+
+def _refused(options: Options, error: MoorageError) -> MoorageError:
+    """The same, with what this command may do about it: whose key it is only NATS knows."""
+    import msgspec
+
+    from moorage.client.errors import NotPermitted
+    from moorage.client.target import TENANT_DEFAULT, TENANT_VARIABLE
+
+    told = error.problem
+    named = options.settled().tenant or os.environ.get(TENANT_VARIABLE)
+    subject = told.message.rpartition(" ")[2]
+    if not named and TENANT_DEFAULT in subject.split("."):
+        return NotPermitted(
+            msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
+        )
+    if subject.endswith(".admin.fleet"):
+        return NotPermitted(told, ("moorage fleet --watch: what an observer may see of it",))
+    return error
 
 
 async def _connected(options: Options, work: Work) -> int | None:

@@ -59,12 +59,12 @@ def plan(
 
 def _quotas(words: Sequence[str]) -> Quota | None:
     """`acme=16` for a tenant, `16` for the one that asks."""
-    if len(words) == 1 and words[0].isdecimal():
+    if len(words) == 1 and words[0].isdecimal() and int(words[0]):  # 0 is no limit on the wire: refused below
         return int(words[0])
     found: dict[str, int] = {}
     for word in words:
         tenant, _, gpus = word.partition("=")
-        if not tenant or not gpus.isdecimal():
+        if not tenant or not gpus.isdecimal() or not int(gpus):
             raise rejected(
                 "invalid-argument", f"--quota {word} is no tenant with a number of GPUs", found=word,
                 next="write --quota acme=16, once for each tenant",

@@ -34,6 +34,7 @@ _STATE_STYLE: Final = {
     "draining": "yellow",
     "cordoned": "yellow",
     "CANCELLED": "dim",
+    "left": "dim",
 }
 
 

@@ -36,7 +36,8 @@ def run(
 ) -> int:
     """Run a command on GPUs, follow it, return its exit code.
 
-    Its output comes to stdout and stderr, progress to stderr. The first Ctrl-C detaches: the job goes on.
+    Its output comes to stdout and stderr, progress to stderr; it reads nothing: stdin stays here. Ctrl-C detaches: the
+    job goes on. It finds a PATH of its own and its files where it runs, in --cwd.
     """
 
     async def work(client: AsyncClient, request: Request) -> int | None:

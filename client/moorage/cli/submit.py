@@ -75,7 +75,9 @@ class JobFlags:
     secret: Annotated[
         list[str] | None, Parameter(help="A variable that is resolved at the worker.", value="NAME=SECRET")
     ] = None
-    cwd: Annotated[str | None, Parameter(help="Working folder at the worker.", value="PATH")] = None
+    cwd: Annotated[str | None, Parameter(help="The worker's folder it starts in, absolute. Else /.", value="PATH")] = (
+        None
+    )
     user: Annotated[str | None, Parameter(help="User at the worker.", value="NAME")] = None
     driver: Annotated[
         str | None, Parameter(help="How a worker runs it: process, or noop on simulated ones.", value="NAME")
@@ -108,7 +110,7 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
             "invalid-argument",
             "no command to run",
             field="$.run.argv",
-            next="name it behind --, as: moorage run --gpu 1xH100 -- python train.py",
+            next="name it behind --, as: moorage run --gpu 1xH100 -- sleep 60",
         )
     request = _built(list(command), flags, fields)
     scheduling = scheduling_of(flags)

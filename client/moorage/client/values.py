@@ -163,7 +163,7 @@ def build_request(
             "a command is a list of words, not one text",
             field="$.run.argv",
             found=what,
-            next="use a list, as ['python', 'train.py'], or ['sh', '-c', '…']",
+            next="use a list, as ['python3', '/srv/train.py'], or ['sh', '-c', '…']",
         )
     else:
         body = {"run": {"argv": [str(word) for word in what]}}
@@ -188,9 +188,19 @@ def build_request(
     if body.get("job") is None:
         body["job"] = fresh_job_id()
     try:
-        return msgspec.convert(body, Request)
+        request = msgspec.convert(body, Request)
     except msgspec.ValidationError as error:
         raise Rejected(explain_decode_error(error)) from None
+    if request.run is not None and request.run.cwd is not None and not request.run.cwd.startswith("/"):
+        raise rejected(
+            "invalid-argument",
+            "cwd is a folder of the worker's, not of this process: it is absolute",
+            field="$.run.cwd",
+            found=request.run.cwd,
+            allowed="a path that begins with /; left out: /",
+            next="name the whole path, as the worker sees it",
+        )
+    return request
 
 
 class Requests:

@@ -33,7 +33,7 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.patience import RETRY_WAIT_S, RETRY_WAIT_S_MAX, patiently
-from moorage.scheduler.stuck import Appending
+from moorage.scheduler.stuck import NOT_CONNECTED, Appending
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
@@ -277,7 +277,7 @@ class Ledger:
             self.appending.end()
 
     async def _until_known(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
-        wait_s, first = RETRY_WAIT_S, True
+        wait_s, first, cut_off = RETRY_WAIT_S, True, False
         while True:
             headers = {
                 EXPECTED_LAST_SEQUENCE: str(state.seq),
@@ -295,14 +295,17 @@ class Ledger:
             if first:
                 self.unclear += 1
                 first = False
-            log.warning("append %d of epoch %d is unclear: %s", rid, epoch, answer)
-            self.appending.trouble = _said(answer)
+            connected = self._js.is_connected
+            if connected or not cut_off:  # while there is no server, once: when it is back is told by the connection
+                log.warning("append %d of epoch %d is unclear: %s", rid, epoch, answer)
+            cut_off = not connected
+            self.appending.trouble = _said(answer) if connected else NOT_CONNECTED
             found = await self._read_back(state, epoch, rid)
             if found is not None:
                 return found
             if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
                 log.error("the ledger is full: nothing is lost, but nothing is accepted until it has room")
-            elif isinstance(answer, RequestTimeout | JsError):
+            elif connected and isinstance(answer, RequestTimeout | JsError):
                 log.error(
                     "the ledger takes no record: nothing accepted is lost, nothing new is accepted;"
                     " look at the nats-server's disk and log, and start it again once it has room"
@@ -319,7 +322,8 @@ class Ledger:
             try:
                 message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1)
             except BusError as error:
-                log.warning("the ledger's end cannot be read now: %s", error)
+                if self._js.is_connected:
+                    log.warning("the ledger's end cannot be read now: %s", error)
                 return None
             if message is None:
                 await self._check_epoch(epoch)
@@ -347,7 +351,7 @@ def _said(answer: JsError | BusError) -> str:
     """What came of an append, for whoever waits for it."""
     if isinstance(answer, JsError):
         return f"the nats-server says: {answer.description}"
-    return "it is not connected to the nats-server" if isinstance(answer, Disconnected) else "nothing acknowledges it"
+    return NOT_CONNECTED if isinstance(answer, Disconnected) else "nothing acknowledges it"
 
 
 def microseconds(rfc3339: str) -> str:

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from moorage.bus.connection import connect
 from moorage.bus.errors import BusError
 from moorage.bus.logged import begin_log
+from moorage.bus.told import connect_told
 from moorage.scheduler.ledger import LedgerBroken
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
@@ -46,8 +46,10 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     ledger_target, prefix, replicas = ledger_url(settings.ledger_url_file), settings.prefix, settings.replicas
-    world = await connect(target, "moorage-scheduler")
-    ledger_world = await connect(ledger_target, "moorage-ledger") if ledger_target else world
+    world = await connect_told(target, "moorage-scheduler", log)
+    ledger_world = world
+    if ledger_target:
+        ledger_world = await connect_told(ledger_target, "moorage-ledger", log, role=" (the ledger)")
     follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", prefix, "--replicas", str(replicas)]
     if target and not ledger_target:
         follower += ["--nats", target]

@@ -22,6 +22,8 @@ from moorage.schemas.subjects import Subjects
 #: what a request is kept back before it is refused: a leader answers in milliseconds, and a try of the SDK's takes 3 s
 TOLD_AFTER_S: Final = 1.0
 KEPT_MAX: Final = 100_000
+#: what came of an append that had no server to go to
+NOT_CONNECTED: Final = "it is not connected to the nats-server"
 
 
 class Appending:
@@ -119,7 +121,12 @@ def told(appending: Appending, now_s: float) -> Problem:
         "not-leading",
         f"the leader could not write its ledger for {appending.for_s(now_s):.0f} s{trouble}:"
         " nothing new is accepted meanwhile, and nothing that was accepted is lost",
-        next="send again, with the same id; for an operator: look at the disk and the log of the nats-server that"
-        " holds the ledger, and start it again once there is room",
+        next="send again, with the same id; for an operator: "
+        + (
+            "see that the nats-server that holds the ledger runs, and that the scheduler reaches it"
+            if appending.trouble == NOT_CONNECTED
+            else "look at the disk and the log of the nats-server that holds the ledger, and start it again once there"
+            " is room"
+        ),
         retry_after_s=1.0,
     )

@@ -63,7 +63,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     driver: str = "process"  # what runs it; workers say in hello which drivers they have
     argv: list[str] = []  # the program and its words; no shell reads them
     env: dict[str, str | Secret] = {}  # variables; a secret is named and never sent
-    cwd: str | None = None  # the folder it starts in
+    cwd: str | None = None  # the folder of the worker it starts in, absolute; null is /
     user: str | None = None  # whom it runs as; null is the agent's own user
     timeout_s: float | None = None  # how long one attempt may run
     grace_s: float = 10.0  # from SIGTERM to SIGKILL

@@ -11,6 +11,7 @@ write. Nothing of a turn awaits: what takes time (reading devices) is a task tha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -76,6 +77,8 @@ from moorage.worker.thin_log import ThinLog
 #: events that wait for a turn; beyond it what the leader says is dropped and counted (it says it again)
 QUEUE_MAX: Final = 65_536
 _TICK: Final = Tick()
+
+log = logging.getLogger("moorage.worker")
 _TURN_OVER: Final = TurnOver()
 
 _decode_wanted: Final = Decoder[Wanted](Wanted)
@@ -146,6 +149,7 @@ class Agent:
         self.scheduled_s = NEVER_S  # the host's: when it has a timer for this agent
         self.queue: deque[object] = deque()
         self.left = asyncio.Event()
+        self.where = ""  # the server, without its secrets; told in the log with each join
         #: told when an operator drains this worker, and when it is taken back
         self.on_draining: Callable[[bool], None] = lambda draining: None
         self._strays: dict[MemberName, Driver] = {}
@@ -168,7 +172,7 @@ class Agent:
             FactsAnswered: lambda command: self.journal.answered(command.no),
             SendRenew: self.leader.send_renew,
             SendJoin: self.leader.send_join,
-            SessionLive: lambda command: self.journal.live(command.ledger),
+            SessionLive: self._live,
             SetFence: self._set_fence,
             SayHello: lambda command: self.reporter.say_hello(),
             Draining: lambda command: self.on_draining(command.draining),
@@ -202,6 +206,18 @@ class Agent:
     def leave(self) -> None:
         """End what runs, tell it, say goodbye: `left` is set once that is done."""
         self.enqueue(Leave())
+
+    def leave_if_idle(self) -> None:
+        """Say goodbye at once where nothing is held here that could go on; `left` is set if so.
+
+        In one step: a placement that comes behind it is refused by the session, not ended.
+        """
+        if self._is_open:
+            self.run()
+            if not self.members.held and self.members.session.phase == "live":
+                self.queue.append(Leave())
+                self.run()
+                self.finish()
 
     @property
     def boot(self) -> str:
@@ -351,6 +367,12 @@ class Agent:
         if places:
             self.journal.placed(places)
         self._do(self.members.handle(Claims(granted, refused), self.host.now()))
+
+    def _live(self, command: SessionLive) -> None:
+        self.journal.live(command.ledger)
+        if self.where:
+            gpus = f"{len(self.devices)} GPU{'' if len(self.devices) == 1 else 's'}"
+            log.info("joined as %s, %s, at %s", self.worker, gpus, self.where)
 
     def _well(self, command: Well) -> None:
         slots = self.watch.well(command.slots, command.n, self.host.now())

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-from moorage.bus.connection import Connection, State, connect
+from moorage.bus.connection import Connection, State
 from moorage.bus.contexts import Context
+from moorage.bus.told import connect_told
 from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import is_own, own_class
 from moorage.worker.agent import Agent
@@ -41,6 +42,8 @@ WORKERS_FOLDER: Final = "workers"
 HEALTH_FILE: Final = "devices.health"
 #: how long workers that leave nothing behind try to end what they hold and say goodbye
 LEAVE_S_MAX: Final = 5.0
+#: a process with more workers does not tell the join of each
+JOINS_TOLD_MAX: Final = 64
 DRIVERS: Final = ("process", "noop")
 
 log = logging.getLogger("moorage.worker")
@@ -59,12 +62,18 @@ class Worker:
         self.lender: LeaseServer | None = None
 
     async def stop(self) -> None:
-        """Close. Jobs go on where a supervisor runs them; simulated ones are ended, and their workers say goodbye."""
+        """Close. Jobs go on where a supervisor runs them; simulated ones are ended.
+
+        Who holds nothing then says goodbye: nobody need wait for the lease of what does not run.
+        """
         if self.lender is not None:
             await self.lender.leave("the agent stops", LEAVE_S_MAX)
         leaving = [agent for agent in self.agents if not _can_outlive(agent)]
-        for agent in leaving:
-            agent.leave()
+        for agent in self.agents:
+            if agent in leaving:
+                agent.leave()
+            else:
+                agent.leave_if_idle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S_MAX):
                 for agent in leaving:
@@ -96,15 +105,17 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
 
     host: FleetHost | None = None
     name = settings.worker or facts.worker
-    connection = await connect(target, f"moorage worker {name}", on_state=on_state)
+    connection = await connect_told(target, f"moorage worker {name}", log, on_state=on_state)
     host = FleetHost(connection, settings.prefix)
     await host.open()
     worker = Worker(host, connection, [])
     bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
+    where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds)
     try:
         if hosts is None:
             agent = _agent(host, name, settings, facts, await open_machine(), link)
+            agent.where = where
             worker.agents.append(agent)
             await host.add(agent)
         faults = FaultFile(settings.state_dir / FAULTS_FILE)
@@ -114,6 +125,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
                 name, name, f"{facts.machine}-{name}", facts.boot, simulated.cpu_milli, simulated.memory_mib
             )
             agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated, faults, name), link)
+            agent.where = where
             worker.agents.append(agent)
             await host.add(agent)
         if settings.leases and len(worker.agents) == 1:

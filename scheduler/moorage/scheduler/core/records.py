@@ -47,6 +47,8 @@ REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN
 BY_WORKER: Final = "worker"
 BY_OPERATOR: Final = "operator"
 SAID_CHARS_MAX: Final = 64
+#: why a session is gone whose worker took its leave
+GOODBYE: Final = "goodbye"
 
 
 def by_tenant(tenant: str) -> str:
@@ -132,7 +134,7 @@ class Act:
     EPOCH: Final = "epoch"  # ledger id, scheduler name, wall seconds
     WORKER: Final = "worker"  # worker number, id, machine
     JOIN: Final = "join"  # worker number, boot, n, session, fact number, hello as a map
-    GONE: Final = "gone"  # worker number, why (lost, goodbye, joined-anew)
+    GONE: Final = "gone"  # worker number, why (lost, `GOODBYE`, joined-anew)
     FLAG: Final = "flag"  # worker number, open|cordoned|draining, by
     CURSOR: Final = "cursor"  # tenant, submit|cancel, stream sequence
     TOMBSTONE: Final = "tombstone"  # tenant, job, queue sequence or 0

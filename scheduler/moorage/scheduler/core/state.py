@@ -253,6 +253,7 @@ class Worker:
         "id",
         "joined_ms",
         "left_ms",
+        "left_why",
         "machine",
         "members",
         "n",
@@ -278,6 +279,7 @@ class Worker:
         self.session = ""  # empty: no session, nothing may be placed here
         self.joined_ms = 0
         self.left_ms = 0  # soft: when its last session ended; 0 where that is not known
+        self.left_why = ""  # soft, with it: why
         self.hello: dict[str, Any] = {}
         self.flag = "open"
         self.by = ""

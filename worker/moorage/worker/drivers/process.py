@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -28,12 +29,14 @@ from moorage.worker.output_pages import read_page
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import output_path
+from moorage.worker.supervisor.protocol import SHUTS_DOWN, Event, Output, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
-from moorage.worker.supervisor.protocol import Event, Output, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 #: bytes of output in one frame; the supervisor's pieces are coalesced up to it
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
+#: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
+WORKER_STOPPED: Final = "its worker was stopped"
 _MIB: Final = 1024 * 1024
 _STREAMS_KEPT: Final[dict[str, Literal["stdout", "stderr"]]] = {"out": "stdout", "err": "stderr"}
 _STREAMS: Final[dict[str, Literal["out", "err"]]] = {"stdout": "out", "stderr": "err"}
@@ -287,10 +290,14 @@ def _name_of(key: str) -> MemberName:
 def _verdict(event: ChildEnded) -> tuple[int, str]:
     """(code, reason) for the fact `exited`."""
     if event.reason == "start-failed":
-        if event.errno == errno.ENOENT and event.stage == "exec":
-            return CODE_NOT_FOUND, "start-failed: no such program on the worker; a job has a PATH of its own"
-        return CODE_CANNOT_START, f"start-failed: {': '.join(filter(None, (event.stage, event.message)))}"
+        is_absent = event.errno == errno.ENOENT and event.stage == "exec"
+        words = [event.stage, event.message]
+        if event.stage in ("exec", "cwd") and event.message != os.strerror(event.errno or 0):
+            words = [event.message]  # it names what was not found; that of the release before says no more than errno
+        return CODE_NOT_FOUND if is_absent else CODE_CANNOT_START, f"start-failed: {': '.join(filter(None, words))}"
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
         return CODE_LOST, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
     code = event.exit_code if event.exit_code is not None else -(event.signal or 0)
+    if event.reason == "end" and event.why == SHUTS_DOWN:
+        return code, WORKER_STOPPED
     return code, "lost" if event.reason == "supervisor-died" else event.reason

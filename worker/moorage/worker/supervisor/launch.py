@@ -22,7 +22,7 @@ from moorage.worker.proctree import boottime_s
 from moorage.worker.supervisor.journal import Record, Starting
 from moorage.worker.supervisor.member import Member, State
 from moorage.worker.supervisor.output import OutputPump, output_paths
-from moorage.worker.supervisor.spawn import CONFIRMATION, STAGES, Launcher, LauncherGone, Request
+from moorage.worker.supervisor.spawn import CONFIRMATION, STAGES, Child, Launcher, LauncherGone, Request, why_not
 from moorage.worker.supervisor.stock import Stock
 
 SLICE_MEMBERS_MAX: Final = 16
@@ -59,6 +59,8 @@ class Slice:
     """The members of one packet to the launcher, until each has either run exec or failed."""
 
     members: list[Member]
+    children: list[Child]
+    """What each was to become: for the words where one does not."""
     confirm: int
     answered: bool = False
     resolved: bool = False
@@ -140,8 +142,9 @@ class Launches:
                 if not ready:
                     os.close(confirm)
                     continue
-                launched = self._outstanding = Slice([member for member, _ in ready], confirm)
-                self._send([request for _, request in ready], passed)
+                launched = Slice([each[0] for each in ready], [each[1] for each in ready], confirm)
+                self._outstanding = launched
+                self._send([request for _, _, request in ready], passed)
                 # what they wait for comes first: nothing is read before the loop's next turn
                 os.set_blocking(confirm, False)
                 self._loop.add_reader(confirm, self._confirm, launched)
@@ -154,9 +157,9 @@ class Launches:
         for member in members:
             self._owner.refused(member, error.errno or errno.EIO, stage, str(error))
 
-    def _prepare(self, members: list[Member], passed: list[int]) -> list[tuple[Member, Request]]:
+    def _prepare(self, members: list[Member], passed: list[int]) -> list[tuple[Member, Child, Request]]:
         """Kit and record of each. `passed` grows by the descriptors that go to the launcher."""
-        ready: list[tuple[Member, Request]] = []
+        ready: list[tuple[Member, Child, Request]] = []
         for member in members:
             # One more than here: the launcher's list has the memory file in its second place.
             first = len(passed) + 1
@@ -165,16 +168,17 @@ class Launches:
             except OSError as error:
                 self._refuse([member], error, "cgroup")
                 continue
-            assert member.child is not None
+            child = member.child
+            assert child is not None
             cgroup = first + 2 if member.cgroup is not None else -1
-            ready.append((member, member.child.request(len(ready), first, first + 1, cgroup)))
+            ready.append((member, child, child.request(len(ready), first, first + 1, cgroup)))
         now_s = boottime_s()
         try:
-            self._write_ahead([self._starting(member, now_s) for member, _ in ready])
+            self._write_ahead([self._starting(each[0], now_s) for each in ready])
         except OSError as error:
-            self._refuse([member for member, _ in ready], error, "journal")
+            self._refuse([each[0] for each in ready], error, "journal")
             return []
-        for member, _ in ready:
+        for member, _, _ in ready:
             member.child = None
             member.started_boottime_s = now_s
             member.go(State.LAUNCHING)
@@ -287,7 +291,8 @@ class Launches:
             if not data:
                 break
             slot, stage, number = CONFIRMATION.unpack(data)
-            launched.members[slot].failure = (number, STAGES[stage], os.strerror(number))
+            why = why_not(launched.children[slot], STAGES[stage], number)
+            launched.members[slot].failure = (number, STAGES[stage], why)
         self._loop.remove_reader(launched.confirm)
         os.close(launched.confirm)
         self._late.discard(launched)

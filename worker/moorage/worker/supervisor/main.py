@@ -41,6 +41,7 @@ from moorage.worker.supervisor.protocol import (
     MARK_NAME,
     OUTPUT_FOLDER,
     PROTOCOL,
+    SHUTS_DOWN,
     SOCKET_NAME,
     Done,
     End,
@@ -309,7 +310,7 @@ class Supervisor:
             self._shutting_down = True
             self._loop.call_later(grace_s + UNPROVEN_AFTER_S, self._finish)
         for member in list(self.jobs.members.values()):
-            self.jobs.end(member.key, "end", min(grace_s, member.start.grace_s), "the supervisor shuts down")
+            self.jobs.end(member.key, "end", min(grace_s, member.start.grace_s), SHUTS_DOWN)
         self._flush_soon()
 
     def _finish(self) -> None:

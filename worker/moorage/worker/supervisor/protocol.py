@@ -32,6 +32,8 @@ OUTPUT_FOLDER: Final = "output"
 
 OnPartition: TypeAlias = Literal["kill", "keep"]
 Stream: TypeAlias = Literal["stdout", "stderr"]
+SHUTS_DOWN: Final = "the supervisor shuts down"
+"""Why a member was asked to end with its supervisor: nobody wanted an end of this one."""
 Reason: TypeAlias = Literal["exit", "timeout", "end", "fence", "start-failed", "supervisor-died"]
 Proof: TypeAlias = Literal["cgroup", "walk", "scan", "reboot", "never-ran"]
 """What shows that no process of a member is left.

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from moorage.schemas.printable import in_one_line
 from moorage.worker.proctree import STATE_MARK
 from moorage.worker.supervisor import launcher
 from moorage.worker.supervisor.protocol import KEY_CHARS_MAX, StartMember
@@ -41,6 +42,8 @@ STAGES: Final = {
     launcher.STAGE_CWD: "cwd",
     launcher.STAGE_EXEC: "exec",
 }
+TOLD_CHARS_MAX: Final = 60
+"""Of a program, a folder or a PATH in the words for people; all of them together fit a fact's detail."""
 _ENCODING: Final = sys.getfilesystemencoding()
 _ENCODING_ERRORS: Final = sys.getfilesystemencodeerrors()
 _LIMITS: Final = {
@@ -125,6 +128,36 @@ def judge(member: StartMember) -> Child:
         ids=None if member.user is None else _resolve_user(member.user),
         limits=[_limit(name, pair) for name, pair in member.limits.items()],
     )
+
+
+def why_not(child: Child, stage: str, number: int) -> str:
+    """What a child that could not exec was looking for, and where: one line for people.
+
+    The file system is not asked again: a job may have mounted what never answers.
+    """
+    cwd, program = _told(child.cwd), _told(child.argv[0])
+    is_absent = number in (errno.ENOENT, errno.ENOTDIR)
+    if stage == "cwd":
+        return f"no folder {cwd}" if is_absent else f"folder {cwd}: {os.strerror(number)}"
+    if stage != "exec":
+        return os.strerror(number)
+    if not is_absent:
+        return f"{program}: {os.strerror(number)}"
+    if b"/" in child.argv[0]:
+        where = "on the worker" if child.argv[0].startswith(b"/") else f"in {cwd} (--cwd names the folder)"
+        why = f"no {program} {where}, or not what its first line names"
+    else:
+        why = f"no program {program} in PATH {_told(child.environ.get(b'PATH', SEARCH_PATH_DEFAULT.encode()))}"
+    if len(child.argv) == 1 and b" " in child.argv[0]:
+        why += "; it is one word: leave the quotes out, or use sh -c"
+    return why
+
+
+def _told(text: bytes) -> str:
+    """In one line, cut, and in quotes where a blank would make it look like two."""
+    line = in_one_line(text.decode(_ENCODING, "replace"))
+    line = line if len(line) <= TOLD_CHARS_MAX else f"{line[: TOLD_CHARS_MAX - 1]}…"
+    return f"'{line}'" if " " in line or not line else line
 
 
 def signal_number(name: str) -> signal.Signals:

@@ -12,7 +12,7 @@ from moorage.scheduler.core.fairshare import usage_milli
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
-from moorage.scheduler.core.records import MODE_NAMES
+from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
 from moorage.scheduler.core.state import AT_EXITED, Job, Order, Replica, Worker
 from moorage.scheduler.core.tell.outputs import (
     CHANGES_SURE,
@@ -367,7 +367,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
 
 def worker_state(worker: Worker, host: Host | None) -> str:
     if not worker.session or host is None:
-        return "lost"
+        return "left" if worker.left_why == GOODBYE else "lost"
     if not host.heard:
         return "not-heard"
     if worker.flag != "open":
@@ -410,7 +410,7 @@ def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
 
 
 def cells(host: Host | None, size: int) -> str:
-    """A character a GPU: `·` free, `#` leased, 1-9 sharers, `!` sick or quarantined, `x` used by others, `?` lost."""
+    """A character a GPU: `·` free, `#` leased, 1-9 sharers, `!` sick or quarantined, `x` used by others, `?` gone."""
     if host is None:
         return "?" * size
     text = ""

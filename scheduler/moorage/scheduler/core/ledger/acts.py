@@ -76,7 +76,7 @@ class FoldingActs(Folding):
     def _gone(self, act: list[Any]) -> None:
         worker = self._worker(act[1])
         worker.session = ""
-        worker.left_ms = self.time
+        worker.left_ms, worker.left_why = self.time, str(act[2])
 
     def _flag(self, act: list[Any]) -> None:
         worker = self._worker(act[1])

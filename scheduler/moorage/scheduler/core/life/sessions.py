@@ -19,7 +19,7 @@ from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.health import Health
 from moorage.scheduler.core.life.lending import Lending, check_hello, devices_of, recorded_devices
 from moorage.scheduler.core.life.lifecycle import Lifecycle
-from moorage.scheduler.core.records import WORKERS_MAX, Act, GangPhase
+from moorage.scheduler.core.records import GOODBYE, WORKERS_MAX, Act, GangPhase
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, LOST_KEPT, Member, MemberKey, State, Worker
 from moorage.schemas.errors import Problem, problem
@@ -141,7 +141,7 @@ class Sessions:
         if not self._stands(worker, draft, frame.session):
             return session_over(event.worker)
         self.fleet.leave(worker.num)
-        self.lifecycle.lose_worker(draft, worker, "goodbye", frozenset())
+        self.lifecycle.lose_worker(draft, worker, GOODBYE, frozenset())
         return None
 
     def joined(self, worker: Worker, members: Iterable[tuple[Member, Shape]], mono_ms: int) -> None:

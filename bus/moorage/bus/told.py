@@ -1,0 +1,58 @@
+"""A connection of a service whose log says how it is doing: nobody there, lost, back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from moorage.bus.connection import GIVE_UP_AFTER_S, Connection, State, connect
+from moorage.bus.contexts import Context, resolve
+
+#: a server that did not answer for so long is told to be missing
+TOLD_AFTER_S: Final = 1.0
+
+
+def told_states(log: logging.Logger, where: str) -> Callable[[State], None]:
+    """For `on_state` of a connection: when it is lost, and when it is back, in a line each."""
+    lost_s: float | None = None
+
+    def on_state(state: State) -> None:
+        nonlocal lost_s
+        if state is State.RECONNECTING and lost_s is None:
+            lost_s = time.monotonic()
+            log.warning("disconnected from %s: trying until it answers", where)
+        elif state is State.CONNECTED and lost_s is not None:
+            log.warning("connected to %s again after %.1f s", where, time.monotonic() - lost_s)
+            lost_s = None
+
+    return on_state
+
+
+async def connect_told(
+    target: Context | str | None,
+    name: str,
+    log: logging.Logger,
+    *,
+    role: str = "",
+    on_state: Callable[[State], None] | None = None,
+) -> Connection:
+    """As `connect`, told in the log; `role` stands behind the server's address there, which has no secret in it."""
+    context = resolve(target)
+    where = context.safe_url + role
+    told = told_states(log, where)
+
+    def both(state: State) -> None:
+        told(state)
+        if on_state is not None:
+            on_state(state)
+
+    waiting = asyncio.get_running_loop().call_later(
+        TOLD_AFTER_S, log.warning, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
+    )
+    try:
+        return await connect(context, name, on_state=both)
+    finally:
+        waiting.cancel()
