@@ -32,7 +32,7 @@ async def fill(client: AsyncClient, runs_s: int) -> list[Any]:
 async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         await learn(client)
-        await fill(client, RUNS_S)
+        running = await fill(client, RUNS_S)
         waits = await client.submit(["sleep", "0"], gpu="1xH100")
         assert waits.accepted is not None
         told = waits.accepted.waiting
@@ -47,7 +47,7 @@ async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> Non
         ran = await node.run("run", "--gpu", "1xH100", "--", "sleep", "0", tenant=unique)
         assert ran.code == 0
         assert "2nd of 2" in ran.err or "1st of 1" in ran.err, ran.err
-        await client.wait([waits], "30s")
+        await client.wait([waits, *running], "30s")
 
 
 async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, unique: str) -> None:
@@ -62,6 +62,7 @@ async def test_a_follower_hears_why_it_waits_when_that_changes(node: Node, uniqu
         assert told["position"] == 1
         for job in (second, *running):
             await job.cancel()
+        await client.wait([second, *running], "30s")  # whoever comes next has the fleet for itself
 
 
 async def test_submit_explain_and_event_name_the_same_fix(node: Node, unique: str) -> None:

@@ -36,6 +36,7 @@ def test_what_is_no_moment_to_come_is_refused_with_what_would_be(moment: str) ->
     with pytest.raises(Rejected) as refused:
         seconds_until(moment, NOW)
     assert refused.value.problem.allowed
+    assert "write it as" in refused.value.problem.next, "in words of a moment, not of a request"
 
 
 def test_a_drain_asks_only_what_was_given() -> None:
