@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import msgspec
 
@@ -44,6 +45,22 @@ async def test_the_fleet_is_in_the_order_of_names_wherever_it_is_told(node: Node
     told = next(line for line in lines.text.splitlines() if late in line)
     names = [row["worker"] for row in msgspec.json.decode(told)["workers"]]
     assert names == sorted(names)
+
+
+async def test_a_worker_that_was_stopped_idle_is_shown_as_left(node: Node, unique: str, tmp_path: Path) -> None:
+    name = f"idle-{unique}"
+    words = ("worker", "--id", name, "--simulate", "1x2xT4", "--state", str(tmp_path / "idle"))
+    worker = await start(*words, env=node.env())
+    await Lines(worker.stderr).until(f"joined as {name}, 2 GPUs, at ")
+
+    async def state() -> str:
+        rows = {row[0]: row for row in (await node.run("fleet")).rows}
+        return rows[name][2] if name in rows else ""
+
+    assert await state() == "up"
+    worker.send_signal(signal.SIGINT)
+    assert await worker.wait() == 0
+    assert await state() == "left"
 
 
 async def test_the_fleet_is_watched_by_the_leaders_frames(node: Node, unique: str) -> None:

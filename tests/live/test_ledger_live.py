@@ -29,11 +29,12 @@ from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
+from moorage.scheduler.stuck import NOT_CONNECTED, told
 from moorage.schemas.codec import decode_request
 from moorage.schemas.subjects import Subjects
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import QUICK, caller, request, stack
-from tests.servers import Server
+from tests.servers import MortalServer, Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.any_server
@@ -47,10 +48,12 @@ class WireJetStream(JetStream):
         self.lose = 0  # so many answers never arrive
         self.refuse = 0  # so many come as 10071, though the message was stored
         self.sent = 0
+        self.begun = 0
 
     async def append(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
     ) -> Ack | JsError:
+        self.begun += 1
         answer = await super().append(subject, payload, headers, timeout_s)
         self.sent += 1
         if self.lose:
@@ -257,6 +260,26 @@ async def test_an_append_that_was_not_stored_is_sent_again(nats_server: Server, 
         )
         assert await appending == 2
         assert (await here.folded())[0].digest == one.state.digest
+
+
+@pytest.mark.slow
+async def test_no_disk_is_blamed_while_there_is_no_server(
+    mortal_server: MortalServer, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a scheduler says of an append whose server is gone, for longer than its tries take."""
+    async with desk(mortal_server, unique) as here:
+        one = await here.leader()
+        await one.lead()
+        await mortal_server.stop()
+        appending = asyncio.create_task(one.append("a"))
+        await until(lambda: one.wire.begun > 2, 40, what="it is tried again")
+        refusal = told(one.ledger.appending, time.monotonic())
+        await mortal_server.start()
+        assert await appending == 2
+    said = [record.getMessage() for record in caplog.records if record.name == "moorage.ledger"]
+    assert len([line for line in said if "is unclear" in line]) == 1, said
+    assert "disk" not in " ".join(said) + refusal.next
+    assert NOT_CONNECTED in refusal.message
 
 
 async def test_a_full_ledger_deposes_nobody_and_forgets_nothing(nats_server: Server, unique: str) -> None:

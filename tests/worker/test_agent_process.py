@@ -274,6 +274,33 @@ async def test_after_a_reboot_what_ran_is_told_lost_with_the_join(nats_url: str,
             await again.stop()
 
 
+async def test_a_worker_that_is_stopped_says_goodbye_only_where_nothing_of_it_goes_on(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        idle = await start(settings_of(state, unique), nats_url)
+        await leader.joined("w1")
+        await idle.stop()
+        seat = leader.seat("w1")
+        await until(lambda: seat.said_goodbye, what="a goodbye of who holds nothing")
+        seat.said_goodbye = False
+        again = await start(settings_of(state, unique), nats_url)
+        await leader.joined("w1", 2)
+        name, path = name_of(), tmp_path / "pid"
+        await leader.want("w1", place(name, body(f"echo $$ > {path}; exec sleep 600")))
+        await leader.heard("w1", "started", name)
+        pid = await pid_of(path)
+        await again.stop()
+        third = await start(settings_of(state, unique), nats_url)
+        try:
+            await leader.joined("w1", 3)  # behind whatever the one before had to say
+            assert not seat.said_goodbye
+            assert is_alive(pid)
+            assert "exited" not in seat.kinds(name)
+        finally:
+            await third.stop()
+
+
 async def test_a_dead_supervisor_is_replaced_and_its_jobs_are_lost(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
         name, path = name_of(), tmp_path / "pid"
