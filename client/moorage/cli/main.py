@@ -82,7 +82,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("scheduler", "moorage.cli.processes:scheduler", "Run a scheduler in the foreground."),
         Verb("worker", "moorage.cli.processes:worker", "Run a worker in the foreground."),
         Verb(
-            "demo", "moorage.cli.demo:main", "A real cluster's jobs on simulated GPUs; the scheduler is killed midway."
+            "demo", "moorage.cli.demo:main", "A real trace on simulated GPUs; the scheduler is killed midway."
         ),
         Verb("doctor", "moorage.cli.doctor:doctor", "Is everything there: server, permissions, leader, this host."),
     ),

@@ -37,7 +37,7 @@ def run(
     """Run a command on GPUs, follow it, return its exit code.
 
     Its output comes to stdout and stderr, progress to stderr; it reads nothing: stdin stays here. Ctrl-C detaches: the
-    job goes on. It finds a PATH of its own and its files where it runs, in --cwd.
+    job goes on. The command is the worker's: a whole path, or a name in a job's PATH there.
     """
 
     async def work(client: AsyncClient, request: Request) -> int | None:
