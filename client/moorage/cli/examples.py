@@ -22,7 +22,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "submit": (
         "moorage submit --gpu 2xH100:80G -- sleep 60",
-        "moorage submit --gpu 8xA100 --replicas 4 --gang --job train-42 -- sh -c 'echo $RANK of $WORLD_SIZE'",
+        "moorage submit --gpu 8xA100 --replicas 4 --gang --job train-42 -- sleep 60",
         "moorage submit -f request.json",
         'echo \'{"gpu": {}, "run": {"argv": ["nvidia-smi"]}}\' | moorage submit -f -',
     ),

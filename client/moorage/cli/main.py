@@ -81,9 +81,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("up", "moorage.cli.up:up", "Server, scheduler and worker on this machine, in one command."),
         Verb("scheduler", "moorage.cli.processes:scheduler", "Run a scheduler in the foreground."),
         Verb("worker", "moorage.cli.processes:worker", "Run a worker in the foreground."),
-        Verb(
-            "demo", "moorage.cli.demo:main", "A real trace on simulated GPUs; the scheduler is killed midway."
-        ),
+        Verb("demo", "moorage.cli.demo:main", "A real trace on simulated GPUs; the scheduler is killed midway."),
         Verb("doctor", "moorage.cli.doctor:doctor", "Is everything there: server, permissions, leader, this host."),
     ),
     LOOKUP: (
