@@ -393,6 +393,25 @@ async def _held(path: Path, seat: Any) -> None:
         await until(lambda: seat.fact("refused", ("acme", "third", 0, 1, 3)), what="a refused placement")
 
 
+async def test_a_worker_says_no_goodbye_while_a_process_of_its_host_keeps_a_gpu(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.run.LEAVE_S_MAX", 0.2)
+    async with state_folder() as state, ScriptedLeader(nats_url, unique) as leader:
+        settings = WorkerSettings(state, "w1", unique, simulate="1xH100")
+        worker = await start(settings, nats_url)
+        seat = await leader.joined("w1")
+        async with borrow(state / SOCKET_NAME):
+            await worker.stop()  # asked back, and not given
+            again = await start(settings, nats_url)
+            try:
+                await leader.joined("w1", joins=2)  # behind whatever the one before had to say
+                assert not seat.said_goodbye
+            finally:
+                await again.stop()
+        await until(lambda: seat.said_goodbye, what="the goodbye of the second, which lent nothing")
+
+
 async def test_a_killed_agent_s_leases_are_gone_and_the_holder_is_told(nats_url: str, unique: str) -> None:
     async with state_folder() as state, ScriptedLeader(nats_url, unique) as leader:
         path = state / SOCKET_NAME

@@ -50,7 +50,7 @@ async def connect_told(
             on_state(state)
 
     waiting = asyncio.get_running_loop().call_later(
-        TOLD_AFTER_S, log.warning, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
+        TOLD_AFTER_S, log.info, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
     )
     try:
         return await connect(context, name, on_state=both)

@@ -214,7 +214,8 @@ class Agent:
         """
         if self._is_open:
             self.run()
-            if not self.members.held and self.members.session.phase == "live":
+            idle = not self.members.held and not self.pool.busy_slots()  # a process of this host may hold one on
+            if idle and self.members.session.phase == "live":
                 self.queue.append(Leave())
                 self.run()
                 self.finish()
