@@ -149,7 +149,7 @@ def test_every_example_can_be_read(command: Command) -> None:
         (["up", "--simulate", "8"], 2, "invalid-argument", "4x8xH100"),
         (["up", "--port", "70000"], 2, "bad-settings", "--port 4222"),
         (["up", "--data", "/proc/nothing"], 1, "failed-precondition", "--data"),
-        (["worker", "--id", "no.such.name", *NOWHERE], 2, "bad-settings", "doctor --settings"),
+        (["worker", "--id", "no.such.name", *NOWHERE], 2, "bad-settings", "give --id another value"),
         (["worker", "--label", "zone", *NOWHERE], 2, "bad-settings", "--label zone=a"),
     ],
 )

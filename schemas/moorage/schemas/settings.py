@@ -243,19 +243,20 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
     try:
         return struct(**{one.setting.field: one.value for one in found.values()})
     except ValueError as error:
-        sources = sorted({one.source for one in found.values() if one.source != DEFAULT})
-        where = f" (from {', '.join(sources)})" if sources else ""
         said = [one for one in found.values() if one.source != DEFAULT]
-        together = "" if len(said) == 1 or _names_one(str(error), said) else "these settings do not go together: "
-        flags = all(one.source.startswith("--") for one in said)
-        fix = f"give {' or '.join(sources)} another value" if flags else "moorage doctor --settings"
+        blamed = _named(str(error), said) or said
+        sources = sorted({one.source for one in blamed})
+        where = f" (from {', '.join(sources)})" if sources else ""
+        together = "" if len(blamed) == 1 else "these settings do not go together: "
+        flags = all(source.startswith("--") for source in sources)
+        fix = f"give {' or '.join(sources)} another value" if sources and flags else "moorage doctor --settings"
         raise _refuse(f"{together}{error}{where}", next=fix) from None
 
 
-def _names_one(error: str, said: Sequence[Found]) -> bool:
-    """Whether what is wrong is the value of one setting alone: its text begins with that key, and names no other."""
+def _named(error: str, said: Sequence[Found]) -> list[Found]:
+    """The one setting whose value alone is wrong: the text begins with its key, and names no other. Else empty."""
     named = [one for one in said if re.search(rf"\b{one.setting.key}\b", error)]
-    return len(named) == 1 and error.startswith(named[0].setting.key)
+    return named if len(named) == 1 and error.startswith(named[0].setting.key) else []
 
 
 def told(found: Mapping[str, Found]) -> str:
