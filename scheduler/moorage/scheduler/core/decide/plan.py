@@ -128,7 +128,7 @@ class Planner:
             if served.end is End.OVER_LIMIT and self.could_ever(line.shape):
                 lines.over_limit(draft, line)
         if self.preempting.allowed and not draft.full:
-            self.preempting.seek(draft, self._eligible(draft), lambda line: self._closed_to(draft, line))
+            self.preempting.seek(draft, lambda: self._eligible(draft), lambda line: self._closed_to(draft, line))
         return placed
 
     def _is_full(self, draft: Draft, line: Line) -> bool:

@@ -89,15 +89,20 @@ class Preempting:
         workers, jobs = draft.state.worker_by_num, set(job.preempts[1])
         return any(m.replica.job.num in jobs for num in job.preempts[0] for m in workers[num].members.values())
 
-    def seek(self, draft: Draft, lines: list[tuple[Head, int, Line]], barred: Callable[[Line], frozenset[int]]) -> None:
-        """Find victims for the first of those who may and found no room; `lines` with the first entry of each.
+    def seek(
+        self,
+        draft: Draft,
+        eligible: Callable[[], list[tuple[Head, int, Line]]],
+        barred: Callable[[Line], frozenset[int]],
+    ) -> None:
+        """Once a second: find victims for the first of those who may and found no room, with the first entry of each.
 
         Whoever was searched for in vain comes behind the others, the longest ago first: who can never be helped must
         not use up the searches. Nobody is found a host that another was found just now.
         """
         if draft.time_ms - self._sought_ms < 1000 or not draft.may(Act.PREEMPT):
             return
-        state, searches = draft.state, 0
+        state, searches, lines = draft.state, 0, eligible()
         self._sought_ms = draft.time_ms
         under_way = self._under_way(draft)
         found_now: frozenset[int] = _NOBODY
