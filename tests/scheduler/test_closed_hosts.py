@@ -118,6 +118,29 @@ def test_a_moment_without_a_host_undoes_no_reservation_and_a_while_does() -> Non
     assert held_for(drive) == first  # it was the first at once, three hours ago, and waits no longer now
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_where_tenants_have_shares_nobody_is_let_on(shares: bool) -> None:
+    """A gang that became the first after an hour has hosts closed at once only where tenants have turns."""
+    drive = Driving()
+    if shares:
+        drive.order("share", tenant="t", weight=1)
+    for index in range(4):
+        drive.worker(f"w{index}", 8)
+        drive.submit(f"r{index}", gpu={"count": 8}, run=lasting(20 * 3600))
+    drive.settle()
+    for name, asks in (("first", {"gpu": {"count": 8}}), ("gang", {"gpu": {"count": 8, **GANG}, "replicas": 3})):
+        drive.submit(name, run=lasting(600), **asks)
+    drive.pass_time(3600_000, step=60_000)
+    name, hosts = held_for(drive) or ("", set())
+    assert name == "first"
+    drive.run_out(min(hosts))
+    drive.settle()
+    assert drive.placed_on("first") == [min(hosts)]
+    drive.pass_time(3_000)
+    held = held_for(drive)
+    assert (held and held[0]) == ("gang" if shares else None)
+
+
 # -------------------------------------------------------------------------------------------- preemption
 
 PREEMPTS = Config(preempt_priority=80, preempt_after=60.0)

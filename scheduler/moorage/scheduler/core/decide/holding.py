@@ -151,9 +151,8 @@ class Holding:
 
     def _grant(self, draft: Draft, claims: list[Claim], *, early: bool = False) -> Reservation | None:
         """Hosts for the first of these claims that some could hold, if it is due or `early`."""
-        waits = self._lines.waits
         for claim in claims:  # what no host could hold must not hide who could be helped
-            if not early and not self._claims.comes_due(claim, draft.time_ms, lambda item: waits(draft, item)):
+            if not early and not self._comes_due(draft, claim):
                 return None
             line = claim.line
             barred = self._lines.left_too_soon(draft, claim.item)
@@ -162,6 +161,13 @@ class Holding:
             if hosts:
                 return Reservation(claim.item, line, hosts, start_ms, draft.time_ms)
         return None
+
+    def _comes_due(self, draft: Draft, claim: Claim) -> bool:
+        """Whether hosts are closed for it by now; at once under fair share: who is let on has had more already."""
+        waits = self._lines.waits
+        return self._lines.turns is not None or self._claims.comes_due(
+            claim, draft.time_ms, lambda item: waits(draft, item)
+        )
 
     # --------------------------------------------------------------------------------- while one stands
 
