@@ -244,11 +244,9 @@ def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:
 
 def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
     """The options, where they or the surroundings say whose: nobody means the tenant `default` by saying nothing."""
-    import os
+    from moorage.client.target import TENANT_VARIABLE, named_tenant
 
-    from moorage.client.target import TENANT_VARIABLE
-
-    if options.settled().tenant is None and not os.environ.get(TENANT_VARIABLE):
+    if not named_tenant(options.settled().tenant):
         from moorage.client.errors import rejected
 
         raise rejected(

@@ -104,12 +104,11 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
     import msgspec
 
     from moorage.client.errors import NotPermitted
-    from moorage.client.target import TENANT_DEFAULT, TENANT_VARIABLE
+    from moorage.client.target import TENANT_DEFAULT, TENANT_VARIABLE, named_tenant
 
     told = error.problem
-    named = options.settled().tenant or os.environ.get(TENANT_VARIABLE)
     subject = told.message.rpartition(" ")[2]
-    if not named and TENANT_DEFAULT in subject.split("."):
+    if not named_tenant(options.settled().tenant) and TENANT_DEFAULT in subject.split("."):
         return NotPermitted(
             msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
         )

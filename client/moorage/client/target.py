@@ -93,5 +93,10 @@ def _refuse_anothers(folder: Path) -> None:
 
 def find_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:
     """The one given, else $MOORAGE_TENANT, else `default`."""
+    return named_tenant(tenant, env) or TENANT_DEFAULT
+
+
+def named_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    """The one given, else $MOORAGE_TENANT; empty where nobody named one."""
     env = os.environ if env is None else env
-    return tenant or env.get(TENANT_VARIABLE) or TENANT_DEFAULT
+    return tenant or env.get(TENANT_VARIABLE) or ""

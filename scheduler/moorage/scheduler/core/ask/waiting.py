@@ -143,15 +143,11 @@ def _place(trials: Trials) -> dict[str, int]:
 
 def _kept_for(engine: Engine, job: Job, barred: frozenset[int]) -> list[str]:
     """For whom the hosts are held back, the tenant's own by name, and which they are; a few of them."""
-
-    def named(other: Job) -> str:
-        return f"job {other.name}" if other.tenant == job.tenant else "a job of another tenant"
-
     held = engine.planner.holding.reservation
     first = engine.state.jobs.get(held.num) if held is not None and held.hosts & barred else None
-    who = [] if first is None else [f"{named(first)}, which has waited longer"]
+    who = [] if first is None else [f"{_named(first, job)}, which has waited longer"]
     who += [
-        f"{named(other)}, which others ended for"
+        f"{_named(other, job)}, which others ended for"
         for other in engine.state.preempting.values()
         if other is not job and other.preempts is not None and barred.intersection(other.preempts[0])
     ][:HOLDERS_MAX]
@@ -171,8 +167,12 @@ def _ahead(trials: Trials, reason: str) -> dict[str, Any]:
     first = trials.first_ahead() if reason not in NEVER_REASONS else None
     if first is None:
         return {}
-    who = f"job {first.name}" if first.tenant == trials.job.tenant else "a job of another tenant"
-    return {"reason": "ahead", "because": f"{who} comes first, and has to start before it"}
+    return {"reason": "ahead", "because": f"{_named(first, trials.job)} comes first, and has to start before it"}
+
+
+def _named(other: Job, job: Job) -> str:
+    """Another job as a job's tenant may hear of it."""
+    return f"job {other.name}" if other.tenant == job.tenant else "a job of another tenant"
 
 
 def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:

@@ -125,11 +125,10 @@ class Holding:
         for line in lines.queue.lines.values():
             lines.prune(draft, line)
         claims = self._claims_of(draft, NOBODY)
-        self.reservation = held = self._grant(draft, claims)
-        if held is None:
-            return
-        self._moved_ms = draft.time_ms
-        self._claims.granted(held, claims)
+        self.reservation = self._grant(draft, claims)
+        if self.reservation is not None:
+            self._moved_ms = draft.time_ms
+            self._claims.granted(self.reservation, claims)
 
     def next_reservation(self, draft: Draft, without: frozenset[int]) -> Reservation | None:
         """Who would get hosts reserved, with these jobs (their numbers) gone, now or before long; changes nothing."""

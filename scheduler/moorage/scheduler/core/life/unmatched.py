@@ -31,22 +31,20 @@ class Unmatched:
 
     def why(self, shape: Shape) -> str:
         """Why no known worker could ever run this shape, were it empty. Only of shapes of which that is known."""
-        self._look()
-        text = self._texts.get(shape.index)
-        if text is None:
-            if len(self._texts) >= KEPT_MAX:
-                self._texts.clear()
-            text = self._texts[shape.index] = self._why(shape)
-        return text
+        return self._kept(self._texts, shape, self._why)
 
     def part_of(self, shape: Shape) -> str:
         """What a model that it names is only a part of: no name in the fleet has it as a word. Empty: nothing."""
+        return self._kept(self._parts, shape, lambda shape: "; ".join(filter(None, map(self._part, shape.models))))
+
+    def _kept(self, texts: dict[int, str], shape: Shape, make: Callable[[Shape], str]) -> str:
+        """The text of a shape, made once for each fleet."""
         self._look()
-        text = self._parts.get(shape.index)
+        text = texts.get(shape.index)
         if text is None:
-            if len(self._parts) >= KEPT_MAX:
-                self._parts.clear()
-            text = self._parts[shape.index] = "; ".join(filter(None, map(self._part, shape.models)))
+            if len(texts) >= KEPT_MAX:
+                texts.clear()
+            text = texts[shape.index] = make(shape)
         return text
 
     def _part(self, model: str) -> str:
