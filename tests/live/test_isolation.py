@@ -6,8 +6,9 @@ Needs root, which the machines that test this have; two users without names are 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -17,11 +18,28 @@ from tests.live.stack import ANSWER_S, Stack, caller, stack
 from tests.servers import Server
 from tests.waiting import until
 
-ACME: Final = 41_001
-BETA: Final = 41_002
-USERS: Final[dict[str, Any]] = {"run_as_for": {"acme": str(ACME), "beta": str(BETA)}}
-
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run jobs as others")
+
+#: so many user ids stand for tenants, from the first one on, above those that machines have
+UIDS_FROM: Final = 1 << 20
+UIDS: Final = 1 << 30
+
+
+class Users(NamedTuple):
+    """User ids of one test alone: others run beside it, and each looks for all processes of its own."""
+
+    acme: int
+    beta: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"run_as_for": {"acme": str(self.acme), "beta": str(self.beta)}}
+
+
+@pytest.fixture
+def users() -> Users:
+    acme = UIDS_FROM + 2 * secrets.randbelow(UIDS // 2)
+    return Users(acme, acme + 1)
 
 
 async def said(made: Stack, job: str, tenant: str = "acme") -> str:
@@ -36,22 +54,22 @@ def shell(script: str, **fields: Any) -> dict[str, Any]:
 
 @needs_root
 async def test_a_job_is_its_tenants_user_with_nothing_of_the_agents(
-    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+    nats_server: Server, unique: str, users: Users, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANTED_IN_THE_AGENT", "planted-7d1f")
     monkeypatch.setenv("NATS_URL", "nats://user:planted-7d1f@127.0.0.1:1")
     groups = os.getgroups()
-    os.setgroups([*groups, ACME + 7])  # the agent inherits it from here, its jobs must not
+    os.setgroups([*groups, users.acme + 7])  # the agent inherits it from here, its jobs must not
     try:
-        await _is_its_tenants_user(nats_server, unique)
+        await _is_its_tenants_user(nats_server, unique, users)
     finally:
         os.setgroups(groups)
 
 
-async def _is_its_tenants_user(nats_server: Server, unique: str) -> None:
+async def _is_its_tenants_user(nats_server: Server, unique: str, users: Users) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler()
-        await made.agent("w", "1x2xT4", worker="w", **USERS)
+        await made.agent("w", "1x2xT4", worker="w", **users.settings)
         await acme.leader()
         script = (
             "id -u; id -g; id -G; umask; echo home=$HOME; grep -E 'NoNewPrivs|CapEff|Groups' /proc/self/status; "
@@ -61,7 +79,7 @@ async def _is_its_tenants_user(nats_server: Server, unique: str) -> None:
         await acme.reaches("who", "SUCCEEDED")
         text = await said(made, "who")
         lines = text.splitlines()
-        assert lines[:4] == [str(ACME), str(ACME), str(ACME), "0077"], text
+        assert lines[:4] == [*3 * [str(users.acme)], "0077"], text
         assert "home=/" in lines
         assert "NoNewPrivs:\t1" in lines
         assert "CapEff:\t0000000000000000" in lines
@@ -74,40 +92,40 @@ async def _is_its_tenants_user(nats_server: Server, unique: str) -> None:
 
 @needs_root
 async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_output(
-    nats_server: Server, unique: str, tmp_path: Path
+    nats_server: Server, unique: str, users: Users, tmp_path: Path
 ) -> None:
-    secrets = tmp_path / "secrets"
-    secrets.mkdir(mode=0o700)
-    (secrets / "token").write_text("planted-91ab")
-    (secrets / "token").chmod(0o600)
+    kept = tmp_path / "secrets"
+    kept.mkdir(mode=0o700)
+    (kept / "token").write_text("planted-91ab")
+    (kept / "token").chmod(0o600)
     async with stack(nats_server, unique) as made, caller(made) as acme, caller(made, "beta") as beta:
         made.folder.chmod(0o755)  # what protects is the worker's own folder
         for above in tmp_path.parents:
             if above.stat().st_uid == 0 and str(above).startswith("/tmp/"):
                 above.chmod(0o755)
         await made.scheduler()
-        agent = await made.agent("w", "1x2xT4", worker="w", secrets_dir=str(secrets), **USERS)
+        agent = await made.agent("w", "1x2xT4", worker="w", secrets_dir=str(kept), **users.settings)
         await acme.leader()
         await beta.submit("victim", **shell("echo planted-output-3c; exec sleep 600"))
         await beta.reaches("victim", "RUNNING")
         state = made.folder / "w"
         supervisor = await made.supervisor("w")
-        children = await until(lambda: _of_user(BETA), ANSWER_S, "beta's process")
+        children = await until(lambda: _of_user(users.beta), ANSWER_S, "beta's process")
         victim = children[0]
         outputs = sorted((state / SUPERVISOR_FOLDER).rglob("*.stdout"))
         assert [path for path in outputs if b"planted-output-3c" in path.read_bytes()]
         script = f"""
             kill -0 $PPID && echo REACHED supervisor
             for pid in $(ls /proc | grep -E '^[0-9]+$'); do
-                test -r /proc/$pid/environ && test $(stat -c %u /proc/$pid) != {ACME} && echo REACHED environ $pid
+                test -r /proc/$pid/environ && test $(stat -c %u /proc/$pid) != {users.acme} && echo REACHED environ $pid
             done
             kill -0 {agent.pid} && echo REACHED agent
             kill -9 {victim} && echo REACHED victim
             cat /proc/{victim}/environ && echo REACHED environ
             cat {outputs[0]} && echo REACHED output
             ls {state} {outputs[0].parent} && echo REACHED folder
-            cat {secrets}/token && echo REACHED secret
-            ls {secrets} && echo REACHED secrets
+            cat {kept}/token && echo REACHED secret
+            ls {kept} && echo REACHED secrets
             for door in {state}/*.sock {state}/{SUPERVISOR_FOLDER}/*.sock; do test -w $door && echo REACHED $door; done
             echo done
         """
@@ -122,7 +140,7 @@ async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_outpu
         assert "planted-output-3c" in page["data"]["text"], page
         await beta.api("cancel", {"job": "victim"})
         await beta.reaches("victim", "CANCELLED")
-        await until(lambda: not _of_user(BETA), ANSWER_S, "nothing of beta left")
+        await until(lambda: not _of_user(users.beta), ANSWER_S, "nothing of beta left")
         supervisor.close()
 
 
@@ -139,23 +157,27 @@ def _of_user(uid: int) -> list[int]:
 
 
 @needs_root
-async def test_a_restarted_agent_takes_up_and_ends_jobs_of_other_users(nats_server: Server, unique: str) -> None:
+async def test_a_restarted_agent_takes_up_and_ends_jobs_of_other_users(
+    nats_server: Server, unique: str, users: Users
+) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler()
-        agent = await made.agent("w", "1x2xT4", worker="w", **USERS)
+        agent = await made.agent("w", "1x2xT4", worker="w", **users.settings)
         await acme.leader()
         # a grandchild in a session of its own, as a daemon would be
         await acme.submit("long", **shell("setsid sleep 600 & exec sleep 600"))
         await acme.reaches("long", "RUNNING")
-        before = await until(lambda: len(found := _of_user(ACME)) >= 2 and sorted(found), ANSWER_S, "both processes")
+        before = await until(
+            lambda: len(found := _of_user(users.acme)) >= 2 and sorted(found), ANSWER_S, "both processes"
+        )
         await agent.kill()
-        await made.agent("w", "1x2xT4", worker="w", **USERS)
+        await made.agent("w", "1x2xT4", worker="w", **users.settings)
         await acme.workers_up("w")
-        assert sorted(_of_user(ACME)) == before
+        assert sorted(_of_user(users.acme)) == before
         assert (await acme.show("long"))["state"] == "RUNNING"
         await acme.api("cancel", {"job": "long"})
         await acme.reaches("long", "CANCELLED")
-        await until(lambda: not _of_user(ACME), ANSWER_S, "no process of the tenant left")
+        await until(lambda: not _of_user(users.acme), ANSWER_S, "no process of the tenant left")
         await acme.all_free()
 
 
