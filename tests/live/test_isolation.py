@@ -111,7 +111,7 @@ async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_outpu
         state = made.folder / "w"
         supervisor = await made.supervisor("w")
         children = await until(lambda: _of_user(users.beta), ANSWER_S, "beta's process")
-        victim = children[0]
+        victim = min(children)
         outputs = sorted((state / SUPERVISOR_FOLDER).rglob("*.stdout"))
         assert [path for path in outputs if b"planted-output-3c" in path.read_bytes()]
         script = f"""
@@ -144,13 +144,13 @@ async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_outpu
         supervisor.close()
 
 
-def _of_user(uid: int) -> list[int]:
-    """Processes of a user, by /proc."""
-    found = []
+def _of_user(uid: int) -> dict[int, str]:
+    """Processes of a user and what they run, by /proc."""
+    found = {}
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and entry.stat().st_uid == uid:
-                found.append(int(entry.name))
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         except OSError:
             continue
     return found
@@ -167,13 +167,16 @@ async def test_a_restarted_agent_takes_up_and_ends_jobs_of_other_users(
         # a grandchild in a session of its own, as a daemon would be
         await acme.submit("long", **shell("setsid sleep 600 & exec sleep 600"))
         await acme.reaches("long", "RUNNING")
-        before = await until(
-            lambda: len(found := _of_user(users.acme)) >= 2 and sorted(found), ANSWER_S, "both processes"
-        )
+
+        def settled() -> dict[int, str] | None:
+            found = _of_user(users.acme)
+            return found if list(found.values()) == ["sleep 600", "sleep 600"] else None
+
+        before = await until(settled, ANSWER_S, "both processes")
         await agent.kill()
         await made.agent("w", "1x2xT4", worker="w", **users.settings)
         await acme.workers_up("w")
-        assert sorted(_of_user(users.acme)) == before
+        assert _of_user(users.acme) == before
         assert (await acme.show("long"))["state"] == "RUNNING"
         await acme.api("cancel", {"job": "long"})
         await acme.reaches("long", "CANCELLED")
