@@ -15,7 +15,7 @@ class NeverHappened(AssertionError):
 
 
 async def until(
-    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], deadline_s: float = 10, what: str = ""
+    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], deadline_s: float = 30, what: str = ""
 ) -> Any:
     """Poll `condition` (plain or async) until it is truthy and return its value.
 

@@ -317,7 +317,7 @@ async def test_close_while_there_is_no_server(fresh_server: EmbeddedServer, uniq
         await a.subscribe(unique, lambda _: None)
         await again.kill()
         await until(lambda a=a: not a.is_connected)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await a.close()
         assert a.closed.is_set()
 

@@ -140,7 +140,7 @@ async def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
         node.process.send_signal(signal.SIGINT)
         await until(lambda: "ending" in talk(tmp_path), what="it ends")
         node.process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await node.process.wait() == 130
     assert processes_of(str(tmp_path)) == []
     assert _running("sleep\x0027182") == []
@@ -276,7 +276,7 @@ async def test_a_supervisor_that_does_not_listen_yet_or_no_more_is_waited_for(tm
         await until(lambda: supervisors_of(folder) == [process.pid], what="its own words, once it runs")
         await end_jobs(tmp_path, asyncio.Event())
         assert supervisors_of(folder) == []
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             assert await process.wait() == 0
     finally:
         if process.returncode is None:

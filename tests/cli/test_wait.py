@@ -175,7 +175,7 @@ async def _until(terminal: int, wanted: str) -> str:
     """Read a terminal's other end until `wanted` came."""
     loop = asyncio.get_running_loop()
     text = ""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while wanted not in text:
             ready: asyncio.Future[None] = loop.create_future()
             loop.add_reader(terminal, ready.set_result, None)

@@ -161,7 +161,7 @@ async def test_an_operator_closes_and_opens_a_worker(node: Node, unique: str) ->
 
 
 async def test_the_fleet_frame_comes_by_itself(node: Node) -> None:
-    async with AsyncClient(node.url) as moorage, asyncio.timeout(10):
+    async with AsyncClient(node.url) as moorage, asyncio.timeout(30):
         async for frame in moorage.fleet_frames():
             assert [worker["worker"] for worker in frame.workers if worker["simulated"]] == ["sim-0000", "sim-0001"]
             break

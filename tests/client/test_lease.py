@@ -240,7 +240,7 @@ async def test_an_agent_that_leaves_asks_back_with_reason_and_deadline(
         w.agent.process.send_signal(signal.SIGTERM)
         assert (await other.line())[:4] == ["asked", "the", "agent", "stops"]
         assert await other.line() == ["given", "back"]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await w.agent.process.wait() == 0
 
 

@@ -28,13 +28,13 @@ class Following:
 
     async def revisions(self) -> tuple[str, list[int]]:
         """State and new revisions of the next event."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             item = await anext(self._items)
         assert isinstance(item, Event)
         return item.state, [each.rev for each in item.changes]
 
     async def ends(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(StopAsyncIteration):
                 await anext(self._items)
 

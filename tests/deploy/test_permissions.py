@@ -173,7 +173,7 @@ async def _publishing(
         await connection.send([(subject, payload, "")])
     await settled(connection)
     with contextlib.suppress(AssertionError):
-        await until(lambda: all(subject in heard[payloads[subject]] for subject in allowed), 5)
+        await until(lambda: all(subject in heard[payloads[subject]] for subject in allowed))
     # behind everything that was let through, on the way that it would have taken
     end = f"{name} is done".encode()
     await users.send([("moorage.end", end, "")])
@@ -209,7 +209,7 @@ async def _hearing(name: str, connection: Connection, table: list[Row], users: C
     allowed = {row.subject for row in table if name in row.hears.split()}
     audible = {subject for subject in allowed if not subject.startswith(("$", "_INBOX.submitter"))}
     with contextlib.suppress(AssertionError):
-        await until(lambda: all(payloads[subject] in got for subject in audible), 5)
+        await until(lambda: all(payloads[subject] in got for subject in audible))
     for each in opened:
         await each.unsubscribe()
     wrong = []

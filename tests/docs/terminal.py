@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-BLOCK_S_MAX: Final = 30.0
+BLOCK_S_MAX: Final = 90.0
 _ROWS_AND_COLUMNS: Final = struct.pack("HHHH", 50, 160, 0, 0)
 _END: Final = re.compile(r"\x1eend (\d+) of ([^\x1e]*)\x1e")
 

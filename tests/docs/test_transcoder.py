@@ -52,7 +52,7 @@ async def service(made: Stack, worker: str, simulate: str) -> AsyncIterator[asyn
     try:
         yield process
         process.terminate()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -487,7 +487,7 @@ class Heard:
         self.some.set()
 
     async def next(self) -> tuple[int, str]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self.some.wait()
         self.some.clear()
         return self.faults[-1]

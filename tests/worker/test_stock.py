@@ -75,7 +75,7 @@ async def test_after_a_start_that_none_follows_it_is_filled_again(base: CgroupBa
     stock.fill()
     stock.take().close()
     stock.fill_later()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await until(lambda: len(stock) == KITS_MAX)
     stock.fill_later()
     stock.close()

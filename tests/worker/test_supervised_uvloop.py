@@ -19,7 +19,7 @@ def test_a_supervisor_is_started_and_runs_a_member() -> None:
         supervised = await asyncio.wait_for(Supervised.connect(state), 20)
         try:
             await supervised.start([StartMember(key="j", argv=("/bin/sh", "-c", "exit 3"), env={})])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 ended: list[Ended] = []
                 while not ended:
                     ended = [event for event in await supervised.next_events() if isinstance(event, Ended)]
