@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import resource
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.supervisor.client import Supervised
@@ -76,4 +81,33 @@ async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_
             last = link._supervised
             assert last is not None
             await last.shutdown(0.0)
+            await link.close("w1")
+
+
+async def test_an_agent_without_a_free_descriptor_finds_a_supervisor_once_it_has_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="moorage-link-") as folder:
+        link, told = SupervisorLink(Path(folder) / "s"), Told()
+        await link.open("w1", told)
+        first = link._supervised
+        assert first is not None
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            with open(os.devnull) as lowest_free:
+                descriptors = lowest_free.fileno()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, limits[1]))
+            try:
+                first.kill()
+                await until(lambda: len(caplog.messages) >= 2, deadline_s=20, what="what it says of it")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            await until(lambda: told.lists, deadline_s=20, what="the next supervisor's list")
+            assert "Too many open files" in caplog.text
+            assert not [record for record in caplog.records if record.exc_info]
+        finally:
+            last = link._supervised
+            if last is not None:
+                await last.shutdown(0.0)
             await link.close("w1")

@@ -22,6 +22,11 @@ def shown(text: str) -> str:
     return text if text.isprintable() else text.translate(_OF_TEXT)
 
 
+def carried(text: str) -> str:
+    """The text as a frame can carry it: what is no UTF-8 in it, as in some names of files, is shown as `\\udcff`."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def in_one_line(text: str) -> str:
     """As `shown`, and it is one line whatever it holds: none of it looks like another entry of a log."""
     return text if text.isprintable() else text.translate(_OF_LINE)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from moorage.schemas.frames import Device
 from moorage.schemas.job import Request
+from moorage.schemas.printable import carried
 from moorage.worker.member_messages import MemberName
 from moorage.worker.proctree import boottime_s
 
@@ -76,11 +77,12 @@ class HandlerContext:
         """Tell how far it is, 0..1, with one line of at most 200 characters (more are cut).
 
         Said on the job's log subject as a line of JSON, some five times a second at most: of more, the newest.
-        Raises ValueError for a fraction outside 0..1.
+        Any number will do, as libraries have their own. Raises ValueError for a fraction outside 0..1.
         """
-        if not 0 <= fraction <= 1:
+        number = float(fraction)
+        if not 0 <= number <= 1:
             raise ValueError(f"fraction must be 0..1, found {fraction}")
-        self._say_progress(fraction, text[:PROGRESS_TEXT_CHARS_MAX])
+        self._say_progress(number, carried(str(text)[:PROGRESS_TEXT_CHARS_MAX]))
 
     @property
     def cancelled(self) -> bool:

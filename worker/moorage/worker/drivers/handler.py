@@ -27,6 +27,7 @@ from moorage.schemas import frames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.job import Request, Run
+from moorage.schemas.printable import carried
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.environment import lay_over, resolve_secrets
 from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext
@@ -77,6 +78,12 @@ class _ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
     size_bytes: int
     content_type: str
     value: object = msgspec.UNSET
+
+
+class _Exited(msgspec.Struct, frozen=True):
+    """Instead of a result: the function asked the whole process to exit."""
+
+    error: SystemExit
 
 
 class _Running:
@@ -271,7 +278,7 @@ class HandlerDriver(Driver):
         loop = asyncio.get_running_loop()
         context = running.context
         if inspect.iscoroutinefunction(handler):
-            running.work = loop.create_task(handler(context), name=f"handler {context.job}")
+            running.work = loop.create_task(_contained(handler(context)), name=f"handler {context.job}")
         else:
             running.work = _in_thread(handler, context) if self._threads else _at_once(handler, context)
         running.work.add_done_callback(lambda work: self._returned(running, work))
@@ -318,12 +325,14 @@ class HandlerDriver(Driver):
                 work.exception()  # looked at, so that the loop does not complain of it
             return
         error: BaseException | None = asyncio.CancelledError() if work.cancelled() else work.exception()
+        if error is None and isinstance(exited := work.result(), _Exited):
+            error = exited.error
         if isinstance(error, asyncio.CancelledError | HandlerCancelled):
             self._over(running, CODE_ENDED, running.reason or running.context.cancel_reason or "cancelled by itself")
         elif error is not None:
             text = "".join(traceback.format_exception(error))
             self._say(running, "err", text[-TRACEBACK_CHARS_MAX:])
-            self._over(running, CODE_FAILED, f"{type(error).__name__}: {error}")
+            self._over(running, CODE_FAILED, _words_of(error))
         elif running.reason or running.notice is not None:
             self._over(running, 0, running.reason or "end")  # what it saved is for the next attempt
         elif (value := work.result()) is None:
@@ -341,8 +350,11 @@ class HandlerDriver(Driver):
             result = encode_result(value)
             async with asyncio.timeout(STORE_S_MAX):
                 await self._store.put(context.tenant, name, result)
-        except (MoorageError, TimeoutError) as error:
-            why = error.problem.message if isinstance(error, MoorageError) else f"not within {STORE_S_MAX:g} s"
+        except TimeoutError:
+            self._over(running, CODE_FAILED, f"the result could not be kept: not within {STORE_S_MAX:g} s")
+            return
+        except Exception as error:  # whatever it was, the job is over, and its GPUs are free
+            why = error.problem.message if isinstance(error, MoorageError) else _words_of(error)
             self._over(running, CODE_FAILED, f"the result could not be kept: {why}")
             return
         small = inline(result)
@@ -359,7 +371,7 @@ class HandlerDriver(Driver):
         for stream in ("out", "err"):
             self._say(running, stream, "", end=True)
         del self._running[running.context.name]
-        self.report(Ended([(running.context.name, code, reason[:DETAIL_CHARS_MAX])]))
+        self.report(Ended([(running.context.name, code, carried(reason[:DETAIL_CHARS_MAX]))]))
 
     @staticmethod
     def _cancel_timers(running: _Running) -> None:
@@ -387,11 +399,27 @@ class HandlerDriver(Driver):
             self._say(running, "out", encode(_Progress(*newest)).decode() + "\n")
 
     def _say(self, running: _Running, stream: Literal["out", "err"], text: str, *, end: bool = False) -> None:
-        context = running.context
+        context, text = running.context, carried(text)
         offset = running.offsets[stream]
         behind = running.offsets[stream] = offset + len(text.encode())
         frame = frames.Output(context.attempt, stream, offset, text, end=end, next=behind)
         self.publish(context.name, encode(frame))
+
+
+async def _contained(work: Awaitable[object]) -> object:
+    """`sys.exit` in a task ends the event loop, and so the service, for one job's bad words (argparse says it so)."""
+    try:
+        return await work
+    except SystemExit as error:
+        return _Exited(error)
+
+
+def _words_of(error: BaseException) -> str:
+    """In a line or so; some errors cannot say what they are."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as broken:
+        return f"{type(error).__name__}, whose text raises {type(broken).__name__}"
 
 
 def _in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
@@ -405,7 +433,10 @@ def _in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[obje
         with contextlib.suppress(RuntimeError):  # the loop is gone
             loop.call_soon_threadsafe(_settle, future, *came)
 
-    threading.Thread(target=call, name=f"handler {context.job}", daemon=True).start()
+    try:
+        threading.Thread(target=call, name=f"handler {context.job}", daemon=True).start()
+    except RuntimeError as error:  # no room for one more: this job's failure alone
+        future.set_exception(error)
     return future
 
 

@@ -171,7 +171,7 @@ class SupervisorLink:
                     " starts while none runs) they get no notice before an operator's end"
                 )
             return supervised
-        except SupervisorError as error:
+        except (SupervisorError, OSError) as error:  # no process or descriptor to be had, a disk that is full
             raise SupervisorMissing(self.state, str(error)) from error
 
     async def _look_at_output(self, supervised: Supervised) -> None:
@@ -251,12 +251,15 @@ class SupervisorLink:
 
     async def _reconnect(self) -> None:
         while True:
+            supervised: Supervised | None = None
             try:
                 supervised = await self._connect()
                 await self._look_at_output(supervised)
                 listed = await supervised.list()
                 break
-            except (MoorageError, SupervisorError) as error:
+            except (MoorageError, SupervisorError, OSError) as error:  # whatever it is, it may pass
+                if supervised is not None:
+                    supervised.close()  # it takes few connections
                 log.error("%s", error)
                 pending, self._pending = self._pending, []
                 self._start_refused(pending, "no supervisor can be started")

@@ -3,6 +3,7 @@
 The main processes died with that supervisor (parent-death signal); what they had started may live on.
 """
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,7 +28,10 @@ class FormerMembers:
     """Why each of those waiting is not proven, as of the last pass."""
 
     def clear(self, now_boottime_s: float) -> list[Ended]:
-        """One pass: kill what is left, and return the ends that are proven now. Does not block."""
+        """One pass: kill what is left, and return the ends that are proven now. Does not block.
+
+        Raises `OSError` where nothing can be seen, with nothing done: call it again.
+        """
         ended: list[Ended] = []
         scanned = [left for left in self.waiting.values() if _needs_scan(left, self.boot_id)]
         scan = _NO_SCAN
@@ -91,7 +95,8 @@ class FormerMembers:
                 if process.session == left.pid and process.pid not in others and not _is_older(process, starting):
                     found[process.pid] = process
         for process in found.values():
-            kill_process(process)
+            with contextlib.suppress(OSError):  # it is found again by the next pass
+                kill_process(process)
         if found:
             self._not_proven(key, tuple(sorted(found)), "processes of it are still there")
             return None

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -30,6 +29,7 @@ from moorage.worker.proctree import (
 from moorage.worker.supervisor.checkpoint import AGAIN_S, tell
 from moorage.worker.supervisor.journal import Over, Record, Running
 from moorage.worker.supervisor.launch import Launches
+from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
 from moorage.worker.supervisor.output import DRAIN_BYTES_MAX, OutputPump
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
@@ -245,8 +245,8 @@ class Jobs:
         except ProcessLookupError:
             # Before its setsid.
             os.kill(member.pid, number)
-        except PermissionError as error:
-            print(f"{member.key}: cannot signal: {error}", file=sys.stderr, flush=True)
+        except OSError as error:
+            log(f"{member.key}: cannot signal: {error}")
 
     def _kill(self, member: Member) -> None:
         if member.state not in (State.RUNNING, State.ENDING) or member.pid is None or member.wait_status is not None:
@@ -260,12 +260,15 @@ class Jobs:
             if member.cgroup is not None:
                 member.cgroup.kill()
         except OSError as error:
-            print(f"{member.key}: cannot kill its cgroup: {error}", file=sys.stderr, flush=True)
+            log(f"{member.key}: cannot kill its cgroup: {error}")
         # In a cgroup too: a privileged child can have left it.
         try:
             kill_trees(roots)
-        except PermissionError as error:
-            print(f"{member.key}: cannot kill: {error}", file=sys.stderr, flush=True)
+        except OSError as error:
+            log(f"{member.key}: cannot kill: {error}")
+            if member.pid is not None and member.wait_status is None:
+                # Without a descriptor to look with: what needs none, and what is left is looked for until it is gone.
+                self._signal(member, signal.SIGKILL)
 
     def _timed_out(self, member: Member) -> None:
         self.end(member.key, "timeout", member.start.grace_s, f"ran for its {member.start.timeout_s} s")
@@ -279,9 +282,9 @@ class Jobs:
         assert member.pid is not None
         assert member.start.checkpoint_signal is not None
         number = signal_number(member.start.checkpoint_signal)
-        if member.confirmed and tell(member.pid, number):
-            member.told = True
-        else:
+        with contextlib.suppress(OSError):
+            member.told = member.confirmed and tell(member.pid, number) > 0
+        if not member.told:
             member.checkpoint_timer = self._loop.call_later(AGAIN_S, self._checkpoint, member)
 
     def fence(self, grace_s: float) -> None:
@@ -324,7 +327,7 @@ class Jobs:
                     self._finish(member, "cgroup")
                     return
             except OSError as error:
-                print(f"{member.key}: {error}", file=sys.stderr, flush=True)
+                log(f"{member.key}: {error}")
         self._clearing[member.key] = member
         self._watch(member)
         self._clear_delay_s = CLEAR_DELAY_S_MIN
@@ -344,7 +347,10 @@ class Jobs:
             if self.launches.busy:
                 # New children whose pids are not told yet would look like orphans. `settled` calls this again.
                 return
-            self._check_orphans()
+            try:
+                self._check_orphans()
+            except OSError as error:  # no descriptor to look with: look again
+                log(f"cannot see what is left of members: {error}")
         else:
             for member in list(self._clearing.values()):
                 assert member.cgroup is not None
@@ -353,7 +359,7 @@ class Jobs:
                     if member.cgroup.remove():
                         self._finish(member, "cgroup")
                 except OSError as error:
-                    print(f"{member.key}: {error}", file=sys.stderr, flush=True)
+                    log(f"{member.key}: {error}")
         if self._clearing:
             self._clear_timer = self._loop.call_later(self._clear_delay_s, self._check_clearing)
             self._clear_delay_s = min(CLEAR_DELAY_S_MAX, 2 * self._clear_delay_s)
@@ -412,7 +418,9 @@ class Jobs:
         if member.state is State.OVER or member.unproven:
             return
         member.unproven = True
-        pids = member.cgroup.pids() if member.cgroup is not None else descendants([member.pid] if member.pid else [])
+        pids: list[int] = []
+        with contextlib.suppress(OSError):
+            pids = member.cgroup.pids() if member.cgroup is not None else descendants([member.pid] if member.pid else [])
         event = Unproven(
             key=member.key,
             pids=tuple(sorted(pids)),

@@ -10,7 +10,6 @@ import errno
 import os
 import resource
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Final, Protocol
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import boottime_s
 from moorage.worker.supervisor.journal import Record, Starting
+from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
 from moorage.worker.supervisor.output import OutputPump, output_paths
 from moorage.worker.supervisor.spawn import CONFIRMATION, STAGES, Child, Launcher, LauncherGone, Request, why_not
@@ -238,7 +238,7 @@ class Launches:
         try:
             self.start_launcher().send(requests, passed)
         except (LauncherGone, OSError) as error:
-            print(f"launcher: {error!r}", file=sys.stderr, flush=True)
+            log(f"launcher: {error!r}")
             self._gone()
 
     def _answered(self) -> None:

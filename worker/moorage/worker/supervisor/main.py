@@ -33,6 +33,7 @@ from moorage.worker.supervisor.fence import BoottimeTimer
 from moorage.worker.supervisor.former import FormerMembers
 from moorage.worker.supervisor.jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
 from moorage.worker.supervisor.journal import Forgotten, Journal, Over, Record, read_journal, records_of
+from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
@@ -45,6 +46,7 @@ from moorage.worker.supervisor.protocol import (
     SOCKET_NAME,
     Done,
     End,
+    Ended,
     Event,
     Fence,
     Forget,
@@ -174,7 +176,12 @@ class Supervisor:
     # -- the former supervisor's members
 
     def _clear_former(self, delay_s: float) -> None:
-        for ended in self._former.clear(boottime_s()):
+        proven: list[Ended] = []
+        try:
+            proven = self._former.clear(boottime_s())
+        except OSError as error:  # no descriptor to look with: look again
+            log(f"cannot see what the last supervisor left: {error}")
+        for ended in proven:
             self.jobs.ended[ended.key] = ended
             self._records.append(Over(ended=ended))
             self._emit(ended)
@@ -329,11 +336,6 @@ class Supervisor:
         if self._cgroups is not None:
             with contextlib.suppress(OSError):
                 self._cgroups.remove()
-
-
-def log(line: str) -> None:
-    """To standard error: the terminal's, or the log file's once detached."""
-    print(f"{boottime_s():.3f} {line}", file=sys.stderr, flush=True)
 
 
 class Held(Exception):

@@ -1,0 +1,26 @@
+"""What the supervisor says to its operator: lines on standard error, which is the log file's once it is detached."""
+
+import contextlib
+import os
+from typing import Final
+
+from moorage.worker.proctree import boottime_s
+
+AGAIN_S: Final = 30.0
+"""The same line is said no sooner: what is tried ten times a second fails ten times a second."""
+LINES_MAX: Final = 256
+"""Lines remembered; beyond it all are forgotten."""
+
+_said: Final[dict[str, float]] = {}
+
+
+def log(line: str) -> None:
+    """Say it if it can be said: nothing that a job's end waits for may fail for a full disk or a closed terminal."""
+    now_s = boottime_s()
+    if now_s < _said.get(line, -AGAIN_S) + AGAIN_S:
+        return
+    if len(_said) >= LINES_MAX:
+        _said.clear()
+    _said[line] = now_s
+    with contextlib.suppress(OSError):
+        os.write(2, f"{now_s:.3f} {line}\n".encode("utf-8", "backslashreplace"))
