@@ -70,7 +70,7 @@ from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool, SlotsRefused
 from moorage.worker.rendezvous import Rendezvous
 from moorage.worker.reporter import Reporter
-from moorage.worker.restoring import match
+from moorage.worker.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.thin_log import ThinLog
 
@@ -227,7 +227,9 @@ class Agent:
 
     def _restore(self, living: dict[MemberName, tuple[Driver, Living]]) -> None:
         """Match the journal's members with the drivers', and claim again what they hold."""
-        found = match(self.journal.state.places, living, self.drivers, self.host.now())
+        state = self.journal.state
+        same = same_slots(state.devices, device_names(self.devices))
+        found = match(state.places, living, self.drivers, self.host.now(), same)
         held = found.held
         stuck: list[MemberName] = []
         for at, (member, phase, code, reason) in enumerate(held):
@@ -243,10 +245,11 @@ class Agent:
                 driver.forget([name])
             else:
                 self._strays[name] = driver
-                self.say(Log("error", "stray", f"{name} runs and is in no journal: ending it before joining"))
+                why = "its devices are not in their slots any more" if name in found.moved else "it is in no journal"
+                self.say(Log("error", "stray", f"{name} runs, and {why}: ending it before joining"))
                 driver.end(name, 0.0, "stray")
         # before whatever the drivers reported since they were opened: it is about these
-        self.queue.appendleft(Restored(held, self.journal.state.unanswered, found.withdrawn, bool(self._strays)))
+        self.queue.appendleft(Restored(held, state.unanswered + found.facts, found.withdrawn, bool(self._strays)))
         if stuck:
             self.queue.append(Stuck(stuck))
 

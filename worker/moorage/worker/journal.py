@@ -14,6 +14,7 @@ import fcntl
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,9 +64,25 @@ class JournalUnreadable(MoorageError):
         )
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether another agent, or this one, has the journal of this path open."""
+    try:
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 class _Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     n: int
     facts: list[Fact]
+    devices: list[str] = []
 
 
 class _Live(msgspec.Struct, frozen=True, array_like=True, tag="live"):
@@ -93,7 +110,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Record).decode
 class JournalState:
     """What the records so far come to."""
 
-    __slots__ = ("frames", "join_facts", "join_n", "ledger", "places")
+    __slots__ = ("devices", "frames", "join_facts", "join_n", "ledger", "places")
 
     def __init__(self) -> None:
         self.join_n = 0
@@ -101,6 +118,7 @@ class JournalState:
         self.join_facts: list[Fact] = []
         self.frames: dict[int, list[Fact]] = {}
         self.places: dict[MemberName, Place] = {}
+        self.devices: list[str] = []  # whose positions those places name; empty where an older release has written it
 
     @property
     def unanswered(self) -> list[Fact]:
@@ -118,7 +136,7 @@ class JournalState:
             for place in record.places:
                 self.places[(place.tenant, place.job, place.replica, place.attempt, place.fence)] = place
         elif type(record) is _Join:
-            self.join_n, self.join_facts, self.frames = record.n, record.facts, {}
+            self.join_n, self.join_facts, self.frames, self.devices = record.n, record.facts, {}, record.devices
             self._drop_places(record.facts)
         elif type(record) is _Live:
             self.ledger, self.join_facts = record.ledger, []
@@ -127,7 +145,7 @@ class JournalState:
         """The shortest journal that comes to this state."""
         return [
             *([_Live(self.ledger)] if self.ledger else []),
-            _Join(self.join_n, self.join_facts),
+            _Join(self.join_n, self.join_facts, self.devices),
             *(_Placed([place]) for place in self.places.values()),
             *(_Facts(no, facts) for no, facts in self.frames.items()),
         ]
@@ -157,9 +175,12 @@ class MemoryJournal:
     def answered(self, no: int) -> None:
         self._append(_Answered(no))
 
-    def join(self, n: int, facts: list[Fact]) -> None:
-        """Written and on the disk before the join leaves; the facts replace all unanswered ones."""
-        self._append(_Join(n, facts))
+    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = ()) -> None:
+        """Written and on the disk before the join leaves; the facts replace all unanswered ones.
+
+        `devices` are this host's, by a name each, in the order that placements of the session count in.
+        """
+        self._append(_Join(n, facts, list(devices)))
 
     def live(self, ledger: str) -> None:
         self._append(_Live(ledger))
@@ -197,8 +218,8 @@ class Journal(MemoryJournal):
             os.close(self._lock)
             raise
 
-    def join(self, n: int, facts: list[Fact]) -> None:
-        super().join(n, facts)
+    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = ()) -> None:
+        super().join(n, facts, devices)
         self.flush()
         os.fsync(self._file)
 

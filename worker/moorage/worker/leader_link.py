@@ -13,6 +13,7 @@ from moorage.worker.leases.session import LeaseSession
 from moorage.worker.member_messages import SendFacts, SendGoodbye, SendJoin, SendRenew
 from moorage.worker.pool import GpuPool
 from moorage.worker.reporter import Reporter
+from moorage.worker.restoring import device_names
 
 VERBS: Final = ("join", "renew", "fact")
 
@@ -85,7 +86,7 @@ class LeaderLink:
                 reign=session.reign,
                 ledger=session.ledger,
             )
-            self._journal.join(command.n, command.facts)
+            self._journal.join(command.n, command.facts, device_names(reporter.devices))
             self._join = encode(join, json=False)
         self._ask("join", command.n, self._join)
 

@@ -33,9 +33,10 @@ class MemberClaims:
         self._leases[member.name] = self._pool.try_claim_slots(member.slots, mode, member.job)
 
     def take_again(self, member: Member) -> None:
-        """As `take` for a member that already runs: what the pool refuses is an error for the operator alone."""
+        """As `take` for a member that runs already: its devices are its own, whatever may be lent by now."""
         try:
-            self.take(member)
+            mode = cast(Sharing, member.place.mode)
+            self._leases[member.name] = self._pool.take_again(member.slots, mode, member.job)
         except SlotsRefused as refused:
             self._shell.say(Log("error", "pool-differs", f"{member.name} holds slots that the pool refuses: {refused}"))
 
@@ -75,7 +76,15 @@ class MemberClaims:
             lease = self._leases.get(member.name)
             if lease is not None and lease.phase == "held":
                 lease.ended()
-        self._shell.spawn(self._probe(members))
+        self._shell.spawn(self._look(members))
+
+    async def _look(self, members: Sequence[Member]) -> None:
+        """No look, or a broken one, says that nothing is free: it is looked again, and told as quarantined in time."""
+        try:
+            await self._probe(members)
+        except Exception as error:
+            self._shell.say(Log("error", "no-look", f"the devices cannot be looked at: {error!r}"))
+            self._shell.enqueue(NotFree([(member.name, tuple(member.quarantined or member.slots)) for member in members]))
 
     async def _probe(self, members: Sequence[Member]) -> None:
         free: list[MemberName] = []

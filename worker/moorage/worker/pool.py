@@ -154,6 +154,20 @@ class GpuPool:
             self._changed()
         return PoolLease(self, number, wanted, mode, holder)
 
+    def take_again(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
+        """As `try_claim_slots` for what runs on them already: whoever has a device keeps it, whatever may be lent now.
+
+        Slots that are not there are left out. Raises SlotsRefused for what another has.
+        """
+        wanted = tuple(dict.fromkeys(slot for slot in slots if 0 <= slot < self.capacity()))
+        states = self.slot_states()
+        if taken := tuple(slot for slot in wanted if states[slot].mode and not states[slot].mode == mode != "exclusive"):
+            raise SlotsRefused("leased", taken)
+        number = self._table.take(wanted, mode, holder, local=False, again=True)
+        if wanted:
+            self._changed()
+        return PoolLease(self, number, wanted, mode, holder)
+
     def _is_open(self, position: int, mode: Sharing) -> bool:
         """Whether one slot passes every check of `_check_wanted`: most placements are such, and take the short way."""
         return 0 <= position < self.capacity() and self._table.why_not(position, mode) is None

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Place
-from moorage.worker.drivers.base import Driver, Living
+from moorage.schemas.frames import Device, Fact, Place
+from moorage.worker.drivers.base import CODE_LOST, Driver, Living
 from moorage.worker.member_messages import Member, MemberName
 
 
 @dataclass(slots=True)
 class Found:
-    """`held` have a phase, an exit code and a reason; `withdrawn` no driver ever heard of; `strays` no journal."""
+    """`held` have a phase, an exit code and a reason; `withdrawn` no driver ever heard of; `strays` no journal.
+
+    `moved` are those of the strays whose devices are not what their slots show now; `facts` say that they are over,
+    for a join that is sent once they are.
+    """
 
     held: list[tuple[Member, str, int, str]] = field(default_factory=list)
     withdrawn: list[MemberName] = field(default_factory=list)
     strays: dict[MemberName, tuple[Driver, Living]] = field(default_factory=dict)
+    moved: set[MemberName] = field(default_factory=set)
+    facts: list[Fact] = field(default_factory=list)
+
+
+def device_names(devices: Sequence[Device]) -> list[str]:
+    """What tells this host's devices apart, in slot order."""
+    return [f"{device.vendor} {device.uuid or device.index}" for device in devices]
+
+
+def same_slots(before: Sequence[str], now: Sequence[str]) -> frozenset[int]:
+    """The slots that show the device of before; all that there are where nobody knows what was before."""
+    return frozenset(slot for slot, name in enumerate(now) if not before or before[slot : slot + 1] == [name])
 
 
 def match(
@@ -26,17 +42,26 @@ def match(
     living: Mapping[MemberName, tuple[Driver, Living]],
     drivers: Collection[str],
     now: float,
+    same: Collection[int],
 ) -> Found:
-    """Match the journal's placements with the drivers' members. `now` is CLOCK_BOOTTIME in seconds."""
+    """Match the journal's placements with the drivers' members. `now` is CLOCK_BOOTTIME in seconds.
+
+    Whoever has a slot that is not among the `same` must end: what is placed there next would be on another's device.
+    """
     found = Found(strays=dict(living))
     for name, place in places.items():
         member = _member_of(name, place, now)
-        _, alive = found.strays.pop(name, (None, None))
+        driver, alive = found.strays.pop(name, (None, None))
         if member is None or member.driver not in drivers:
             found.withdrawn.append(name)
+        elif alive is not None and not set(place.slots) <= set(same):
+            found.strays[name] = driver, alive
+            found.moved.add(name)
+            code, why = (alive.code, alive.reason) if alive.phase == "exited" else (CODE_LOST, "lost")
+            found.facts += [Fact("exited", *name, code, why), Fact("freed", *name)]
         elif alive is not None:
             found.held.append((member, alive.phase, alive.code, alive.reason))
-        elif place.hold:
+        elif place.hold and set(place.slots) <= set(same):
             found.held.append((member, "claimed", 0, ""))  # held for a gang: START has not come, or comes again
         else:
             found.withdrawn.append(name)  # the driver never heard of it

@@ -30,7 +30,7 @@ from moorage.worker.inventory.machine import open_machine
 from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
 from moorage.worker.inventory.simulated_faults import FILE_NAME as FAULTS_FILE
 from moorage.worker.inventory.simulated_faults import FaultFile
-from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal
+from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
 from moorage.worker.output_keeper import OutputBounds
@@ -115,9 +115,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     try:
         if hosts is None:
             agent = _agent(host, name, settings, facts, await open_machine(), link)
-            agent.where = where
             worker.agents.append(agent)
-            await host.add(agent)
         faults = FaultFile(settings.state_dir / FAULTS_FILE)
         for simulated in hosts or ():
             name = settings.worker if settings.worker and len(hosts or ()) == 1 else simulated.name
@@ -125,12 +123,17 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
                 name, name, f"{facts.machine}-{name}", facts.boot, simulated.cpu_milli, simulated.memory_mib
             )
             agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated, faults, name), link)
-            agent.where = where
             worker.agents.append(agent)
+        await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
+        for agent in worker.agents:
+            agent.where = where
             await host.add(agent)
         if settings.leases and len(worker.agents) == 1:
             worker.lender = await _lender(worker.agents[0])
     except BaseException:
+        for agent in worker.agents:
+            if agent.worker not in host.agents:
+                agent.journal.close()
         await host.close()
         await connection.close()
         raise
@@ -245,6 +248,15 @@ async def _lender(agent: Agent) -> LeaseServer | None:
         return None
     agent.on_draining = lender.drain
     return lender
+
+
+def _is_known(name: str, agents: list[Agent], state: Path) -> bool:
+    """Whether jobs of a worker are an agent's affair: one of these, or another that lives on this state folder."""
+    ours = [agent.journal.path for agent in agents if isinstance(agent.journal, Journal)]
+    if any(agent.worker == name and ProcessDriver.name in agent.drivers for agent in agents):
+        return True
+    paths = (state / JOURNAL_NAME, state / WORKERS_FOLDER / f"{name}.journal")
+    return any(path not in ours and is_in_use(path) for path in paths)
 
 
 def _can_outlive(agent: Agent) -> bool:

@@ -37,6 +37,7 @@ class Record:
     slots: tuple[int, ...]
     local: bool
     holder: str
+    again: bool = False  # it was there before the pool, which may lend less than it did
     phase: Phase = "held"
 
 
@@ -106,11 +107,13 @@ class SlotTable:
         expect(wanted is not None, f"the count says {self.free} slots are free, and none is")
         return None
 
-    def take(self, positions: tuple[int, ...], mode: Sharing, holder: str, *, local: bool) -> int:
+    def take(
+        self, positions: tuple[int, ...], mode: Sharing, holder: str, *, local: bool, again: bool = False
+    ) -> int:
         """A new lease on these slots, by its number. Raises PoolCorrupted where `why_not` was not asked."""
         number = self._next_lease
         self._next_lease += 1
-        self.leases[number] = Record(positions, local, holder)
+        self.leases[number] = Record(positions, local, holder, again)
         for position in positions:
             slot = self.slots[position]
             if slot.free:
@@ -210,7 +213,8 @@ class SlotTable:
             expect(bool(slot.holders) == bool(slot.mode), f"slot {position} has a mode without holders, or none with")
             expect(len(set(slot.holders)) == len(slot.holders), f"slot {position} is held twice by one lease")
             if slot.mode:
-                expect(len(slot.holders) <= self.sharers_max[slot.mode], f"slot {position} has too many sharers")
+                new = sum(not self.leases[number].again for number in slot.holders if number in self.leases)
+                expect(new <= self.sharers_max[slot.mode], f"slot {position} has too many sharers")
             for number in slot.holders:
                 record = self.leases.get(number)
                 expect(record is not None and position in record.slots, f"slot {position} is held by no lease")

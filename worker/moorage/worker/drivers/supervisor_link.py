@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.errors import MoorageError, problem, refuse
 from moorage.worker.output_keeper import OutputBounds, OutputKeeper
 from moorage.worker.supervisor.client import Answer, Supervised, SupervisorError, SupervisorGone, SupervisorRefused
 from moorage.worker.supervisor.protocol import (
+    JOURNAL_NAME,
     PROTOCOL,
     Ended,
     EndMember,
@@ -30,6 +31,8 @@ from moorage.worker.supervisor.protocol import (
 )
 
 RETRY_S: Final = 1.0
+#: for jobs that nobody of this process knows to end; a process in the kernel may take for ever
+END_S_MAX: Final = 15.0
 #: members that wait for a supervisor to come back; beyond it a start fails at once
 PENDING_MAX: Final = 4096
 
@@ -97,6 +100,41 @@ class SupervisorLink:
             listed = await self._supervised.list()
             self._listeners[worker] = listener
             return _of_worker(worker, listed)
+
+    async def end_others(self, spared: Callable[[str], bool]) -> None:
+        """End what an agent with other settings left running here, but for workers that are spared.
+
+        Call it before any worker of this process joins: nobody would tell what becomes of those jobs, nor end them at
+        their lease's end. Raises SupervisorMissing, and Refused where one of them cannot be ended.
+        """
+        if not (self.state / JOURNAL_NAME).exists():
+            return
+        supervised = await self._connect()
+        try:
+            listed = await supervised.list()
+            ended = {event.key for event in listed.ended}
+            live = {*listed.waiting, *(event.key for event in (*listed.running, *listed.unproven))}
+            others = {key for key in live | ended if not spared(key.partition("|")[0])}
+            if not others:
+                return
+            if left := others - ended:
+                log.error("%d jobs run for workers that this process has not: ending them before joining", len(left))
+                await supervised.end([EndMember(key=key, grace_s=0.0, why="stray") for key in left])
+                async with asyncio.timeout(END_S_MAX):
+                    while left:
+                        left -= {event.key for event in await supervised.next_events() if isinstance(event, Ended)}
+            await supervised.forget(others, keep_output=True)
+        except TimeoutError:
+            raise refuse(
+                "failed-precondition",
+                f"{len(left)} jobs of an agent with other settings cannot be ended",
+                found=min(left),
+                next="start it with those settings, or end the jobs' processes",
+            ) from None
+        except SupervisorError as error:
+            raise SupervisorMissing(self.state, str(error)) from error
+        finally:
+            supervised.close()
 
     async def close(self, worker: str) -> None:
         """Let go; the supervisor and what it runs live on. One that runs nothing ends."""

@@ -98,7 +98,7 @@ def folder_machine(machine: str, state_folder: Path, *, is_older: bool) -> str:
 
 def _kept(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except FileNotFoundError:
         return ""
 

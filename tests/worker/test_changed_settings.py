@@ -1,0 +1,117 @@
+"""A worker that is started again with other settings on the state folder of before, while its jobs run on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.schemas.frames import End
+from moorage.worker.agent import Agent
+from moorage.worker.restoring import same_slots
+from moorage.worker.run import start
+from moorage.worker.settings import WorkerSettings
+from tests.worker.scripted_leader import ScriptedLeader
+from tests.worker.test_agent_process import body, is_alive, name_of, pid_of, place, settings_of, state_folder
+
+
+@contextlib.asynccontextmanager
+async def running(settings: WorkerSettings, url: str) -> AsyncIterator[Agent]:
+    worker = await start(settings, url)
+    try:
+        yield worker.agents[0]
+        if worker.host.failed.done():
+            worker.host.failed.result()
+    finally:
+        await worker.stop()
+
+
+def sleeper(pid_file: Path) -> bytes:
+    return body(f"echo $$ > {pid_file}; exec sleep 600")
+
+
+@pytest.mark.parametrize("change", [{"lent_slots": (0, 1)}, {"sharers_max": {"mps": 0}}, {}])
+async def test_what_runs_keeps_its_devices_whatever_the_pool_may_lend_now(
+    nats_url: str, unique: str, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        settings = settings_of(state, unique)
+        name = name_of()
+        async with running(settings, nats_url):
+            await leader.joined("w1")
+            request = sleeper(tmp_path / "pid")
+            await leader.want("w1", place(name, request, (2, 3), mode="mps" if "sharers_max" in change else "exclusive"))
+            await leader.heard("w1", "started", name)
+        async with running(msgspec.structs.replace(settings, **change), nats_url) as agent:
+            await leader.joined("w1", joins=2)
+            assert [each.sharers for each in agent.pool.slot_states()] == [0, 0, 1, 1]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await agent.pool.claim({2, 3})  # as a process of this host does over the socket for leases
+            await leader.want("w1", End(*name, "cancelled", 0))
+            await leader.heard("w1", "freed", name)
+            assert [each.sharers for each in agent.pool.slot_states()] == [0, 0, 0, 0]
+            agent.pool.validate()
+
+
+async def test_a_job_on_a_device_that_is_gone_ends_before_the_join_and_the_others_go_on(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    """The leader would refuse the join for as long as it ran, and the fence would end the others with it."""
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        settings = settings_of(state, unique)
+        gone, stays, held = name_of(), name_of("stays", fence=11), name_of("held", fence=12)
+        async with running(settings, nats_url):
+            await leader.joined("w1")
+            await leader.want(
+                "w1",
+                place(gone, sleeper(tmp_path / "gone"), (1, 3)),
+                place(stays, sleeper(tmp_path / "stays"), (0,)),
+                place(held, body("true", replicas=2), (2,), hold=True),
+            )
+            await leader.heard("w1", "claimed", held)
+            pids = [await pid_of(tmp_path / "gone"), await pid_of(tmp_path / "stays")]
+        alive_at_join: list[list[bool]] = []
+        leader.on_join = lambda join: alive_at_join.append([is_alive(pid) for pid in pids])
+        async with running(msgspec.structs.replace(settings, simulate="2xH100"), nats_url) as agent:
+            seat = await leader.joined("w1", joins=2)
+            assert alive_at_join == [[False, True]]
+            assert [each.job for each in seat.joins[-1].holding] == ["stays"]
+            exited = await leader.heard("w1", "exited", gone)
+            assert (exited.code, exited.detail) == (-9, "lost")
+            assert seat.kinds(gone)[-2:] == ["exited", "freed"]
+            assert seat.kinds(held)[-1] == "withdrawn"
+            assert [each.sharers for each in agent.pool.slot_states()] == [1, 0]
+            agent.pool.validate()
+        async with running(msgspec.structs.replace(settings, simulate="2xH100"), nats_url):
+            seat = await leader.joined("w1", joins=3)
+            assert [each.job for each in seat.joins[-1].holding] == ["stays"]
+
+
+def test_slots_are_the_same_where_they_show_the_same_device() -> None:
+    assert same_slots(["nvidia a", "nvidia b", "nvidia c"], ["nvidia a", "nvidia c"]) == {0}
+    assert same_slots([], ["nvidia a", "nvidia b"]) == {0, 1}, "an older release did not write them down"
+    assert same_slots(["nvidia a"], []) == set()
+
+
+@pytest.mark.parametrize("change", [{"worker": "w2"}, {"drivers": ("noop",)}])
+async def test_what_the_new_settings_know_nothing_of_is_ended_before_the_join(
+    nats_url: str, unique: str, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        settings = settings_of(state, unique)
+        async with running(settings, nats_url):
+            await leader.joined("w1")
+            await leader.want("w1", place(name_of(), sleeper(tmp_path / "pid"), (1,)))
+            pid = await pid_of(tmp_path / "pid")
+        assert is_alive(pid)
+        alive_at_join: list[bool] = []
+        leader.on_join = lambda join: alive_at_join.append(is_alive(pid))
+        async with running(msgspec.structs.replace(settings, **change), nats_url) as agent:
+            await leader.joined(agent.worker, joins=1 if agent.worker == "w2" else 2)
+            assert alive_at_join == [False]
