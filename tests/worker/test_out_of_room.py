@@ -32,10 +32,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def fill_to_the_log(disk: Path) -> Path:
     """Take all room, that in the log's last block too, as lines before would have; delete what it returns."""
     filler = fill(disk)
-    with (disk / "state" / LOG_NAME).open("ab", buffering=0) as log:
-        with contextlib.suppress(OSError):
-            while log.write(b"#"):
-                continue
+    with (disk / "state" / LOG_NAME).open("ab", buffering=0) as log, contextlib.suppress(OSError):
+        while log.write(b"#"):
+            continue
     return filler
 
 

@@ -95,9 +95,10 @@ async def test_an_agent_without_a_free_descriptor_finds_a_supervisor_once_it_has
         assert first is not None
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
-            with open(os.devnull) as lowest_free:
-                descriptors = lowest_free.fileno()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, limits[1]))
+            lowest_free, other = os.pipe()
+            os.close(lowest_free)
+            os.close(other)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
             try:
                 first.kill()
                 await until(lambda: len(caplog.messages) >= 2, deadline_s=20, what="what it says of it")

@@ -183,13 +183,16 @@ class EmbeddedWorker:
         if agent is None:
             return
         graces = [min(context.request.workload.grace_s, GRACE_S_MAX) for context in self.running]
-        agent.leave()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(graces, default=0.0) + LEAVE_S_MAX):
-                await agent.left.wait()
-        for context in self.running:
-            log.error("%r runs on: whoever ends this process ends it", context)
-        await self._close(agent.inventory)
+        try:
+            if self._host is not None and agent.worker in self._host.agents:  # one that broke says nothing any more
+                agent.leave()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(graces, default=0.0) + LEAVE_S_MAX):
+                        await agent.left.wait()
+            for context in self.running:
+                log.error("%r runs on: whoever ends this process ends it", context)
+        finally:  # whoever waits for us may have lost patience
+            await self._close(agent.inventory)
 
     async def __aenter__(self) -> EmbeddedWorker:
         await self.open()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import time
 from collections.abc import Callable
 from typing import Final
@@ -28,6 +29,8 @@ _TIMER_S_MIN: Final = 0.001
 #: a timer of the loop stands still while the machine is suspended (CLOCK_MONOTONIC), so look at least this often
 _TIMER_S_MAX: Final = 5.0
 
+log = logging.getLogger("moorage.worker")
+
 _decode_for_all: Final = Decoder[RollCall | Look](RollCall | Look)
 
 
@@ -46,6 +49,7 @@ class FleetHost:
         self.ports: set[int] = set()
         self.agents: dict[str, Agent] = {}
         self.dropped = 0
+        self._broken: list[Agent] = []  # they get no turn any more, and are closed with us
         self._inbox_dots = self.inbox.count(".") + 1
         self._subscriptions: list[Subscribed] = []
         self._wanted: dict[str, Subscribed] = {}
@@ -81,8 +85,10 @@ class FleetHost:
 
     async def remove(self, agent: Agent) -> None:
         """Close the agent; its jobs go on where they can outlive it."""
-        if self.agents.pop(agent.worker, None) is None:
-            return
+        if self.agents.pop(agent.worker, None) is not None:
+            await self._let_go(agent)
+
+    async def _let_go(self, agent: Agent) -> None:
         await self._wanted.pop(agent.worker).unsubscribe()
         if agent.worker in self._logs:  # an agent that did not open has none
             await self._logs.pop(agent.worker).unsubscribe()
@@ -93,6 +99,11 @@ class FleetHost:
         """Remove all agents, send what is queued."""
         for agent in list(self.agents.values()):
             await self.remove(agent)
+        for agent in self._broken:
+            try:
+                await self._let_go(agent)
+            except Exception as error:  # what broke it is told already
+                log.error("%s: %s", agent.worker, error)
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -135,7 +146,8 @@ class FleetHost:
 
     def _turn(self) -> None:
         for agent in list(self._dirty):
-            self._guard(agent, agent.run)
+            if agent.worker in self.agents:
+                self._guard(agent, agent.run)
         # behind what the turn began: a device that answers at once is still in this turn's frame
         self._loop.call_soon(self._finish)
 
@@ -156,7 +168,8 @@ class FleetHost:
         try:
             step()
         except Exception as error:  # a defect: whoever runs the host must hear of it, and its other agents must not
-            self.agents.pop(agent.worker, None)
+            if self.agents.pop(agent.worker, None) is not None:
+                self._broken.append(agent)
             if not self.failed.done():
                 self.failed.set_exception(error)
 

@@ -50,6 +50,20 @@ class JournalInUse(MoorageError):
         )
 
 
+class JournalUnwritable(MoorageError):
+    """The disk refuses: an agent that cannot journal must not go on."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            problem(
+                "failed-precondition",
+                f"the journal {path} cannot be written: {error.strerror or error}",
+                found=str(path),
+                next="make room and start the agent again: until its lease is over what runs goes on",
+            )
+        )
+
+
 class JournalUnreadable(MoorageError):
     """The file is no journal of ours, or of a newer release."""
 
@@ -196,7 +210,7 @@ class MemoryJournal:
 
 
 class Journal(MemoryJournal):
-    """The journal as a file. Raises OSError where the disk refuses: an agent that cannot journal must not go on."""
+    """The journal as a file. Whatever writes it raises JournalUnwritable where the disk refuses."""
 
     def __init__(self, path: Path) -> None:
         """Open or create. Raises JournalInUse, JournalUnreadable, OSError."""
@@ -221,17 +235,23 @@ class Journal(MemoryJournal):
     def join(self, n: int, facts: list[Fact], devices: Sequence[str] = ()) -> None:
         super().join(n, facts, devices)
         self.flush()
-        os.fsync(self._file)
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise JournalUnwritable(self.path, error) from error
 
     def flush(self) -> None:
         if not self._pending:
             return
         data = b"".join(self._pending)
         self._pending = []
-        _write_all(self._file, data)
-        self._size += len(data)
-        if self._size > self._bytes_max:
-            self._compact()
+        try:
+            _write_all(self._file, data)
+            self._size += len(data)
+            if self._size > self._bytes_max:
+                self._compact()
+        except OSError as error:
+            raise JournalUnwritable(self.path, error) from error
 
     def close(self) -> None:
         self.flush()

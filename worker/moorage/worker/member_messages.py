@@ -21,9 +21,9 @@ MemberName = tuple[str, str, int, int, int]
 #: the phases of a member here, and where each may go; "over" is no phase but the tombstone that is left
 PHASES: Final[dict[str, frozenset[str]]] = {
     "claimed": frozenset({"starting", "over"}),
-    "starting": frozenset({"running", "ending", "exited"}),
+    "starting": frozenset({"running", "ending", "exited", "over"}),
     "running": frozenset({"ending", "exited"}),
-    "ending": frozenset({"ending", "exited"}),
+    "ending": frozenset({"ending", "exited", "over"}),
     "exited": frozenset({"over"}),
     "over": frozenset(),
 }
@@ -134,6 +134,12 @@ class StartFailed(msgspec.Struct, frozen=True):
     """Nothing runs. (name, code as a shell gives it: 126 or 127, one line why)."""
 
     items: list[tuple[MemberName, int, str]]
+
+
+class NotStarted(msgspec.Struct, frozen=True):
+    """Nothing runs, and it is this host that could not start it: (name, one line why). It is refused, not failed."""
+
+    items: list[tuple[MemberName, str]]
 
 
 class Stuck(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """The members of one worker: what each of them does, how each ends, and what is said of it. Pure.
 
 It knows no session and no leader: `members.Members` decides when it may take placements and what is ended as a whole.
-Each member leaves exactly one chain of facts: refused | claimed withdrawn | claimed started exited [quarantined] freed.
+Each member leaves exactly one chain of facts: refused | claimed withdrawn | claimed started exited [quarantined] freed,
+or claimed refused where this host could not start it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from moorage.worker.member_messages import (
     Member,
     MemberName,
     NotFree,
+    NotStarted,
     ProbeFree,
     Quarantine,
     Release,
@@ -221,6 +223,16 @@ class MemberTable:
         for name, code, reason in event.items:
             self._exited(name, code, reason)
 
+    def on_not_started(self, event: NotStarted) -> None:
+        """As if the pool had refused it: the leader tries again, here or elsewhere, and counts it against nobody."""
+        for name, why in event.items:
+            member = self.held.get(name)
+            if member is None or member.phase not in ("starting", "ending"):
+                self.dropped["end-of-nothing"] += 1
+                continue
+            self.commands.append(Release([member]))
+            self._over(member, "refused", 0, why[:DETAIL_CHARS_MAX])
+
     def _exited(self, name: MemberName, code: int, reason: str) -> None:
         member = self.held.get(name)
         if member is None or member.phase in ("claimed", "exited"):
@@ -333,10 +345,10 @@ class MemberTable:
         self._enter(member, "over")
         if kind == "exited":
             self.tombstones.remember(member.name, kind, code, detail)
-            if self.drivers[member.driver].remembers:
-                self._to_forget.append((self.outbox.next_no, member))
         else:
             self.tombstones.bury(member.name, kind, code, detail)
+        if kind != "withdrawn" and self.drivers[member.driver].remembers:
+            self._to_forget.append((self.outbox.next_no, member))
         self._on_clearer()
 
     def forget_through(self, no: int) -> None:

@@ -51,11 +51,12 @@ def match(
     found = Found(strays=dict(living))
     for name, place in places.items():
         member = _member_of(name, place, now)
-        driver, alive = found.strays.pop(name, (None, None))
+        ran = found.strays.pop(name, None)
+        alive = ran[1] if ran is not None else None
         if member is None or member.driver not in drivers:
             found.withdrawn.append(name)
-        elif alive is not None and not set(place.slots) <= set(same):
-            found.strays[name] = driver, alive
+        elif ran is not None and alive is not None and not set(place.slots) <= set(same):
+            found.strays[name] = ran
             found.moved.add(name)
             code, why = (alive.code, alive.reason) if alive.phase == "exited" else (CODE_LOST, "lost")
             found.facts += [Fact("exited", *name, code, why), Fact("freed", *name)]

@@ -68,8 +68,9 @@ class Worker:
         """
         if self.lender is not None:
             await self.lender.leave("the agent stops", LEAVE_S_MAX)
-        leaving = [agent for agent in self.agents if not _can_outlive(agent)]
-        for agent in self.agents:
+        sound = [agent for agent in self.agents if agent.worker in self.host.agents]
+        leaving = [agent for agent in sound if not _can_outlive(agent)]
+        for agent in sound:
             if agent in leaving:
                 agent.leave()
             else:

@@ -2,7 +2,7 @@
 
 A newcomer derives from `Driver` in a file of its own, sets `name`, implements `start` and `end`, and reports what
 happens: `Started` and later `Ended` (everything of the member is proven gone), or `StartFailed` (nothing ever ran),
-or `Stuck` (it cannot be ended, or that cannot be proven). Methods are called from the event loop and must not block;
+or `NotStarted` (the same, for a reason of this host's: the job is tried again), or `Stuck` (it cannot be ended, or that cannot be proven). Methods are called from the event loop and must not block;
 whatever takes time is begun here and reported later. `end` may be called twice for one member, the second time with
 less grace, and for one that has just ended: then there is nothing to do, since `Ended` is on its way.
 """
@@ -23,6 +23,7 @@ from moorage.worker.member_messages import (
     Ended,
     MemberName,
     NotFree,
+    NotStarted,
     SeenFree,
     Started,
     StartFailed,
@@ -38,7 +39,7 @@ CODE_NOT_FOUND: Final = 127
 #: minus SIGKILL: how the end of a member is told whose status nobody could read
 CODE_LOST: Final = -9
 
-DriverEvent = Started | Ended | StartFailed | Stuck | SeenFree | NotFree | SupervisorReplaced
+DriverEvent = Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | SupervisorReplaced
 Report = Callable[[DriverEvent], None]
 #: subject after the prefix is the agent's affair: a driver says whose output it is, and gives the frame's payload
 Publish = Callable[[MemberName, bytes], None]

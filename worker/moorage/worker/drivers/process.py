@@ -24,7 +24,15 @@ from moorage.worker.drivers.base import (
 )
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.environment import process_environment, resolve_secrets
-from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, SupervisorReplaced
+from moorage.worker.member_messages import (
+    Ended,
+    MemberName,
+    NotStarted,
+    Started,
+    StartFailed,
+    Stuck,
+    SupervisorReplaced,
+)
 from moorage.worker.output_pages import read_page
 from moorage.worker.policy import Policy
 from moorage.worker.settings import WorkerSettings
@@ -72,6 +80,7 @@ class ProcessDriver(Driver):
         self._started: list[MemberName] = []
         self._ended: list[tuple[MemberName, int, str]] = []
         self._failed: list[tuple[MemberName, int, str]] = []
+        self._not_started: list[tuple[MemberName, str]] = []
         self._stuck: list[MemberName] = []
         self._output = _OutputFrames()
 
@@ -154,6 +163,9 @@ class ProcessDriver(Driver):
             self._known.discard(name)
             self._output.end(name, event)
             code, why = _verdict(event)
+            if _is_the_hosts(event):
+                self._not_started.append((name, why))
+                return
             (self._failed if event.reason == "start-failed" else self._ended).append((name, code, why))
         elif isinstance(event, Unproven):
             self._stuck.append(name)
@@ -164,12 +176,15 @@ class ProcessDriver(Driver):
         ended, self._ended = self._ended, []
         failed, self._failed = self._failed, []
         stuck, self._stuck = self._stuck, []
+        not_started, self._not_started = self._not_started, []
         if started:
             self.report(Started(started))
         if stuck:
             self.report(Stuck(stuck))
         if failed:
             self.report(StartFailed(failed))
+        if not_started:
+            self.report(NotStarted(not_started))
         if ended:
             self.report(Ended(ended))
         for name, payload in self._output.take():
@@ -193,7 +208,7 @@ class ProcessDriver(Driver):
     def on_start_refused(self, keys: Sequence[str], why: str) -> None:
         names = [_name_of(key) for key in keys]
         self._known.difference_update(names)
-        self.report(StartFailed([(name, CODE_CANNOT_START, f"start-failed: {why}") for name in names]))
+        self.report(NotStarted([(name, f"start-failed: {why}") for name in names]))
 
     # -- inside
 
@@ -287,8 +302,17 @@ def _name_of(key: str) -> MemberName:
     return (tenant, job, int(replica), int(attempt), int(fence))
 
 
+def _is_the_hosts(event: ChildEnded) -> bool:
+    """A start that failed before any process of it was there, for want of room, processes or descriptors here."""
+    return event.reason == "start-failed" and (
+        event.stage in ("journal", "cgroup", "clone") or (event.stage == "request" and event.errno == errno.EAGAIN)
+    )
+
+
 def _verdict(event: ChildEnded) -> tuple[int, str]:
     """(code, reason) for the fact `exited`."""
+    if event.reason == "start-failed" and event.stage == "launcher":
+        return CODE_LOST, "lost"  # it may have run
     if event.reason == "start-failed":
         is_absent = event.errno == errno.ENOENT and event.stage == "exec"
         words = [event.stage, event.message]

@@ -113,7 +113,7 @@ class SupervisorLink:
         try:
             listed = await supervised.list()
             ended = {event.key for event in listed.ended}
-            live = {*listed.waiting, *(event.key for event in (*listed.running, *listed.unproven))}
+            live = {*listed.waiting, *(each.key for each in listed.running), *(each.key for each in listed.unproven)}
             others = {key for key in live | ended if not spared(key.partition("|")[0])}
             if not others:
                 return

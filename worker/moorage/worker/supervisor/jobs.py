@@ -420,7 +420,8 @@ class Jobs:
         member.unproven = True
         pids: list[int] = []
         with contextlib.suppress(OSError):
-            pids = member.cgroup.pids() if member.cgroup is not None else descendants([member.pid] if member.pid else [])
+            roots = [member.pid] if member.pid is not None else []
+            pids = member.cgroup.pids() if member.cgroup is not None else descendants(roots)
         event = Unproven(
             key=member.key,
             pids=tuple(sorted(pids)),
