@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 
 from moorage.bus.simulated_processes import Process
 from moorage.schemas.frames import Fact
@@ -36,9 +37,9 @@ class SimulatedJournal(Journal):
             raise OSError(errno.ENOSPC, "No space left on device")
         super().flush()
 
-    def join(self, n: int, facts: list[Fact]) -> None:
+    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = ()) -> None:
         if not self._is_cut:
-            super().join(n, facts)
+            super().join(n, facts, devices)
 
     def close(self) -> None:
         if not self._is_cut:

@@ -1,4 +1,5 @@
-"""A supervisor on a disk that is full, down to its log, or without a free descriptor: what ends a job needs neither."""
+"""A worker on a disk that is full, or without a free descriptor: what ends a job needs neither, and a job that cannot
+be started for want of room has not failed."""
 
 from __future__ import annotations
 
@@ -9,12 +10,39 @@ from pathlib import Path
 
 import pytest
 
+from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.journal import JournalUnwritable
+from moorage.worker.member_messages import Ended, MemberName, Started, Traits
 from moorage.worker.proctree import boottime_s
+from moorage.worker.run import SUPERVISOR_FOLDER, start
+from moorage.worker.supervisor.client import Supervised
 from moorage.worker.supervisor.protocol import LOG_NAME, EndMember
 from tests.disk import fill, mount_small, unmount
+from tests.waiting import until
+from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.supervisor_rig import arguments_of, lives, poll, rig_at, run, sh
+from tests.worker.test_agent_process import body, name_of, place, settings_of, state_folder
 
 DISK_MIB = 4
+
+
+class Keeps(Driver):
+    """Runs nothing; its agent has a journal, as with any driver whose members may outlive it."""
+
+    name = "keeps"
+    traits = Traits(uses_devices=False)
+    closed = False
+
+    def start(self, assignments: list[Assignment]) -> None:
+        names = [assignment.name for assignment in assignments]
+        self.report(Started(names))
+        self.report(Ended([(name, 0, "exit") for name in names]))
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        return
+
+    async def close(self) -> None:
+        type(self).closed = True
 
 
 @pytest.fixture
@@ -80,3 +108,72 @@ def test_members_end_though_the_supervisor_has_no_free_descriptor(tmp_path: Path
             assert [(each.reason, each.signal) for each in ends] == [("end", 9), ("exit", None), ("fence", 9)]
 
     run(scenario())
+
+
+async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    """Else one full disk would fail the whole queue, job by job; told after a restart of the agent, too."""
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        room = state / SUPERVISOR_FOLDER
+        if not mount_small(room, DISK_MIB):
+            pytest.skip("needs the right to mount")
+        try:
+            settings = settings_of(state, unique, leases=False)
+            worker = await start(settings, nats_url)
+            await leader.joined("w1")
+            seat = leader.seat("w1")
+            filler = fill(room)
+            fence = 10
+            while not any(fact.kind == "refused" for fact in seat.facts):  # a block of its journal has room for some
+                fence += 1
+                await leader.want("w1", place(name_of(fence=fence), body("exit 0"), (1,)))
+                await until(lambda: {"freed", "refused"} & set(seat.kinds(name_of(fence=fence))), what="its end")
+            refused = await leader.heard("w1", "refused", name_of(fence=fence))
+            assert "No space left on device" in refused.detail
+            assert seat.kinds(name_of(fence=fence)) == ["claimed", "refused"]
+            assert [each.sharers for each in worker.agents[0].pool.slot_states()] == [0] * 4
+            # the agent dies before it has told the next one's: its supervisor tells it again
+            agent = worker.agents[0]
+            untold = name_of(fence=fence + 1)
+            agent.journal.placed([place(untold, body("exit 0"), (1,))])
+            agent.journal.flush()
+            leader.mute = {"fact", "join", "renew"}
+            await leader.want("w1", place(untold, body("exit 0"), (1,)))
+            await until(lambda: untold not in agent.members.held and agent.members.table.tombstones.holds(untold))
+            await worker.host.close()  # as a kill would leave it: no goodbye, nothing forgotten
+            await worker.connection.close()
+            filler.unlink()
+            leader.mute = set()
+            worker = await start(settings, nats_url)
+            try:
+                await leader.heard("w1", "refused", untold)
+                assert seat.fact("exited", untold) is None
+                last = name_of(fence=fence + 2)
+                await leader.want("w1", place(last, body("exit 0"), (1,)))
+                assert (await leader.heard("w1", "exited", last)).code == 0
+            finally:
+                await worker.stop()
+        finally:
+            supervised = await Supervised.connect(room)
+            await supervised.shutdown(0.0)
+            unmount(room)
+
+
+async def test_an_agent_whose_journal_cannot_be_written_stops_and_says_which(
+    nats_url: str, unique: str, disk: Path
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader:
+        settings = settings_of(disk / "state", unique, drivers=("tests.worker.test_out_of_room:Keeps",))
+        worker = await start(settings, nats_url)
+        await leader.joined("w1")
+        fill(disk)
+        fence = 10
+        while not worker.host.failed.done():
+            fence += 1
+            await leader.want("w1", place(name_of(fence=fence), body("exit 0", run={"driver": "keeps"}), ()))
+            await until(lambda: worker.host.failed.done() or leader.seat("w1").kinds(name_of(fence=fence)))
+        with pytest.raises(JournalUnwritable, match=r"w1\.journal cannot be written: No space left on device"):
+            worker.host.failed.result()
+        await worker.stop()
+        assert Keeps.closed, "what broke is closed, too"

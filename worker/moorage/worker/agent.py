@@ -241,7 +241,7 @@ class Agent:
                 stuck.append(member.name)
         for name, (driver, stray) in found.strays.items():
             # the ledger has the end of it, or never heard of it: either way it must not run on
-            if stray.phase == "exited":
+            if stray.phase in ("exited", "refused"):
                 driver.forget([name])
             else:
                 self._strays[name] = driver

@@ -262,15 +262,17 @@ class MemberTable:
         known = {(fact.kind, fact.tenant, fact.job, fact.replica, fact.fence) for fact in event.facts}
         for member, phase, _, detail in event.held:
             self.held[member.name] = member
-            member.phase = "running" if phase == "exited" else phase
+            member.phase = {"exited": "running", "refused": "starting"}.get(phase, phase)
             base = (member.tenant, member.job, member.replica, member.fence)
-            if phase != "exited" and ("claimed", *base) not in known:
+            if phase not in ("exited", "refused") and ("claimed", *base) not in known:
                 facts.append(Fact("claimed", *member.name, 0, detail))
             if phase == "running" and ("started", *base) not in known:
                 facts.append(Fact("started", *member.name))
         for member, phase, code, detail in event.held:
             if phase == "exited":
                 self._exited(member.name, code, detail)
+            elif phase == "refused":
+                self.on_not_started(NotStarted([(member.name, detail)]))
         for name in event.withdrawn:
             self.tombstones.bury(name, "withdrawn", 0, "never started")
 

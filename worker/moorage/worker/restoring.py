@@ -55,6 +55,8 @@ def match(
         alive = ran[1] if ran is not None else None
         if member is None or member.driver not in drivers:
             found.withdrawn.append(name)
+        elif alive is not None and alive.phase == "refused":
+            found.held.append((member, alive.phase, 0, alive.reason))
         elif ran is not None and alive is not None and not set(place.slots) <= set(same):
             found.strays[name] = ran
             found.moved.add(name)

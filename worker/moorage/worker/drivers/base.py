@@ -96,7 +96,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Living(msgspec.Struct, frozen=True):
-    """A member that a driver still knows from before the agent's restart: running, ending, exited or stuck."""
+    """A member that a driver still knows from before the agent's restart: running, ending, exited, stuck, or refused
+    (this host could not start it)."""
 
     name: MemberName
     phase: str

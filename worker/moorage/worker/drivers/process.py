@@ -91,7 +91,7 @@ class ProcessDriver(Driver):
         for key, state, event in listed:
             name = _name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
-                living.append(Living(name, "exited", *_verdict(event)))
+                living.append(Living(name, "refused" if _is_the_hosts(event) else "exited", *_verdict(event)))
             else:
                 self._known.add(name)
                 living.append(Living(name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
