@@ -44,8 +44,8 @@ async def test_what_runs_keeps_its_devices_whatever_the_pool_may_lend_now(
         name = name_of()
         async with running(settings, nats_url):
             await leader.joined("w1")
-            request = sleeper(tmp_path / "pid")
-            await leader.want("w1", place(name, request, (2, 3), mode="mps" if "sharers_max" in change else "exclusive"))
+            mode = "mps" if "sharers_max" in change else "exclusive"
+            await leader.want("w1", place(name, sleeper(tmp_path / "pid"), (2, 3), mode=mode))
             await leader.heard("w1", "started", name)
         async with running(msgspec.structs.replace(settings, **change), nats_url) as agent:
             await leader.joined("w1", joins=2)
@@ -115,3 +115,30 @@ async def test_what_the_new_settings_know_nothing_of_is_ended_before_the_join(
         async with running(msgspec.structs.replace(settings, **change), nats_url) as agent:
             await leader.joined(agent.worker, joins=1 if agent.worker == "w2" else 2)
             assert alive_at_join == [False]
+
+
+async def test_a_look_at_the_devices_that_breaks_is_no_look_and_not_the_last(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        ScriptedLeader(nats_url, unique) as leader,
+        state_folder() as state,
+        running(settings_of(state, unique, free_wait_s=0), nats_url) as agent,
+    ):
+        await leader.joined("w1")
+        name, looks = name_of(), 0
+        sound = agent.inventory.memory_is_free
+
+        async def breaks(slot: int) -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise OSError("the driver of the devices is being replaced")
+            return await sound(slot)
+
+        monkeypatch.setattr(agent.inventory, "memory_is_free", breaks)
+        await leader.want("w1", place(name, body("exit 0"), (1,)))
+        await leader.heard("w1", "freed", name)
+        assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "quarantined", "freed"]
+        assert [each.sharers for each in agent.pool.slot_states()] == [0, 0, 0, 0]
+        agent.pool.validate()

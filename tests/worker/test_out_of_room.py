@@ -127,11 +127,12 @@ async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
             fence = 10
             while not any(fact.kind == "refused" for fact in seat.facts):  # a block of its journal has room for some
                 fence += 1
-                await leader.want("w1", place(name_of(fence=fence), body("exit 0"), (1,)))
-                await until(lambda: {"freed", "refused"} & set(seat.kinds(name_of(fence=fence))), what="its end")
-            refused = await leader.heard("w1", "refused", name_of(fence=fence))
+                name = name_of(fence=fence)
+                await leader.want("w1", place(name, body("exit 0"), (1,)))
+                await until(lambda name=name: {"freed", "refused"} & set(seat.kinds(name)), what="its end")
+            refused = await leader.heard("w1", "refused", name)
             assert "No space left on device" in refused.detail
-            assert seat.kinds(name_of(fence=fence)) == ["claimed", "refused"]
+            assert seat.kinds(name) == ["claimed", "refused"]
             assert [each.sharers for each in worker.agents[0].pool.slot_states()] == [0] * 4
             # the agent dies before it has told the next one's: its supervisor tells it again
             agent = worker.agents[0]
@@ -171,8 +172,9 @@ async def test_an_agent_whose_journal_cannot_be_written_stops_and_says_which(
         fence = 10
         while not worker.host.failed.done():
             fence += 1
-            await leader.want("w1", place(name_of(fence=fence), body("exit 0", run={"driver": "keeps"}), ()))
-            await until(lambda: worker.host.failed.done() or leader.seat("w1").kinds(name_of(fence=fence)))
+            name = name_of(fence=fence)
+            await leader.want("w1", place(name, body("exit 0", run={"driver": "keeps"}), ()))
+            await until(lambda name=name: worker.host.failed.done() or leader.seat("w1").kinds(name))
         with pytest.raises(JournalUnwritable, match=r"w1\.journal cannot be written: No space left on device"):
             worker.host.failed.result()
         await worker.stop()

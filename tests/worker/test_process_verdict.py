@@ -33,3 +33,8 @@ def test_a_start_that_failed_says_what_its_supervisor_says_and_at_least_the_step
         message=said or os.strerror(number),  # a supervisor of the release before says no more than that
     )
     assert _verdict(ended) == (code, f"start-failed: {words}")
+
+
+def test_a_start_whose_launcher_died_is_lost_as_it_may_have_run() -> None:
+    ended = Ended(key="a/b/0/1/2", reason="start-failed", proof="cgroup", errno=errno.ECHILD, stage="launcher")
+    assert _verdict(ended) == (-9, "lost")

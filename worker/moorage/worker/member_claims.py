@@ -84,7 +84,8 @@ class MemberClaims:
             await self._probe(members)
         except Exception as error:
             self._shell.say(Log("error", "no-look", f"the devices cannot be looked at: {error!r}"))
-            self._shell.enqueue(NotFree([(member.name, tuple(member.quarantined or member.slots)) for member in members]))
+            items = [(member.name, tuple(member.quarantined or member.slots)) for member in members]
+            self._shell.enqueue(NotFree(items))
 
     async def _probe(self, members: Sequence[Member]) -> None:
         free: list[MemberName] = []

@@ -160,8 +160,8 @@ class GpuPool:
         Slots that are not there are left out. Raises SlotsRefused for what another has.
         """
         wanted = tuple(dict.fromkeys(slot for slot in slots if 0 <= slot < self.capacity()))
-        states = self.slot_states()
-        if taken := tuple(slot for slot in wanted if states[slot].mode and not states[slot].mode == mode != "exclusive"):
+        modes = [state.mode for state in self.slot_states()]
+        if taken := tuple(slot for slot in wanted if modes[slot] and not modes[slot] == mode != "exclusive"):
             raise SlotsRefused("leased", taken)
         number = self._table.take(wanted, mode, holder, local=False, again=True)
         if wanted:

@@ -107,9 +107,7 @@ class SlotTable:
         expect(wanted is not None, f"the count says {self.free} slots are free, and none is")
         return None
 
-    def take(
-        self, positions: tuple[int, ...], mode: Sharing, holder: str, *, local: bool, again: bool = False
-    ) -> int:
+    def take(self, positions: tuple[int, ...], mode: Sharing, holder: str, *, local: bool, again: bool = False) -> int:
         """A new lease on these slots, by its number. Raises PoolCorrupted where `why_not` was not asked."""
         number = self._next_lease
         self._next_lease += 1

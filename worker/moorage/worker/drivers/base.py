@@ -2,7 +2,8 @@
 
 A newcomer derives from `Driver` in a file of its own, sets `name`, implements `start` and `end`, and reports what
 happens: `Started` and later `Ended` (everything of the member is proven gone), or `StartFailed` (nothing ever ran),
-or `NotStarted` (the same, for a reason of this host's: the job is tried again), or `Stuck` (it cannot be ended, or that cannot be proven). Methods are called from the event loop and must not block;
+or `NotStarted` (the same, for a reason of this host's: the job is tried again), or `Stuck` (it cannot be ended, or
+that cannot be proven). Methods are called from the event loop and must not block;
 whatever takes time is begun here and reported later. `end` may be called twice for one member, the second time with
 less grace, and for one that has just ended: then there is nothing to do, since `Ended` is on its way.
 """

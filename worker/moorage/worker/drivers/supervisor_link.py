@@ -214,7 +214,10 @@ class SupervisorLink:
 
     async def _look_at_output(self, supervised: Supervised) -> None:
         """The folder first, then who lives: what starts in between is in neither, and nobody's to clear."""
-        scanned = await asyncio.to_thread(self.keeper.scan)
+        try:
+            scanned = await asyncio.to_thread(self.keeper.scan)
+        except OSError as error:
+            raise SupervisorMissing(self.state, str(error)) from error
         listed = await supervised.list()
         living = [*listed.waiting, *(each.key for each in listed.running), *(each.key for each in listed.unproven)]
         self.keeper.begin(scanned, living)
@@ -295,7 +298,7 @@ class SupervisorLink:
                 await self._look_at_output(supervised)
                 listed = await supervised.list()
                 break
-            except (MoorageError, SupervisorError, OSError) as error:  # whatever it is, it may pass
+            except (MoorageError, SupervisorError) as error:
                 if supervised is not None:
                     supervised.close()  # it takes few connections
                 log.error("%s", error)
