@@ -235,6 +235,10 @@ def test_what_is_known_outlives_the_agent_and_a_broken_file_says_nothing(tmp_pat
     assert [(u.slot, u.kind, u.ends) for u in again.told] == [(1, "xid", True)]
     assert pool.slot_states()[1].quarantine
     assert set(msgspec.json.decode(file.read_bytes())["devices"]) == {"nvidia/GPU-1"}
+    whole = file.read_bytes()
+    for broken in (b"{", b"", whole[:-1], *(whole[:at] + b"\xff" + whole[at + 1 :] for at in range(len(whole)))):
+        file.write_bytes(broken)
+        watch(GpuPool(DEVICES), file).seen([WELL] * 3, 2.0)  # no agent may fail to start for it
     file.write_bytes(b"{")
     assert watch(GpuPool(DEVICES), file).health.unwell(2.0) == []
 

@@ -21,7 +21,14 @@ from tests.disk import fill, mount_small, unmount
 from tests.waiting import until
 from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.supervisor_rig import arguments_of, lives, poll, rig_at, run, sh
-from tests.worker.test_agent_process import body, name_of, place, settings_of, state_folder
+from tests.worker.test_agent_process import (
+    agent_process,
+    body,
+    name_of,
+    place,
+    settings_of,
+    state_folder,
+)
 
 DISK_MIB = 4
 
@@ -119,46 +126,47 @@ async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
         if not mount_small(room, DISK_MIB):
             pytest.skip("needs the right to mount")
         try:
-            settings = settings_of(state, unique, leases=False)
-            worker = await start(settings, nats_url)
-            await leader.joined("w1")
-            seat = leader.seat("w1")
-            filler = fill(room)
-            fence = 10
-            while not any(fact.kind == "refused" for fact in seat.facts):  # a block of its journal has room for some
-                fence += 1
-                name = name_of(fence=fence)
-                await leader.want("w1", place(name, body("exit 0"), (1,)))
-                await until(lambda name=name: {"freed", "refused"} & set(seat.kinds(name)), what="its end")
-            refused = await leader.heard("w1", "refused", name)
-            assert "No space left on device" in refused.detail
-            assert seat.kinds(name) == ["claimed", "refused"]
-            assert [each.sharers for each in worker.agents[0].pool.slot_states()] == [0] * 4
-            # the agent dies before it has told the next one's: its supervisor tells it again
-            agent = worker.agents[0]
-            untold = name_of(fence=fence + 1)
-            agent.journal.placed([place(untold, body("exit 0"), (1,))])
-            agent.journal.flush()
-            leader.mute = {"fact", "join", "renew"}
-            await leader.want("w1", place(untold, body("exit 0"), (1,)))
-            await until(lambda: untold not in agent.members.held and agent.members.table.tombstones.holds(untold))
-            await worker.host.close()  # as a kill would leave it: no goodbye, nothing forgotten
-            await worker.connection.close()
+            async with agent_process(state, nats_url, unique) as agent:
+                await leader.joined("w1")
+                seat = leader.seat("w1")
+                filler = fill(room)
+                fence = 10
+                while not any(
+                    fact.kind == "refused" for fact in seat.facts
+                ):  # a block of its journal has room for some
+                    fence += 1
+                    name = name_of(fence=fence)
+                    await leader.want("w1", place(name, body("exit 0"), (1,)))
+                    await until(lambda name=name: {"freed", "refused"} & set(seat.kinds(name)), what="its end")
+                refused = await leader.heard("w1", "refused", name)
+                assert "No space left on device" in refused.detail
+                assert seat.kinds(name) == ["claimed", "refused"]
+                # and one that the agent has not told when it dies: its supervisor tells it again
+                untold = name_of(fence=fence + 1)
+                leader.mute = {"fact", "renew"}
+                await leader.want("w1", place(untold, body("exit 0"), (1,)))
+                supervised = await Supervised.connect(room, spawn_if_absent=False)
+                await until(lambda: is_over(supervised, untold), what="the supervisor has refused it")
+                supervised.close()
+                agent.kill()
+                await agent.wait()
             filler.unlink()
             leader.mute = set()
-            worker = await start(settings, nats_url)
-            try:
+            async with agent_process(state, nats_url, unique):
                 await leader.heard("w1", "refused", untold)
                 assert seat.fact("exited", untold) is None
                 last = name_of(fence=fence + 2)
                 await leader.want("w1", place(last, body("exit 0"), (1,)))
                 assert (await leader.heard("w1", "exited", last)).code == 0
-            finally:
-                await worker.stop()
         finally:
             supervised = await Supervised.connect(room)
             await supervised.shutdown(0.0)
             unmount(room)
+
+
+async def is_over(supervised: Supervised, name: MemberName) -> bool:
+    key = "/".join(map(str, name))
+    return any(ended.key.endswith(key) for ended in (await supervised.list()).ended)
 
 
 async def test_an_agent_whose_journal_cannot_be_written_stops_and_says_which(

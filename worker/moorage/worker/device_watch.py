@@ -16,6 +16,7 @@ import msgspec
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device, Unwell
+from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.device_health import DeviceHealth, Record
 from moorage.worker.inventory.base import SlotReading
 from moorage.worker.inventory.faults import Fault
@@ -132,6 +133,6 @@ def _read(file: Path | None) -> _File | None:
         return _decode(file.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         log.error("%s tells nothing of devices: %s", file, error)
         return None

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from moorage.schemas.unreadable import UNREADABLE
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
 from moorage.worker.inventory.faults import GPU_LOST, SLOWED_DOWN, Fault, of_rows
 
@@ -105,7 +106,7 @@ class FaultFile:
             if self._stamp is None:
                 return
             self._stamp, self._played = None, {}
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *UNREADABLE) as error:
             log.error("%s plays nothing new: %s", self.path, error)
             return
         self.version += 1
