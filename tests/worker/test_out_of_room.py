@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.schemas.errors import Refused
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.journal import JournalUnwritable
 from moorage.worker.member_messages import Ended, MemberName, Started, Traits
@@ -187,3 +188,19 @@ async def test_an_agent_whose_journal_cannot_be_written_stops_and_says_which(
             worker.host.failed.result()
         await worker.stop()
         assert Keeps.closed, "what broke is closed, too"
+
+
+@pytest.mark.parametrize("there", ["file", "journal", "full"])
+async def test_a_state_folder_that_cannot_be_used_is_refused_by_its_name(
+    nats_url: str, unique: str, disk: Path, there: str
+) -> None:
+    state = disk / "state"
+    if there == "file":
+        state.touch()
+    elif there == "journal":
+        (state / "workers" / "w1.journal").mkdir(parents=True)
+    else:
+        fill(disk)
+    with pytest.raises(Refused, match=f"the state folder {state} cannot be used: ") as refused:
+        await start(settings_of(state, unique), nats_url)
+    assert refused.value.problem.field == "$.state_dir"

@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 from moorage.schemas.errors import Refused
+from moorage.schemas.frames import End
+from moorage.schemas.job import Request
+from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.noop import NoopDriver
+from moorage.worker.member_messages import MemberName
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
+from tests.worker.scripted_leader import ScriptedLeader
+from tests.worker.test_agent_process import body, name_of, place
 
 
 class Unnamed(NoopDriver):
@@ -33,3 +39,70 @@ async def test_what_is_no_driver_is_refused_before_anything_starts(tmp_path: Pat
     problem = refused.value.problem
     assert told in problem.message
     assert problem.field == "$.drivers"
+
+
+class Brittle(NoopDriver):
+    """A driver with a fault for each of its methods: the request's `cwd` names the one that breaks."""
+
+    name = "brittle"
+
+    def check(self, request: Request) -> None:
+        self._break(request.workload.cwd, "check")
+
+    def start(self, assignments: list[Assignment]) -> None:
+        for assignment in assignments:
+            self._break(assignment.run.cwd, "start")
+        super().start(assignments)
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        if why == "/end":
+            self._break(why, "end")
+        super().end(name, grace_s, why)
+
+    def set_fence(self, deadline_s: float, grace_s: float) -> None:
+        self._break("/set_fence", "set_fence")
+
+    @staticmethod
+    def _break(wanted: str | None, method: str) -> None:
+        if wanted == f"/{method}":
+            raise IndexError(f"nothing at in-\udcff of {method}")
+
+
+async def test_a_driver_that_breaks_on_one_job_ends_neither_the_worker_nor_another_job(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    def request(words: list[str], cwd: str | None = None) -> bytes:
+        return body("", run={"driver": "brittle", "argv": words, "cwd": cwd})
+
+    settings = WorkerSettings(
+        tmp_path, "w1", unique, simulate="4xH100", drivers=("tests.worker.test_own_driver:Brittle",), leases=False
+    )
+    async with ScriptedLeader(nats_url, unique) as leader:
+        worker = await start(settings, nats_url)
+        try:
+            await leader.joined("w1")
+            seat = leader.seat("w1")
+            names = {job: name_of(job, fence=10 + at) for at, job in enumerate(("check", "start", "hangs", "well"))}
+            await leader.want(
+                "w1",
+                place(names["check"], request(["hang"], "/check"), (0,)),
+                place(names["start"], request(["hang"], "/start"), (1,)),
+                place(names["hangs"], request(["hang"]), (2,)),
+                place(names["well"], request(["exit", "0"]), (3,)),
+            )
+            refused = await leader.heard("w1", "refused", names["check"])
+            assert refused.detail.startswith(
+                r"the driver brittle broke: IndexError: nothing at in-\udcff of check (_break"
+            )
+            failed = await leader.heard("w1", "exited", names["start"])
+            assert failed.code == 126
+            assert failed.detail.startswith("start-failed: the driver brittle broke: IndexError")
+            await leader.heard("w1", "freed", names["start"])
+            assert (await leader.heard("w1", "exited", names["well"])).code == 0
+            await leader.want("w1", End(*names["hangs"], "/end", 0))
+            await leader.heard("w1", "quarantined", names["hangs"])
+            await leader.want("w1", End(*names["hangs"], "once more", 0))
+            assert not worker.host.failed.done()
+            assert seat.kinds(names["check"]) == ["refused"]
+        finally:
+            await worker.stop()

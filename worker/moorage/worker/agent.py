@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,9 +23,10 @@ from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Problem, Refused
 from moorage.schemas.frames import FactAck, Joined, Place, Renewed, Wanted
+from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.worker.device_watch import DeviceWatch
-from moorage.worker.drivers.base import Assignment, Driver, Living
+from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
@@ -55,6 +58,7 @@ from moorage.worker.member_messages import (
     SendRenew,
     SessionLive,
     SetFence,
+    StartFailed,
     StartMembers,
     StraysOver,
     Stuck,
@@ -103,6 +107,11 @@ class Host(Protocol):
 
     def now(self) -> float:
         """Seconds of CLOCK_BOOTTIME."""
+
+
+def _is_own(driver: Driver) -> bool:
+    """Whether it is of the user's own making."""
+    return not type(driver).__module__.startswith("moorage.")
 
 
 class Agent:
@@ -356,7 +365,10 @@ class Agent:
         for member in command.members:
             try:
                 self.policy.check_placement(member.name[0], member.request)
-                self.drivers[member.driver].check(member.request)
+                driver = self.drivers[member.driver]
+                if broke := self._ask(driver, partial(driver.check, member.request)):
+                    refused.append((member, broke))
+                    continue
                 self.watch.check_foreign(member.slots)
                 self.claims.take(member)
             except SlotsRefused as no:
@@ -392,33 +404,37 @@ class Agent:
         if driver.traits.remembers:
             self.journal.flush()  # a driver that outlives us must not know more than the journal
         devices, now = self.devices, self.host.now()
-        driver.start(
-            [
-                Assignment(
-                    member.name,
-                    member.request,
-                    [devices[slot] for slot in member.slots],
-                    member.place.mode,
-                    member.start,
-                    member.place.traceparent,
-                    None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
-                )
-                for member in command.members
-            ]
-        )
+        assignments = [
+            Assignment(
+                member.name,
+                member.request,
+                [devices[slot] for slot in member.slots],
+                member.place.mode,
+                member.start,
+                member.place.traceparent,
+                None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
+            )
+            for member in command.members
+        ]
+        # one by one where it may break: then it is known whose start did not happen
+        for part in [[each] for each in assignments] if _is_own(driver) else [assignments]:
+            if broke := self._ask(driver, partial(driver.start, part)):
+                failed = [(each.name, CODE_CANNOT_START, f"start-failed: {broke}") for each in part]
+                self.enqueue(StartFailed(failed))
 
     def _end_member(self, command: EndMember) -> None:
         driver, name = self.drivers[command.member.driver], command.member.name
+        end = partial(driver.end, name, command.grace_s, command.why)
         if command.notice_s > 0:
-            driver.end_with_notice(name, command.grace_s, command.why, command.notice_s)
-        else:
-            driver.end(name, command.grace_s, command.why)
+            end = partial(driver.end_with_notice, name, command.grace_s, command.why, command.notice_s)
+        if self._ask(driver, end):
+            self.enqueue(Stuck([name]))  # nobody knows whether it ends
 
     def _forget(self, command: Forget) -> None:
         for driver in self.drivers.values():
             names = [member.name for member in command.members if member.driver == driver.name]
             if names:
-                driver.forget(names)
+                self._ask(driver, partial(driver.forget, names))
 
     def _forget_strays(self, event: Ended) -> None:
         for name, _, _ in event.items:
@@ -430,7 +446,23 @@ class Agent:
 
     def _set_fence(self, command: SetFence) -> None:
         for driver in self.drivers.values():
-            driver.set_fence(command.deadline_s, command.grace_s)
+            self._ask(driver, partial(driver.set_fence, command.deadline_s, command.grace_s))
+
+    def _ask(self, driver: Driver, step: Callable[[], None]) -> str:
+        """In a line, what a driver of the user's own raises; "" where all is well. From one of ours it is a defect.
+
+        One job that it cannot deal with must not end the worker, and with that all other jobs.
+        """
+        try:
+            step()
+        except Exception as error:
+            if isinstance(error, MoorageError) or not _is_own(driver):
+                raise
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            broke = f"the driver {driver.name} broke: {type(error).__name__}: {error} ({at.name}, line {at.lineno})"
+            self.say(Log("error", "driver-broke", carried(broke)))
+            return carried(broke)
+        return ""
 
     def _publish(self, name: MemberName, payload: bytes) -> None:
         base = name[:3]

@@ -47,6 +47,8 @@ class OutputReader:
             answer = await self._page(_decode_read_log(delivery.data))
         except Refused as refused:
             answer = refused.problem
+        except Exception as error:  # a driver of the user's own: who asks is not to wait for nothing
+            answer = problem("not-kept", f"the output cannot be read: {type(error).__name__}: {error}")
         finally:
             self._reading -= 1
         self._shell.post(delivery.reply, encode(answer, json=False))

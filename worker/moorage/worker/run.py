@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -93,8 +94,9 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     `target` is a NATS context as `bus.contexts.resolve` takes it. Raises MoorageError: what the connection, the
     journal and the supervisor raise, and failed-precondition for settings that do not go together.
     """
-    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = host_facts(settings.state_dir)
+    with _used_as_state(settings.state_dir):
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = host_facts(settings.state_dir)
     hosts = simulated_of(settings)
     _check(settings, hosts)
     if settings.secrets_dir is not None and (trouble := trouble_with_secrets(settings.secrets_dir)):
@@ -152,6 +154,21 @@ async def run(settings: WorkerSettings, target: Context | str | None, stop: asyn
     finally:
         stopped.cancel()
         await worker.stop()
+
+
+@contextlib.contextmanager
+def _used_as_state(folder: Path) -> Iterator[None]:
+    """What the disk refuses there is a matter of settings. Raises Refused."""
+    try:
+        yield
+    except OSError as error:
+        raise refuse(
+            "failed-precondition",
+            f"the state folder {folder} cannot be used: {error.strerror or error}",
+            field="$.state_dir",
+            found=str(error.filename or folder),
+            next="name a folder that this user may write to, on a disk with room: --state",
+        ) from error
 
 
 def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
@@ -221,9 +238,10 @@ def _agent(
         journal = MemoryJournal(join_n=int(time.time()))
     else:
         path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
-        machine = folder_machine(facts.machine, settings.state_dir, is_older=path.exists())
+        with _used_as_state(settings.state_dir):
+            machine = folder_machine(facts.machine, settings.state_dir, is_older=path.exists())
+            journal = Journal(path)
         facts = dataclasses.replace(facts, machine=machine)
-        journal = Journal(path)
     if journal.torn_bytes:
         log.warning("%s: the journal's last %d bytes were torn and are cut", name, journal.torn_bytes)
     health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
