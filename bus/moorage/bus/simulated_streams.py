@@ -140,7 +140,7 @@ class Stream:
         self.created_ns = time.time_ns()
         self.messages: dict[int, _Message] = {}
         self.by_subject: dict[str, dict[int, None]] = {}
-        self.last_seq = 0
+        self.last_seq = max(0, config.get("first_seq", 0) - 1)
         self.size_bytes = 0
         self.is_full = False  # for a test to set: its disk is full, whatever its settings allow
         self._ids: dict[str, tuple[int, int]] = {}

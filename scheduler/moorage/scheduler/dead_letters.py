@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.errors import BusError, Disconnected, RequestTimeout
-from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError, StoredMessage
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Submit
 from moorage.scheduler.intake import cancel_of
@@ -52,11 +52,14 @@ Say = Callable[[str, bytes], None]
 class DeadLetters:
     """The store behind one reign. `wake` is called when something was offered to the engine."""
 
-    def __init__(self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int
+    ) -> None:
         self._js = jetstream
         self._subjects = subjects
         self._engine = engine
         self._wake = wake
+        self._replicas = replicas
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._number = 0
@@ -84,21 +87,27 @@ class DeadLetters:
 
     async def bury(self, tenant: str, message: StoredMessage, problem: Problem) -> None:
         """Keep a queued message that is refused, with the reason; returns once it is stored."""
+        while not await self.keep(tenant, message, problem):
+            await asyncio.sleep(AGAIN_S)
+
+    async def keep(self, tenant: str, message: StoredMessage, problem: Problem) -> bool:
+        """One try of that; False where it is not stored now: why is in the log. A store that is gone is made again."""
         headers = {MESSAGE_ID: f"{self._subjects.request_stream}.{message.seq}", "Moorage-Code": problem.code}
         trace = (message.headers or {}).get("traceparent", "")
         letter = encode(DeadLetter(message.subject, message.seq, problem, message.data, trace[:256]))
-        while True:
-            try:
-                answer: Ack | JsError | BusError = await self._js.append(
-                    self._subjects.dead_letter(tenant), letter, headers
-                )
-            except (RequestTimeout, Disconnected) as error:
-                answer = error
+        try:
+            answer = await self._js.append(self._subjects.dead_letter(tenant), letter, headers)
             if isinstance(answer, Ack):
                 log.warning("request %d of %s is refused: %s", message.seq, tenant, problem.message)
-                return
-            log.warning("the dead letters do not take request %d: %s", message.seq, answer)
-            await asyncio.sleep(AGAIN_S)
+                return True
+            why = answer.description
+            if (answer.code, answer.err_code) == (503, 0):  # no such stream, any more
+                keep_s = self._engine.config.dead_letters_keep
+                await DeadLetters.ensure(self._js, self._subjects, self._replicas, keep_s)
+        except BusError as error:
+            why = str(error)
+        log.warning("the dead letters do not take request %d of %s now: %s", message.seq, tenant, why)
+        return False
 
     def decided(self, reply: str, answer: bytes) -> bool:
         """Whether this answer is about a letter that was resent."""

@@ -73,10 +73,10 @@ class Ledger:
         self.junk = 0  # records that nobody of ours wrote
         self.appending = Appending()
 
-    async def ensure(self, *, first_seq: int = 0) -> None:
+    async def ensure(self, *, first_seq: int = 0) -> int:
         """The ledger's stream: discard new, no age, no deletes; its settings are checked when it is there already.
 
-        A new one may begin at another sequence than 1.
+        A new one may begin at another sequence than 1. Where it ends; 0 for none.
         """
         config: dict[str, Any] = {
             "name": self._subjects.ledger_stream,
@@ -90,7 +90,7 @@ class Ledger:
             "num_replicas": self._replicas,
             **({"first_seq": first_seq} if first_seq else {}),
         }
-        await patiently(lambda: self._js.ensure_stream(config))
+        return (await patiently(lambda: self._js.ensure_stream(config))).last_seq
 
     # ------------------------------------------------------------------------------------------ reading
 

@@ -61,7 +61,9 @@ class Reign:
         given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
         recorder = scheduler.recorder
         self.engine = Engine(*given) if recorder is None else RecordedEngine(*given, recorder)
-        self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
+        self.queue_reader = QueueReader(
+            scheduler.world_js, scheduler.subjects, self.engine, self._wake, scheduler.replicas
+        )
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
         self.questions = Questions(
             self,
