@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -340,21 +341,26 @@ class Reign:
 
 async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
     """Run the follower; None when it failed (its own words are in the log), and nothing was named."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:  # no room for a process, or a Python that was moved away by an upgrade: jobs go on
+        log.warning("no snapshot: its writer cannot be started: %s", error)
+        return None
     try:
         async with asyncio.timeout(FOLLOWER_TIMEOUT_S):
             out, err = await process.communicate()
     except BaseException as error:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
         if isinstance(error, TimeoutError):
             log.warning("the snapshot took over %g s and was given up", FOLLOWER_TIMEOUT_S)
             return None
         raise
-    words = out.decode().split()
-    if process.returncode != 0 or len(words) != 3:
-        log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:])
+    words = out.decode(errors="replace").split()
+    if process.returncode != 0 or len(words) != 3 or not words[1].isdecimal():
+        log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:] or "its writer ended without a word")
         return None
     return SnapshotTaken(words[0], int(words[1]), words[2])
