@@ -14,8 +14,8 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.backup import BackupRefused, backup, read, restore
-from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.queue_reader import QueueReader
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import QUICK, Caller, RealProcess, Stack, caller, is_alive, stack
 from tests.servers import MortalServer, Server, WheelServer

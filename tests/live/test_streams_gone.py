@@ -1,4 +1,4 @@
-"""Streams deleted, made anew or filled up behind a leader's back: what was acknowledged is read, and nobody waits in vain."""
+"""Streams deleted, made anew or filled up behind a leader's back: what they acknowledged is read, by and by."""
 
 from __future__ import annotations
 

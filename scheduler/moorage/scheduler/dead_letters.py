@@ -87,7 +87,9 @@ class DeadLetters:
 
     async def bury(self, tenant: str, message: StoredMessage, problem: Problem) -> None:
         """Keep a queued message that is refused, with the reason; returns once it is stored."""
-        while not await self.keep(tenant, message, problem):
+        while True:
+            if await self.keep(tenant, message, problem):
+                return
             await asyncio.sleep(AGAIN_S)
 
     async def keep(self, tenant: str, message: StoredMessage, problem: Problem) -> bool:

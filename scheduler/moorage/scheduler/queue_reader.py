@@ -3,8 +3,8 @@
 No consumer, but a cursor a tenant in the ledger, read with batched direct get (ledger-rules H16): no tenant's flood
 hides another, nothing is redelivered, and the stream is purged behind the cursor. What cannot be read goes to the dead
 letters before the cursor passes it; what is read and then refused (a conflict, say) goes there behind it, since nobody
-waits for an answer. A stream that is gone is made again behind the cursors, which are its sequences; one that ends before a cursor is
-another one, and is read from its beginning: what it acknowledged is not passed over.
+waits for an answer. A stream that is gone is made again behind the cursors, which are its sequences; one that ends
+before a cursor is another one, and is read from its beginning: what it acknowledged is not passed over.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class QueueReader:
             log.warning("the request queue cannot be made again now: %s", refused)
 
     async def _begin_anew(self, through: int) -> None:
-        """Read a stream that is not the one that was read so far; it ends before where that had come to. Raises `BusError`.
+        """Read a stream that is not the one that was read so far: it ends before what was read. Raises `BusError`.
 
         Looked at twice: the leader of a replicated stream may lag behind who answered the reading. A job that it holds
         and that was accepted before is the same job, as it would be were it sent again.

@@ -154,7 +154,7 @@ class Reign:
         try:
             while self._now:
                 answers, self._now = self._now, []
-                await self._world.send(coalesced(answers))
+                await self._world.send(coalesced(answers, self._world.max_payload_bytes))
         finally:
             self._sending_now = None
 
@@ -206,8 +206,8 @@ class Reign:
             engine.tell(outputs)
             self.history.take(outputs)
             self.queue_reader.made_room()
-            decided = self.queue_reader.decided
-            await self._world.send(messages_of(outputs, self._subjects, seq, decided))
+            decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
+            await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
             self.collecting.wrote(len(outputs.events))
             if len(outputs.events) >= LONG_RECORD:
                 await asyncio.sleep(0)  # a turn for the others: what came is read
@@ -305,13 +305,18 @@ class Reign:
 
     async def report(self) -> None:
         """The fleet frame for observers, twice a second: no tenant's job in it."""
-        frames = FleetFrames(self.engine)
+        frames, told = FleetFrames(self.engine), False
         while True:
             await asyncio.sleep(FLEET_FRAME_S)
             self.collecting.tidy(len(self.engine.state.jobs))
             for _ in frames.catch_up():
                 await asyncio.sleep(0)
-            await self._world.send([(self._subjects.fleet_frame, frames.frame(), "")])
+            frame, bytes_max = frames.frame(), self._world.max_payload_bytes
+            if len(frame) > bytes_max and not told:
+                said = "observers are told nothing of the fleet: its frame has %d bytes, and the nats-server takes %d"
+                log.warning(f"{said}; raise its max_payload", len(frame), bytes_max)
+                told = True
+            await self._world.send([(self._subjects.fleet_frame, frame, "")])
 
     async def snapshot(self) -> None:
         """Have a follower write a snapshot now and then, name it, and drop what lies below the last but one."""
