@@ -78,7 +78,12 @@ class Reign:
         asked = self.questions
         self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
         self.stuck = Stuck(
-            scheduler.ledger.appending, scheduler.subjects, self._fresh_s, self.answer_now, self._on_delivery
+            scheduler.ledger.appending,
+            scheduler.subjects,
+            self._fresh_s,
+            self.answer_now,
+            self._on_delivery,
+            lambda: self.engine.waiting + self.intake.waiting,
         )
         self.collecting = Collecting()
         self._kick = asyncio.Event()
@@ -169,7 +174,11 @@ class Reign:
             "live_jobs": state.live,
             "records": self.records,
             "history": self.history.figures(),
-            "counters": {**self.intake.counters, "stuck": self.stuck.told},
+            "counters": {
+                **self.intake.counters,
+                "stuck": self.stuck.told,
+                "dropped": self.intake.counters["dropped"] + self.stuck.dropped,
+            },
         }
 
     # ---------------------------------------------------------------------------------------------- loop

@@ -22,6 +22,8 @@ from moorage.schemas.subjects import Subjects
 #: what a request is kept back before it is refused: a leader answers in milliseconds, and a try of the SDK's takes 3 s
 TOLD_AFTER_S: Final = 1.0
 KEPT_MAX: Final = 100_000
+#: what is read beside those while no record is taken, some KiB each: a fleet's renewals of minutes
+READ_MAX: Final = 100_000
 #: what came of an append that had no server to go to
 NOT_CONNECTED: Final = "it is not connected to the nats-server"
 
@@ -45,7 +47,8 @@ class Appending:
 
 
 class Stuck:
-    """`after_s`: how long an append takes before requests are kept back. `resume` reads one that was."""
+    """`after_s`: how long an append takes before requests are kept back. `resume` reads one that was; `waiting` is how
+    much was read and is in no record yet."""
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Stuck:
         after_s: float,
         answer: Callable[[str, bytes], None],
         resume: Callable[[Delivery], None],
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         self._appending = appending
         self._prefix = subjects.prefix
@@ -61,14 +65,27 @@ class Stuck:
         self._after_s = after_s
         self._answer = answer
         self._resume = resume
+        self._waiting = waiting
         self._kept: deque[Delivery] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.told = 0
+        self.dropped = 0
 
     def keeps(self, delivery: Delivery) -> bool:
-        """Whether this request is kept back. What waits for no answer, and what workers say, never is."""
+        """Whether this request is kept back. What waits for no answer, and what workers say, never is: beyond a bound it
+        is dropped and counted, for workers say all of it again."""
         since_s, came_s = self._appending.since_s, delivery.received_monotonic_s
-        if since_s is None or came_s - since_s < self._after_s or not delivery.reply:
+        if since_s is None or came_s - since_s < self._after_s:
+            return False
+        if self._keeps(delivery):
+            return True
+        if self._waiting() < READ_MAX:
+            return False
+        self.dropped += 1
+        return True
+
+    def _keeps(self, delivery: Delivery) -> bool:
+        if not delivery.reply:
             return False
         if not delivery.subject.startswith(self._rooms) or len(self._kept) >= KEPT_MAX:
             return False
