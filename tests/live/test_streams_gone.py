@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 
 import msgspec
+import nats.errors
 import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.dead_letters import LETTERS_MAX
 from moorage.scheduler.queue_reader import AHEAD_MAX, BATCH, UNBURIED_MAX, QueueReader
+from moorage.schemas.codec import encode
+from moorage.schemas.errors import problem
+from moorage.schemas.operate import DeadLetter
 from tests.live.stack import QUICK, caller, request, stack
 from tests.live.test_queue_turns import queued
 from tests.servers import Server
@@ -120,6 +126,61 @@ async def test_refused_requests_wait_in_the_queue_and_not_in_memory(nats_server:
         await until(lambda: not reader.unburied("acme"), 60, "and kept")
         info = await made.jetstream.stream_info(made.subjects.dead_letter_stream)
         assert info.messages == count
+
+
+@pytest.mark.parametrize("how", ["purged", "deleted"])
+async def test_a_ledger_that_is_gone_is_said_to_be_with_what_to_do(nats_server: Server, unique: str, how: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        scheduler = await made.scheduler(config=QUICK)
+        await acme.leader()
+        await acme.submit("before")
+        async with await connect(made.ledger_url, "test") as connection:
+            jetstream = JetStream(connection)
+            if how == "purged":
+                await jetstream.purge(made.subjects.ledger_stream)
+            else:
+                await jetstream.delete_stream(made.subjects.ledger_stream)
+            submit, body = made.subjects.api("acme", "submit"), msgspec.json.encode(request("after"))
+
+            async def refused() -> dict[str, str] | None:
+                with contextlib.suppress(nats.errors.TimeoutError):  # asked before the append was known to be stuck
+                    told = msgspec.json.decode((await acme.nc.request(submit, body, timeout=5)).data)
+                    return dict(told) if "admin restore" in told.get("next", "") else None
+                return None
+
+            told = await until(refused, 30, "who asks is told")
+            assert (told["code"], "nothing that was accepted is lost" in told["message"]) == ("not-leading", False)
+            assert "moorage admin restore FILE --replace" in scheduler.words()
+            if how == "purged":
+                await scheduler.kill()
+                second = await made.set_scheduler("second", QUICK, made.url, made.ledger_url)
+                assert await second.process.wait() == 1
+                assert "moorage admin restore FILE --replace" in second.words()
+                assert "Traceback" not in second.words()
+
+
+async def test_what_is_no_dead_letter_is_listed_and_dropped(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme, await connect(made.url, "test") as connection:
+        scheduler = await made.scheduler(config=QUICK)
+        await acme.leader()
+        letter = DeadLetter("x", 7, problem("internal", "made up"), b"{}")
+        for junk in (b"junk", encode(letter)):
+            await JetStream(connection).append(made.subjects.dead_letter("acme"), junk)
+        await acme.queue("submit", b"\xff\xff")
+
+        async def listed() -> list[dict[str, Any]] | None:
+            rows = (await acme.admin("dlq", {"act": "list"}))["data"]["letters"]
+            return rows if len(rows) == 3 else None
+
+        rows = await until(listed, 30, "all three are listed")
+        assert [(row["sequence"], row["queued"], row["tenant"]) for row in rows] == [
+            (1, 0, "acme"), (2, 0, "acme"), (3, 1, "acme"),
+        ]  # fmt: skip
+        for sequence in (1, 2):
+            assert (await acme.admin("dlq", {"act": "show", "sequence": sequence}))["kind"] == "error"
+            assert (await acme.admin("dlq", {"act": "drop", "sequence": sequence}))["data"]["dropped"]
+        assert len((await acme.admin("dlq", {"act": "list"}))["data"]["letters"]) == 1
+        assert "never retrieved" not in scheduler.words()
 
 
 async def _refill(jetstream: JetStream, stream: str, **settings: object) -> None:

@@ -117,7 +117,10 @@ class Scheduler:
             except LedgerGap as gap:  # it was slower than the leader's snapshots: the newest holds what it missed
                 gaps += 1
                 if gaps > GAPS_MAX:
-                    raise
+                    raise LedgerBroken(
+                        f"{gap}. Records were deleted that no snapshot holds: bring the nats-server's folder back, or"
+                        " stop every scheduler and say `moorage admin restore FILE --replace` with the last backup"
+                    ) from None
                 log.warning("%s", gap)
                 await asyncio.sleep(STANDBY_LOOK_S)
                 state = await recover(self.ledger, self.snapshots)
