@@ -104,7 +104,8 @@ class JetStream:
         name = _stream_name(config["name"])
         found = await self._info(name, {})
         if found is None:
-            begins = {} if first_seq is None else {"first_seq": await first_seq()}
+            first = 1 if first_seq is None else await first_seq()
+            begins = {"first_seq": first} if first > 1 else {}
             answer = read_info(await self._call(f"STREAM.CREATE.{name}", {**config, **begins}))
             if answer.error is None:
                 return _stream_info(answer, {})
