@@ -146,7 +146,7 @@ class Bench:
         self._facts.append(Delivery(SUBJECTS.worker(worker, verb), reply, encode(frame, json=False)))
 
     def _outgoing(self, outputs: Any, seq: int) -> list[Any]:
-        return outgoing.messages_of(outputs, SUBJECTS, seq, lambda reply, answer: False)
+        return outgoing.messages_of(outputs, SUBJECTS, seq, lambda reply, answer: False, 1 << 20)
 
     def measure(self) -> None:
         """From here on every step is timed."""

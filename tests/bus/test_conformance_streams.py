@@ -48,6 +48,23 @@ async def filled(connect: Connect, unique: str, letters: str) -> JetStream:
 
 
 @on_both
+async def test_a_stream_begins_where_it_is_told_to(connect: Connect, unique: str) -> None:
+    js = JetStream(await connect("js"))
+    asked: list[int] = []
+
+    async def first_seq() -> int:
+        asked.append(8)
+        return 8
+
+    settings = {"name": unique, "subjects": [f"{unique}.>"], "storage": "file", "allow_direct": True}
+    made = await js.ensure_stream(settings, first_seq=first_seq)
+    assert (made.messages, made.first_seq, made.last_seq) == (0, 8, 7)
+    assert await js.append(f"{unique}.a", b"1") == Ack(unique, 8)
+    assert (await js.ensure_stream(settings, first_seq=first_seq)).last_seq == 8
+    assert asked == [8], "of one that is there nothing is asked"
+
+
+@on_both
 async def test_fences(connect: Connect, unique: str) -> None:
     _, js = await stream(connect, unique)
     epoch, record = f"{unique}.epoch", f"{unique}.record"

@@ -15,6 +15,7 @@ from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.backup import BackupRefused, backup, read, restore
 from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.queue_reader import QueueReader
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import QUICK, Caller, RealProcess, Stack, caller, is_alive, stack
 from tests.servers import MortalServer, Server, WheelServer
@@ -164,12 +165,14 @@ async def test_a_queue_that_is_another_is_not_read_over(nats_server: Server, uni
         assert await first.terminate() == 0
         async with await connect(made.url, "test") as users:
             js = JetStream(users)
-            config = (await js.stream_info(made.subjects.request_stream)).config
             await js.delete_stream(made.subjects.request_stream)
-            await js.ensure_stream({key: config[key] for key in ("name", "subjects", "max_bytes", "storage")})
+            await js.ensure_stream(QueueReader.stream(made.subjects, 1))
         await acme.queue("submit", {"job": "passed-over", "run": {"argv": ["true"]}})
         with pytest.raises(BackupRefused, match="it is another one"):
             await bring_back(made, file, replace=True)
+        await start(made)  # refused is refused: the ledger that was to be replaced is there, and is led
+        await acme.leader(2)
+        assert await acme.state("q2") == "QUEUED"
 
 
 async def test_a_half_made_restore_is_led_by_nobody_and_done_again(

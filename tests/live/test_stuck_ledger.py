@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -15,9 +16,11 @@ from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient, NoScheduler
+from moorage.scheduler.core.config import Config
 from moorage.schemas.subjects import Subjects
 from tests.chaos.proxy import Proxy
 from tests.live.stack import QUICK, caller, request, stack
+from tests.live.test_queue_turns import queued
 from tests.servers import Server
 from tests.waiting import until
 
@@ -89,6 +92,25 @@ async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_
         proxy.heal()
         await until(lambda: "deposed: " in first.words(), 30, "the first one hears of the second")
     await proxy.close()
+
+
+async def test_what_nobody_waits_for_is_read_without_end_neither(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.scheduler.stuck.READ_MAX", 200)
+    async with queued(nats_server, unique, msgspec.convert(QUICK, Config)) as made, made.leads() as state:
+        reign = made.scheduler.reign
+        assert reign is not None
+        subject = made.subjects.api("acme", "submit")
+        async with await connect(nats_server.url, "test") as publisher, full_ledger(nats_server, made.subjects):
+            since_s = made.scheduler.ledger.appending.for_s
+            await until(lambda: since_s(time.monotonic()) > QUICK["takeover_s"], what="nothing is appended")
+            for number in range(20):
+                await publisher.send([(subject, _body(f"{number}-{each}"), "") for each in range(100)])
+            await until(lambda: reign.stuck.dropped >= 1_000, what="most are dropped")
+            assert reign.engine.waiting + reign.intake.waiting <= 200
+        await until(lambda: state.live, what="the first ones are in a record")
+        assert state.live <= 200
 
 
 def _body(job: str) -> bytes:

@@ -19,7 +19,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.life.clearing import ENDED_SPARE
 from moorage.scheduler.core.state import STORY_KEPT, STORY_MAX, STORY_MAX_REPLICA, STORY_PART, STORY_PART_REPLICA
 from moorage.scheduler.core.tell.outputs import Outputs
-from moorage.scheduler.history import History
+from moorage.scheduler.history import QUEUE_SPARE, History
 from moorage.scheduler.history_reader import QUESTIONS_MAX, HistoryReader
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem
@@ -229,6 +229,25 @@ async def test_a_stream_that_takes_nothing_stops_nobody(drive: Writing) -> None:
     assert drive.history.figures()["dropped"] == ENDED_SPARE
     assert [change["state"] for change in await drive.pages("last")] == ["ACCEPTED", "CANCELLED"]
     assert drive.history.figures()["waiting"] == 0
+
+
+@scene(Config(ended_max=0))
+async def test_what_left_memory_waits_no_longer_though_a_long_story_waits_before_it(drive: Writing) -> None:
+    drive.checks = False
+    drive.link.lose()
+    drive.worker("w0", 1, auto=False)
+    drive.submit("long", gpu={})
+    refused_often(drive, "long", 100)
+    assert drive.history is not None
+    assert drive.history.waiting == 1, "it is not over, and is written in parts"
+    for number in range(3 * QUEUE_SPARE + 2 * ENDED_SPARE):
+        drive.offer_submit(f"j{number}")
+        drive.offer_cancel(f"j{number}")
+        if number % 200 == 0:
+            drive.tick()
+            await asyncio.sleep(1)
+    assert len(drive.state.jobs) <= ENDED_SPARE + 512
+    assert drive.history.waiting <= 2 * len(drive.state.jobs) + QUEUE_SPARE + 512
 
 
 @scene()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -89,16 +89,24 @@ class JetStream:
 
     # -- streams ------------------------------------------------------------------------------------------------
 
-    async def ensure_stream(self, config: Mapping[str, Any], may_update: frozenset[str] = frozenset()) -> StreamInfo:
+    async def ensure_stream(
+        self,
+        config: Mapping[str, Any],
+        may_update: frozenset[str] = frozenset(),
+        first_seq: Callable[[], Awaitable[int]] | None = None,
+    ) -> StreamInfo:
         """Create the stream, or check that it is as `config` says (each key given, in the API's own names).
 
         A setting that differs raises `StreamMismatch`, as a changed retention or bound can delete what is stored;
-        only the settings named in `may_update` are changed. Raises `JetStreamRefused` for what the server refuses.
+        only the settings named in `may_update` are changed. `first_seq` is asked where a stream that has to be made
+        begins. Raises `JetStreamRefused` for what the server refuses.
         """
         name = _stream_name(config["name"])
         found = await self._info(name, {})
         if found is None:
-            answer = read_info(await self._call(f"STREAM.CREATE.{name}", config))
+            first = 1 if first_seq is None else await first_seq()
+            begins = {"first_seq": first} if first > 1 else {}
+            answer = read_info(await self._call(f"STREAM.CREATE.{name}", {**config, **begins}))
             if answer.error is None:
                 return _stream_info(answer, {})
             # Another one of ours may have made it meanwhile.
@@ -121,7 +129,11 @@ class JetStream:
         return _stream_info(answer, {})
 
     async def ensure_stream_with_room(
-        self, config: Mapping[str, Any], may_update: frozenset[str], bytes_min: int
+        self,
+        config: Mapping[str, Any],
+        may_update: frozenset[str],
+        bytes_min: int,
+        first_seq: Callable[[], Awaitable[int]] | None = None,
     ) -> StreamInfo:
         """As `ensure_stream`, with `max_bytes` as large as the server has room to reserve: a quarter, and so on, down
         to `bytes_min` at the least. A stream that is there is never made smaller for want of room.
@@ -131,7 +143,7 @@ class JetStream:
         name, size = config["name"], config["max_bytes"]
         while True:
             try:
-                found = await self.ensure_stream({**config, "max_bytes": size}, may_update)
+                found = await self.ensure_stream({**config, "max_bytes": size}, may_update, first_seq)
             except JetStreamRefused as refused:
                 if refused.err_code not in ERR_NO_ROOM:
                     raise

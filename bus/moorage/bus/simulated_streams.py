@@ -135,12 +135,12 @@ class _Message(msgspec.Struct, frozen=True, gc=False):
 class Stream:
     """One stream: its settings and its messages, in order."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], first_seq: int = 0) -> None:
         self.configure(config)
         self.created_ns = time.time_ns()
         self.messages: dict[int, _Message] = {}
         self.by_subject: dict[str, dict[int, None]] = {}
-        self.last_seq = 0
+        self.last_seq = max(0, first_seq - 1)
         self.size_bytes = 0
         self.is_full = False  # for a test to set: its disk is full, whatever its settings allow
         self._ids: dict[str, tuple[int, int]] = {}
@@ -389,7 +389,7 @@ class Streams:
         config = self._config(name, request)
         there = self.by_name.get(name)
         if there is None:
-            there = self.by_name[name] = Stream(config)
+            there = self.by_name[name] = Stream(config, request.get("first_seq", 0))
             return {**_info(there), "did_create": True}
         if there.config != config:
             raise ApiRefusal(400, 10058, "stream name already in use with a different configuration")
@@ -398,7 +398,7 @@ class Streams:
     def _config(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         """The settings with the defaults. Raises ApiRefusal for those that it does not know and for an overlap."""
         for key, value in request.items():
-            if key not in ("name", "subjects", "metadata", *_DEFAULTS) and value:
+            if key not in ("name", "subjects", "metadata", "first_seq", *_DEFAULTS) and value:
                 raise ApiRefusal(501, 0, f"the simulated bus has no {key}")
         if request.get("retention", "limits") != "limits":
             raise ApiRefusal(501, 0, "the simulated bus has no retention but limits")

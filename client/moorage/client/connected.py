@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
+import msgspec
+
 from moorage.bus.contexts import Context
 from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
@@ -155,8 +157,15 @@ class Connected:
         return await self._ask(verb, encode(arguments), decode_answer)
 
     async def operate(self, verb: str, asked: Any = None) -> Answer:
-        """Ask a verb of the operators that is answered with data; the whole answer frame."""
-        return await self._request(self.subjects.admin(verb), b"{}" if asked is None else encode(asked), decode_answer)
+        """Ask a verb of the operators that is answered with data; the whole answer frame. Of a large fleet the workers
+        come in several, and are put together."""
+        subject, payload = self.subjects.admin(verb), b"{}" if asked is None else encode(asked)
+        answer: Answer = await self._request(subject, payload, decode_answer)
+        while verb == "fleet" and asked is None and (after := answer.data.pop("next", "")):
+            page = await self._request(subject, encode({"after": after}), decode_answer)
+            workers = answer.data["workers"] + page.data["workers"]
+            answer = msgspec.structs.replace(page, data={**page.data, "workers": workers})
+        return answer
 
     def _ask(self, verb: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
         return self._request(self.subjects.api(self.tenant, verb), payload, decode)

@@ -163,8 +163,13 @@ async def restore(
         await connect(target, "moorage-restore") as world,
     ):
         jetstream = JetStream(connection)
-        await _make_room(jetstream, subjects, replace=replace)
-        await _check_queue(JetStream(world), subjects, replicas, state, say)
+        await _check_ledger(jetstream, subjects, replace=replace)
+        queue_from = await _check_queue(JetStream(world), subjects, state)
+        for stream in (subjects.ledger_stream, subjects.snapshot_stream):  # now that nothing is refused any more
+            if await _info(jetstream, stream) is not None:
+                await jetstream.delete_stream(stream)
+        if queue_from:
+            await _new_queue(JetStream(world), subjects, replicas, queue_from, say)
         former = state.ledger_id
         state.ledger_id = secrets.token_hex(8)
         state.seq += SEQUENCES_AHEAD
@@ -181,8 +186,8 @@ async def restore(
     return state
 
 
-async def _make_room(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
-    """No stream of a ledger stands where the restored one goes."""
+async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
+    """The ledger that stands where the restored one goes may be deleted, if there is one."""
     info = await _info(jetstream, subjects.ledger_stream)
     if info is not None and info.messages:
         silent_s = await _silent_s(jetstream, subjects, info)
@@ -197,9 +202,6 @@ async def _make_room(jetstream: JetStream, subjects: Subjects, *, replace: bool)
                 "back it up (moorage admin backup), then say --replace: it is deleted",
                 found=f"records {info.first_seq} to {info.last_seq}",
             )
-    for stream in (subjects.ledger_stream, subjects.snapshot_stream):
-        if await _info(jetstream, stream) is not None:
-            await jetstream.delete_stream(stream)
 
 
 async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) -> float:
@@ -212,12 +214,12 @@ async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) 
     return await ledger.silent_for(state)
 
 
-async def _check_queue(world: JetStream, subjects: Subjects, replicas: int, state: State, say: Say) -> None:
-    """The cursors are sequences of the request queue: it must be theirs, or a new one that begins behind them."""
+async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> int:
+    """The cursors are sequences of the request queue: it must be theirs (0), or a new one that begins behind them."""
     through = max((max(t.submit_cursor, t.cancel_cursor) for t in state.tenants.values()), default=0)
     info = await _info(world, subjects.request_stream)
     if info is not None and info.last_seq >= through:
-        return
+        return 0
     if info is not None and info.messages:
         raise _refused(
             f"the request queue {subjects.request_stream} ends at {info.last_seq}, and the backup had read it to"
@@ -225,11 +227,19 @@ async def _check_queue(world: JetStream, subjects: Subjects, replicas: int, stat
             "let its senders send again what waits in it, purge it (nats stream purge), and restore again",
             found=f"{info.messages} messages",
         )
-    if info is not None:
+    return through + 1
+
+
+async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_seq: int, say: Say) -> None:
+    """An empty one, as large as the server has room."""
+    if await _info(world, subjects.request_stream) is not None:
         await world.delete_stream(subjects.request_stream)
-    config = QueueReader.stream(subjects, replicas)
-    await world.ensure_stream({**config, "first_seq": through + 1})
-    say(f"a new request queue begins at {through + 1}")
+
+    async def begins() -> int:
+        return first_seq
+
+    await QueueReader.ensure(world, subjects, replicas, begins)
+    say(f"a new request queue begins at {first_seq}")
 
 
 async def _info(jetstream: JetStream, stream: str) -> StreamInfo | None:

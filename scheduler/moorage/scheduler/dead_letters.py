@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.errors import BusError, Disconnected, RequestTimeout
-from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, JsError, StoredMessage
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Submit
 from moorage.scheduler.intake import cancel_of
 from moorage.scheduler.ledger import microseconds
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
+from moorage.schemas.errors import MoorageError, Problem, Refused, problem, refuse
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.names import is_job
 from moorage.schemas.operate import DeadLetter, DlqAct
@@ -52,11 +52,14 @@ Say = Callable[[str, bytes], None]
 class DeadLetters:
     """The store behind one reign. `wake` is called when something was offered to the engine."""
 
-    def __init__(self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int
+    ) -> None:
         self._js = jetstream
         self._subjects = subjects
         self._engine = engine
         self._wake = wake
+        self._replicas = replicas
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._number = 0
@@ -82,23 +85,31 @@ class DeadLetters:
         """Make the stream, as large as the server has room. Raises `BusError`."""
         await jetstream.ensure_stream_with_room(DeadLetters.stream(subjects, replicas, keep_s), MAY_CHANGE, BYTES_MIN)
 
-    async def bury(self, tenant: str, message: StoredMessage, problem: Problem) -> None:
+    async def bury(self, tenant: str, message: StoredMessage, why: Problem) -> None:
         """Keep a queued message that is refused, with the reason; returns once it is stored."""
-        headers = {MESSAGE_ID: f"{self._subjects.request_stream}.{message.seq}", "Moorage-Code": problem.code}
-        trace = (message.headers or {}).get("traceparent", "")
-        letter = encode(DeadLetter(message.subject, message.seq, problem, message.data, trace[:256]))
         while True:
-            try:
-                answer: Ack | JsError | BusError = await self._js.append(
-                    self._subjects.dead_letter(tenant), letter, headers
-                )
-            except (RequestTimeout, Disconnected) as error:
-                answer = error
-            if isinstance(answer, Ack):
-                log.warning("request %d of %s is refused: %s", message.seq, tenant, problem.message)
+            if await self.keep(tenant, message, why):
                 return
-            log.warning("the dead letters do not take request %d: %s", message.seq, answer)
             await asyncio.sleep(AGAIN_S)
+
+    async def keep(self, tenant: str, message: StoredMessage, why: Problem) -> bool:
+        """One try of that; False where it is not stored now: why is in the log. A store that is gone is made again."""
+        headers = {MESSAGE_ID: f"{self._subjects.request_stream}.{message.seq}", "Moorage-Code": why.code}
+        trace = (message.headers or {}).get("traceparent", "")
+        letter = encode(DeadLetter(message.subject, message.seq, why, message.data, trace[:256]))
+        try:
+            answer = await self._js.append(self._subjects.dead_letter(tenant), letter, headers)
+            if isinstance(answer, Ack):
+                log.warning("request %d of %s is refused: %s", message.seq, tenant, why.message)
+                return True
+            trouble = answer.description
+            if (answer.code, answer.err_code) == (503, 0):  # no such stream, any more
+                keep_s = self._engine.config.dead_letters_keep
+                await DeadLetters.ensure(self._js, self._subjects, self._replicas, keep_s)
+        except BusError as error:
+            trouble = str(error)
+        log.warning("the dead letters do not take request %d of %s now: %s", message.seq, tenant, trouble)
+        return False
 
     def decided(self, reply: str, answer: bytes) -> bool:
         """Whether this answer is about a letter that was resent."""
@@ -143,6 +154,9 @@ class DeadLetters:
             frame = Answer("dlq", self._engine.state.seq, data)
         except MoorageError as error:  # of the request, or of the bus
             frame = error.problem
+        except Exception:  # a defect of ours must not leave an operator without an answer
+            log.exception("an act on dead letters failed")
+            frame = problem("internal", "moorage failed on this act")
         if reply:
             answer(reply, encode(frame, json=json))
 
@@ -155,9 +169,21 @@ class DeadLetters:
         messages = await self._js.direct_get_batch(
             stream, seq=act.after + 1, next_by_subject=subject, batch=act.limit, max_bytes=LIST_BYTES_MAX
         )
-        rows = [_row(message, _decode_letter(message.data)) for message in messages]
+        rows = [self._listed(message) for message in messages]
         more = bool(messages) and messages[-1].seq < info.last_seq
         return {"letters": rows, "counts": counts, "next": messages[-1].seq if more else 0}
+
+    def _listed(self, message: StoredMessage) -> dict[str, Any]:
+        """Its row; whatever else stands in the store is listed too, to be dropped."""
+        try:
+            return _row(message, _decode_letter(message.data))
+        except (Refused, LookupError):
+            nothing = problem(
+                "invalid-argument", "this is no dead letter of moorage's: somebody else wrote it; drop it"
+            )
+            tenant = self._subjects.token(message.subject, 1)
+            letter = DeadLetter(f"{message.subject}.{tenant}.-", 0, nothing, message.data)
+            return {**_row(message, letter), "tenant": tenant, "verb": "", "subject": message.subject}
 
     async def _get(self, sequence: int) -> StoredMessage:
         message = await self._js.get_message(self._subjects.dead_letter_stream, sequence)

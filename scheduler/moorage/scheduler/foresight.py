@@ -178,7 +178,8 @@ class Foresight:
             self._plain(reply, found, json)
 
         if not self.children.ask(lambda: plan(engine, now_ms, tenant, question), told):
-            raise refuse("overloaded", "too many plans are under way", retry_after_s=1.0)
+            why = "too many plans are under way, or the scheduler's machine has no room for another process"
+            raise refuse("overloaded", why, retry_after_s=1.0)
 
     # --------------------------------------------------------------------------------------- at submit
 

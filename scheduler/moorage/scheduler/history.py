@@ -34,6 +34,8 @@ AGAIN_S_MAX: Final = 30.0
 PACK_AT_ONCE: Final = 100
 #: a tenant with more stories waiting gets them written without their requests: transitions come first
 WITH_REQUEST_MAX: Final = 1000
+#: numbers of jobs that wait beyond twice those in memory: then those that are not there any more are cleared out
+QUEUE_SPARE: Final = 1_000
 #: the smallest stream that is tried where the server has no room for what is configured
 BYTES_MIN: Final = 4 * 1024**2
 
@@ -106,6 +108,10 @@ class History:
         jobs = self._engine.state.jobs
         while queue and queue[0] not in jobs:
             queue.popleft()  # it left memory without its history: the stream has taken nothing for long
+        if len(queue) > 2 * len(jobs) + QUEUE_SPARE:  # behind a long story that waits, too
+            waits = [num for num in dict.fromkeys(queue) if num in jobs]
+            queue.clear()
+            queue.extend(waits)
         if not queue or queue[-1] != job.num:
             queue.append(job.num)
         if not self._some.is_set():

@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
-from moorage.bus.errors import BusError, Disconnected, RequestTimeout, StreamGap
+from moorage.bus.errors import BusError, Disconnected, JetStreamRefused, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
     API_TIMEOUT_S,
     ERR_STREAM_FULL,
+    ERR_STREAM_NOT_FOUND,
     EXPECTED_LAST_SEQUENCE,
     EXPECTED_LAST_SUBJECT_SEQUENCE,
     EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT,
@@ -33,7 +34,7 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.patience import RETRY_WAIT_S, RETRY_WAIT_S_MAX, patiently
-from moorage.scheduler.stuck import NOT_CONNECTED, Appending
+from moorage.scheduler.stuck import GONE_NEXT, NOT_CONNECTED, Appending
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
@@ -73,10 +74,10 @@ class Ledger:
         self.junk = 0  # records that nobody of ours wrote
         self.appending = Appending()
 
-    async def ensure(self, *, first_seq: int = 0) -> None:
+    async def ensure(self, *, first_seq: int = 0) -> int:
         """The ledger's stream: discard new, no age, no deletes; its settings are checked when it is there already.
 
-        A new one may begin at another sequence than 1.
+        A new one may begin at another sequence than 1. Where it ends; 0 for none.
         """
         config: dict[str, Any] = {
             "name": self._subjects.ledger_stream,
@@ -90,7 +91,7 @@ class Ledger:
             "num_replicas": self._replicas,
             **({"first_seq": first_seq} if first_seq else {}),
         }
-        await patiently(lambda: self._js.ensure_stream(config))
+        return (await patiently(lambda: self._js.ensure_stream(config))).last_seq
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -300,11 +301,13 @@ class Ledger:
                 log.warning("append %d of epoch %d is unclear: %s", rid, epoch, answer)
             cut_off = not connected
             self.appending.trouble = _said(answer) if connected else NOT_CONNECTED
-            found = await self._read_back(state, epoch, rid)
+            found = await self._read_back(state, epoch, rid, subject)
             if found is not None:
                 return found
             if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
                 log.error("the ledger is full: nothing is lost, but nothing is accepted until it has room")
+            elif connected and self.appending.gone:
+                log.error("the ledger takes no record: nothing new is accepted; %s", GONE_NEXT)
             elif connected and isinstance(answer, RequestTimeout | JsError):
                 log.error(
                     "the ledger takes no record: nothing accepted is lost, nothing new is accepted;"
@@ -313,7 +316,7 @@ class Ledger:
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, RETRY_WAIT_S_MAX)
 
-    async def _read_back(self, state: State, epoch: int, rid: int) -> int | None:
+    async def _read_back(self, state: State, epoch: int, rid: int, subject: str) -> int | None:
         """Look at the end through the stream's leader: mine → its sequence; a newer reign → Deposed; junk → past it.
 
         None means "not there now", which is no answer: the same bytes are sent again.
@@ -324,9 +327,10 @@ class Ledger:
             except BusError as error:
                 if self._js.is_connected:
                     log.warning("the ledger's end cannot be read now: %s", error)
+                self.appending.gone = isinstance(error, JetStreamRefused) and error.err_code == ERR_STREAM_NOT_FOUND
                 return None
             if message is None:
-                await self._check_epoch(epoch)
+                await self._check_epoch(epoch, subject)
                 return None
             record = self._decode(message)
             if record is not None and record.leader == self._leader and record.rid == rid and record.epoch == epoch:
@@ -336,13 +340,15 @@ class Ledger:
                 raise Deposed(f"record {message.seq} begins or belongs to epoch {record.epoch}")
             self._skip(state, message)
 
-    async def _check_epoch(self, epoch: int) -> None:
+    async def _check_epoch(self, epoch: int, subject: str) -> None:
         """Raises `Deposed` where the ledger has a newer epoch although nothing stands at its end: it was restored."""
         try:
             newest = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
         except BusError:
             return
         record = self._decode(newest) if newest is not None else None
+        # the record that began a reign is never purged by ours; at a takeover of an empty ledger there is none yet
+        self.appending.gone = newest is None and self._subjects.ledger_epoch != subject
         if record is not None and record.epoch > epoch:
             raise Deposed(f"epoch {record.epoch} has begun in a restored ledger")
 

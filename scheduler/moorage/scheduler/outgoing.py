@@ -9,18 +9,22 @@ import msgspec
 
 from moorage.bus.inbox import mux_frames, split_mux_reply
 from moorage.scheduler.core.tell.outputs import Message, Outputs
+from moorage.schemas.codec import encode, is_json
+from moorage.schemas.errors import problem
 from moorage.schemas.subjects import Subjects
 
 EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
 
 
-def messages_of(outputs: Outputs, subjects: Subjects, seq: int, decided: Callable[[str, bytes], bool]) -> list[Message]:
+def messages_of(
+    outputs: Outputs, subjects: Subjects, seq: int, decided: Callable[[str, bytes], bool], bytes_max: int
+) -> list[Message]:
     """Everything one record lets out, in one write: wanted frames first, where they have not left yet.
 
-    `decided` takes the answers that the durable queue's reader waits for.
+    `decided` takes the answers that the durable queue's reader waits for. `bytes_max` is what the server takes.
     """
     messages = outputs.messages
-    messages += coalesced([answer for answer in outputs.answers if not decided(*answer)])
+    messages += coalesced([answer for answer in outputs.answers if not decided(*answer)], bytes_max)
     by_tenant: dict[str, list[bytes]] = {}
     for tenant, job, payload, own in outputs.events:
         if own:
@@ -32,11 +36,15 @@ def messages_of(outputs: Outputs, subjects: Subjects, seq: int, decided: Callabl
     return messages
 
 
-def coalesced(answers: list[tuple[str, bytes]]) -> list[Message]:
-    """Answers to one inbox that opted in (the SDK's) leave in one frame; a bare caller gets its own."""
+def coalesced(answers: list[tuple[str, bytes]], bytes_max: int) -> list[Message]:
+    """Answers to one inbox that opted in (the SDK's) leave in one frame; a bare caller gets its own.
+
+    One that has more bytes than the server takes would never arrive: a refusal that says so leaves in its place.
+    """
     messages: list[Message] = []
     frames: dict[str, list[tuple[int, bytes]]] = {}
-    for reply, payload in answers:
+    for reply, whole in answers:
+        payload = whole if len(whole) <= bytes_max else _too_large(whole, bytes_max)
         mux = split_mux_reply(reply)
         if mux is None:
             messages.append((reply, payload, ""))
@@ -44,6 +52,15 @@ def coalesced(answers: list[tuple[str, bytes]]) -> list[Message]:
             frames.setdefault(mux[0], []).append((mux[1], payload))
     messages.extend(mux_frames(frames))
     return messages
+
+
+def _too_large(answer: bytes, bytes_max: int) -> bytes:
+    refusal = problem(
+        "too-large",
+        f"the answer has {len(answer)} bytes, and the nats-server takes {bytes_max} at a time",
+        next="ask for less (a lower limit), or raise max_payload of the nats-server, to 8 MB at most",
+    )
+    return encode(refusal, json=is_json(answer))
 
 
 def _event_frames(tenant: str, seq: int, events: list[bytes]) -> list[bytes]:

@@ -165,8 +165,10 @@ class Questions:
     def admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         engine = self._engine
         if verb == "fleet":
-            more = self._leader.figures()
-            self._ask(verb, lambda: views.fleet(engine, self._leader.mono_ms()) | more, reply, json)
+            more, after = self._leader.figures(), arguments.get("after", "")
+            if not isinstance(after, str):
+                raise refuse("invalid-argument", "after is a worker's id", field="$.after", found=after)
+            self._ask(verb, lambda: views.fleet(engine, self._leader.mono_ms(), after) | more, reply, json)
         elif verb == "audit":
             self._audit(reply, json)
         elif verb == "dlq":

@@ -3,21 +3,23 @@
 No consumer, but a cursor a tenant in the ledger, read with batched direct get (ledger-rules H16): no tenant's flood
 hides another, nothing is redelivered, and the stream is purged behind the cursor. What cannot be read goes to the dead
 letters before the cursor passes it; what is read and then refused (a conflict, say) goes there behind it, since nobody
-waits for an answer.
+waits for an answer. A stream that is gone is made again behind the cursors, which are its sequences; one that ends
+before a cursor is another one, and is read from its beginning: what it acknowledged is not passed over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from moorage.bus.errors import BusError
-from moorage.bus.jetstream import JetStream, StoredMessage
+from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import QueueRead, Submit
+from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.intake import cancel_of
 from moorage.schemas.codec import Decoder
@@ -37,7 +39,12 @@ MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
 BYTES_MAX: Final = 1024**3
 BYTES_MIN: Final = 16 * 1024**2
 AGAIN_S: Final = 1.0
+#: refused requests laid with the dead letters at once; each waits for a disk
+BURIED_AT_ONCE: Final = 16
+#: refused requests of one tenant that wait for that, at which its queue waits, too
+UNBURIED_MAX: Final = BATCH
 
+_VERBS: Final = ("submit", "cancel")
 #: marks the answers to what was read here; a subject has no blank
 _REPLY_MARK: Final = "queue "
 
@@ -48,17 +55,22 @@ _decode_cancel: Final = Decoder[dict[str, Any]](dict[str, Any], 4096)
 class QueueReader:
     """Reads every tenant's queue from its cursor, in turn. `wake` is called when something was offered."""
 
-    def __init__(self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int = 1
+    ) -> None:
         self._js = jetstream
         self._subjects = subjects
         self._engine = engine
         self._wake = wake
-        self.letters = DeadLetters(jetstream, subjects, engine, wake)
+        self._replicas = replicas
+        self.letters = DeadLetters(jetstream, subjects, engine, wake, replicas)
         self._dirty: dict[tuple[str, str], None] = {}  # (tenant, verb), in order of arrival
         self._read: dict[tuple[str, str], int] = {}  # read through, ahead of the folded cursor
         self._purged: dict[tuple[str, str], int] = {}
         self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by their mark, until the core has decided
         self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem]] = asyncio.Queue()
+        self._unburied: Counter[str] = Counter()  # of each tenant in `_refused`
+        self._burying = asyncio.Semaphore(BURIED_AT_ONCE)
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._held_back: list[tuple[str, str]] = []  # whose cancels wait for room to be remembered
@@ -81,17 +93,26 @@ class QueueReader:
         }
 
     @staticmethod
-    async def ensure(jetstream: JetStream, subjects: Subjects, replicas: int) -> None:
-        """Make the request stream, as large as the server has room. Raises `BusError`."""
+    async def ensure(
+        jetstream: JetStream, subjects: Subjects, replicas: int, first_seq: Callable[[], Awaitable[int]]
+    ) -> None:
+        """Make the request stream, as large as the server has room; `first_seq` is asked where it begins.
+
+        Raises `BusError`.
+        """
         config = QueueReader.stream(subjects, replicas)
-        await jetstream.ensure_stream_with_room(config, frozenset({"max_bytes"}), BYTES_MIN)
+        await jetstream.ensure_stream_with_room(config, frozenset({"max_bytes"}), BYTES_MIN, first_seq)
 
     def hint(self, delivery: Delivery) -> None:
         """A message was published: look at its tenant's queue."""
         parts = delivery.subject.split(".")
-        if len(parts) >= 3 and parts[-1] in ("submit", "cancel") and is_tenant(parts[-2]):
+        if len(parts) >= 3 and parts[-1] in _VERBS and is_tenant(parts[-2]):
             self._dirty[(parts[-2], parts[-1])] = None
             self._some.set()
+
+    def unburied(self, tenant: str) -> int:
+        """Refused requests of a tenant that are not with the dead letters yet."""
+        return self._unburied[tenant]
 
     def decided(self, reply: str, answer: bytes) -> bool:
         """Whether this answer is about a queued message; a refusal is laid with the dead letters, as nobody waits.
@@ -101,6 +122,7 @@ class QueueReader:
             return self.letters.decided(reply, answer)
         offered = self._offered.pop(reply, None)  # None: read twice, as reading had failed behind it
         if offered is not None and b'"kind":"error"' in answer:
+            self._unburied[offered[0]] += 1
             self._refused.put_nowait((*offered, _decode_refusal(answer)))
         return True
 
@@ -115,7 +137,8 @@ class QueueReader:
     async def run(self) -> None:
         """Read for ever: on hints, and every few seconds whatever a hint has missed."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._bury_refused())
+            for _ in range(BURIED_AT_ONCE):
+                group.create_task(self._bury_refused())
             group.create_task(self._sweep())
             group.create_task(self._purge())
             while True:
@@ -130,30 +153,86 @@ class QueueReader:
                     except BusError as error:
                         log.warning("the queue of %s cannot be read now: %s", key[0], error)
                         self._dirty[key] = None
+                        await self._make_again(error)
                         await asyncio.sleep(AGAIN_S)
 
     async def _bury_refused(self) -> None:
         while True:
             tenant, message, problem = await self._refused.get()
             await self.letters.bury(tenant, message, problem)
+            self._unburied[tenant] -= 1
+            if not self._unburied[tenant]:
+                del self._unburied[tenant]
 
     async def _sweep(self) -> None:
         """Find tenants with a backlog by the stream's own counts: hints are core messages and may be lost."""
         while True:
             wait_s = SWEEP_EVERY_S
             try:
+                through = self._read_through()
                 info = await self._js.stream_info(self._subjects.request_stream, self._subjects.request_all)
+                if info.last_seq < through:
+                    await self._begin_anew(through)
                 for subject in info.subjects:
                     self.hint(Delivery(subject, "", b""))
             except BusError as error:
                 log.warning("the request queue cannot be counted now: %s", error)
+                await self._make_again(error)
                 wait_s = AGAIN_S
             await asyncio.sleep(wait_s)
 
+    def _read_through(self) -> int:
+        """The highest of all cursors."""
+        return max((self._cursor(*key) for key in self._cursors()), default=0)
+
+    def _cursors(self) -> set[tuple[str, str]]:
+        """Whose queues have been read, in this reign or before."""
+        return {(tenant, verb) for tenant in self._engine.state.tenants for verb in _VERBS} | self._read.keys()
+
+    async def _make_again(self, error: BusError) -> None:
+        """Where the stream was deleted, make it anew: nobody is acknowledged meanwhile."""
+        if not isinstance(error, JetStreamRefused) or (error.status != 503 and error.err_code != ERR_STREAM_NOT_FOUND):
+            return
+
+        async def behind() -> int:
+            log.error("the request queue was deleted: what waited in it is gone; it is made again")
+            return self._read_through() + 1
+
+        try:
+            await QueueReader.ensure(self._js, self._subjects, self._replicas, behind)
+        except BusError as refused:
+            log.warning("the request queue cannot be made again now: %s", refused)
+
+    async def _begin_anew(self, through: int) -> None:
+        """Read a stream that is not the one that was read so far: it ends before what was read. Raises `BusError`.
+
+        Looked at twice: the leader of a replicated stream may lag behind who answered the reading. A job that it holds
+        and that was accepted before is the same job, as it would be were it sent again.
+        """
+        await asyncio.sleep(AGAIN_S)
+        last_seq = (await self._js.stream_info(self._subjects.request_stream)).last_seq
+        if last_seq >= through:
+            return
+        log.error(
+            "the request queue ends at %d and was read to %d: it is another one, and is read from its beginning",
+            last_seq,
+            through,
+        )
+        before = {key: self._folded(*key) for key in self._cursors() if self._cursor(*key)}
+        for tenant, verb in before:
+            self._read[(tenant, verb)] = 0
+            self._engine.offer(QueueRead(tenant, verb, 0))
+        self._wake()
+        while any(cursor and cursor == self._folded(*key) for key, cursor in before.items()):
+            self._room.clear()
+            await self._room.wait()
+
     def _cursor(self, tenant: str, verb: str) -> int:
+        return max(self._folded(tenant, verb), self._read.get((tenant, verb), 0))
+
+    def _folded(self, tenant: str, verb: str) -> int:
         row = self._engine.state.tenants.get(tenant)
-        folded = 0 if row is None else (row.submit_cursor if verb == "submit" else row.cancel_cursor)
-        return max(folded, self._read.get((tenant, verb), 0))
+        return 0 if row is None else (row.submit_cursor if verb == "submit" else row.cancel_cursor)
 
     def _may_remember(self, tenant: str) -> bool:
         """Whether a batch of cancels may all be of unknown jobs: else their cursor waits (contract §2)."""
@@ -178,7 +257,7 @@ class QueueReader:
             self._room.clear()
             await self._room.wait()
         room = self._room_for(tenant) if verb == "submit" else BATCH if self._may_remember(tenant) else 0
-        if room <= 0:
+        if room <= 0 or self._unburied[tenant] >= UNBURIED_MAX:
             self._held_back.append((tenant, verb))
             return False
         cursor = self._cursor(tenant, verb)
@@ -190,30 +269,53 @@ class QueueReader:
         )
         if not messages:
             return False
+        events: list[tuple[StoredMessage, Submit | Cancel]] = []
+        unread: list[tuple[StoredMessage, Problem]] = []
         for message in messages:
             reply = f"{_REPLY_MARK}{message.seq}"
             try:
                 if verb == "submit":
-                    self._submit(tenant, message, reply)
+                    events.append((message, self._submit(tenant, message, reply)))
                 else:
                     arguments = _decode_cancel(message.data)
-                    self._engine.offer(cancel_of(tenant, arguments, reply=reply, sequence=message.seq))
-                self._offered[reply] = (tenant, message)
+                    events.append((message, cancel_of(tenant, arguments, reply=reply, sequence=message.seq)))
             except Refused as refused:
-                await self.letters.bury(tenant, message, refused.problem)
-        through = messages[-1].seq
-        self._read[(tenant, verb)] = through
-        self._engine.offer(QueueRead(tenant, verb, through))
-        self._wake()
-        return True
+                unread.append((message, refused.problem))
+        lost = await self._bury_unread(tenant, unread)
+        through = lost - 1 if lost else messages[-1].seq
+        for message, event in events:
+            if message.seq <= through:
+                self._engine.offer(event)
+                self._offered[event.reply] = (tenant, message)
+        if through > cursor:
+            self._read[(tenant, verb)] = through
+            self._engine.offer(QueueRead(tenant, verb, through))
+            self._wake()
+        if lost:  # nobody else's queue waits for it
+            asyncio.get_running_loop().call_later(AGAIN_S, self._look_at, (tenant, verb))
+        return not lost
 
-    def _submit(self, tenant: str, message: StoredMessage, reply: str) -> None:
+    async def _bury_unread(self, tenant: str, unread: list[tuple[StoredMessage, Problem]]) -> int:
+        """Lay what cannot be read with the dead letters; the first one that is not stored, or 0."""
+
+        async def keep(message: StoredMessage, problem: Problem) -> bool:
+            async with self._burying:
+                return await self.letters.keep(tenant, message, problem)
+
+        kept = await asyncio.gather(*(keep(*each) for each in unread))
+        return next((message.seq for (message, _), is_kept in zip(unread, kept, strict=True) if not is_kept), 0)
+
+    def _look_at(self, key: tuple[str, str]) -> None:
+        self._dirty[key] = None
+        self._some.set()
+
+    def _submit(self, tenant: str, message: StoredMessage, reply: str) -> Submit:
         engine = self._engine
         name, asked = engine.requests.read(message.data)
         trace = (message.headers or {}).get("traceparent", "")
         shape = asked.shape or engine.shape_of_asked(asked)
         name = name or f"q{message.seq}"
-        engine.offer(Submit(tenant, name, message.data, asked.request, shape, reply, True, message.seq, trace))
+        return Submit(tenant, name, message.data, asked.request, shape, reply, True, message.seq, trace)
 
     async def _purge(self) -> None:
         """Delete behind the folded cursors; a purge that is repeated or lost does no harm."""

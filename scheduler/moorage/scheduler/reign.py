@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -61,7 +62,9 @@ class Reign:
         given = (state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms())
         recorder = scheduler.recorder
         self.engine = Engine(*given) if recorder is None else RecordedEngine(*given, recorder)
-        self.queue_reader = QueueReader(scheduler.world_js, scheduler.subjects, self.engine, self._wake)
+        self.queue_reader = QueueReader(
+            scheduler.world_js, scheduler.subjects, self.engine, self._wake, scheduler.replicas
+        )
         self.history = History(scheduler.world_js, scheduler.subjects, self.engine, scheduler.replicas, self._wake)
         self.questions = Questions(
             self,
@@ -75,7 +78,12 @@ class Reign:
         asked = self.questions
         self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
         self.stuck = Stuck(
-            scheduler.ledger.appending, scheduler.subjects, self._fresh_s, self.answer_now, self._on_delivery
+            scheduler.ledger.appending,
+            scheduler.subjects,
+            self._fresh_s,
+            self.answer_now,
+            self._on_delivery,
+            lambda: self.engine.waiting + self.intake.waiting,
         )
         self.collecting = Collecting()
         self._kick = asyncio.Event()
@@ -151,7 +159,7 @@ class Reign:
         try:
             while self._now:
                 answers, self._now = self._now, []
-                await self._world.send(coalesced(answers))
+                await self._world.send(coalesced(answers, self._world.max_payload_bytes))
         finally:
             self._sending_now = None
 
@@ -166,7 +174,11 @@ class Reign:
             "live_jobs": state.live,
             "records": self.records,
             "history": self.history.figures(),
-            "counters": {**self.intake.counters, "stuck": self.stuck.told},
+            "counters": {
+                **self.intake.counters,
+                "stuck": self.stuck.told,
+                "dropped": self.intake.counters["dropped"] + self.stuck.dropped,
+            },
         }
 
     # ---------------------------------------------------------------------------------------------- loop
@@ -203,8 +215,8 @@ class Reign:
             engine.tell(outputs)
             self.history.take(outputs)
             self.queue_reader.made_room()
-            decided = self.queue_reader.decided
-            await self._world.send(messages_of(outputs, self._subjects, seq, decided))
+            decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
+            await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
             self.collecting.wrote(len(outputs.events))
             if len(outputs.events) >= LONG_RECORD:
                 await asyncio.sleep(0)  # a turn for the others: what came is read
@@ -302,13 +314,18 @@ class Reign:
 
     async def report(self) -> None:
         """The fleet frame for observers, twice a second: no tenant's job in it."""
-        frames = FleetFrames(self.engine)
+        frames, told = FleetFrames(self.engine), False
         while True:
             await asyncio.sleep(FLEET_FRAME_S)
             self.collecting.tidy(len(self.engine.state.jobs))
             for _ in frames.catch_up():
                 await asyncio.sleep(0)
-            await self._world.send([(self._subjects.fleet_frame, frames.frame(), "")])
+            frame, bytes_max = frames.frame(), self._world.max_payload_bytes
+            if len(frame) > bytes_max and not told:
+                said = "observers are told nothing of the fleet: its frame has %d bytes, and the nats-server takes %d"
+                log.warning(f"{said}; raise its max_payload", len(frame), bytes_max)
+                told = True
+            await self._world.send([(self._subjects.fleet_frame, frame, "")])
 
     async def snapshot(self) -> None:
         """Have a follower write a snapshot now and then, name it, and drop what lies below the last but one."""
@@ -338,21 +355,26 @@ class Reign:
 
 async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
     """Run the follower; None when it failed (its own words are in the log), and nothing was named."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:  # no room for a process, or a Python that was moved away by an upgrade: jobs go on
+        log.warning("no snapshot: its writer cannot be started: %s", error)
+        return None
     try:
         async with asyncio.timeout(FOLLOWER_TIMEOUT_S):
             out, err = await process.communicate()
     except BaseException as error:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
         if isinstance(error, TimeoutError):
             log.warning("the snapshot took over %g s and was given up", FOLLOWER_TIMEOUT_S)
             return None
         raise
-    words = out.decode().split()
-    if process.returncode != 0 or len(words) != 3:
-        log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:])
+    words = out.decode(errors="replace").split()
+    if process.returncode != 0 or len(words) != 3 or not words[1].isdecimal():
+        log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:] or "its writer ended without a word")
         return None
     return SnapshotTaken(words[0], int(words[1]), words[2])

@@ -76,6 +76,7 @@ class Scheduler:
         self.reign: Reign | None = None
         self.leading = asyncio.Event()
         self._folded = 0  # the ledger record that a standby has come to
+        self._is_new = False  # whether the ledger held no record when this process began
 
     async def run(self) -> None:
         """Stand by and lead until `resign`, or cancellation. Raises `LedgerBroken` when an operator must look."""
@@ -91,12 +92,21 @@ class Scheduler:
 
     async def _make_streams(self) -> None:
         """The streams beside the ledger."""
-        await QueueReader.ensure(self._js, self.subjects, self._replicas)
+        await QueueReader.ensure(self._js, self.subjects, self._replicas, self._first_request)
         await DeadLetters.ensure(self._js, self.subjects, self._replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
 
+    async def _first_request(self) -> int:
+        """Where a request queue that has to be made begins: behind what the ledger says was read of one before."""
+        if self._is_new:
+            return 1
+        await self.snapshots.ensure()
+        state = await recover(self.ledger, self.snapshots)
+        await self.ledger.follow(state)
+        return 1 + max((max(t.submit_cursor, t.cancel_cursor) for t in state.tenants.values()), default=0)
+
     async def _run(self) -> None:
-        await self.ledger.ensure()
+        self._is_new = await self.ledger.ensure() == 0
         await patiently(self._make_streams)
         state = await recover(self.ledger, self.snapshots)
         gaps = 0
@@ -107,7 +117,10 @@ class Scheduler:
             except LedgerGap as gap:  # it was slower than the leader's snapshots: the newest holds what it missed
                 gaps += 1
                 if gaps > GAPS_MAX:
-                    raise
+                    raise LedgerBroken(
+                        f"{gap}. Records were deleted that no snapshot holds: bring the nats-server's folder back, or"
+                        " stop every scheduler and say `moorage admin restore FILE --replace` with the last backup"
+                    ) from None
                 log.warning("%s", gap)
                 await asyncio.sleep(STANDBY_LOOK_S)
                 state = await recover(self.ledger, self.snapshots)

@@ -57,6 +57,8 @@ class Standings:
             said = _decode(delivery.data)
         except Refused:
             return
+        if len(self._heard) >= KNOWN_MAX and said.scheduler not in self._heard:
+            self.lately()  # each start of a scheduler may have another name: those that went make room
         if said.scheduler in self._heard or len(self._heard) < KNOWN_MAX:
             self._heard[said.scheduler] = (said, time.monotonic())
 

@@ -22,6 +22,13 @@ from moorage.schemas.subjects import Subjects
 #: what a request is kept back before it is refused: a leader answers in milliseconds, and a try of the SDK's takes 3 s
 TOLD_AFTER_S: Final = 1.0
 KEPT_MAX: Final = 100_000
+#: what is read beside those while no record is taken, some KiB each: a fleet's renewals of minutes
+READ_MAX: Final = 100_000
+#: what an operator does about a ledger whose records were deleted under its leader
+GONE_NEXT: Final = (
+    "the ledger was deleted or purged: stop every scheduler, and bring the nats-server's folder back, or say"
+    " `moorage admin restore FILE --replace` with the last backup"
+)
 #: what came of an append that had no server to go to
 NOT_CONNECTED: Final = "it is not connected to the nats-server"
 
@@ -32,9 +39,10 @@ class Appending:
     def __init__(self) -> None:
         self.since_s: float | None = None  # monotonic; None while none is in flight
         self.trouble = ""
+        self.gone = False  # the ledger's records or its stream were deleted: no room and no wait brings them back
 
     def begin(self) -> None:
-        self.since_s, self.trouble = time.monotonic(), ""
+        self.since_s, self.trouble, self.gone = time.monotonic(), "", False
 
     def end(self) -> None:
         self.since_s, self.trouble = None, ""
@@ -45,7 +53,8 @@ class Appending:
 
 
 class Stuck:
-    """`after_s`: how long an append takes before requests are kept back. `resume` reads one that was."""
+    """`after_s`: how long an append takes before requests are kept back. `resume` reads one that was; `waiting` is how
+    much was read and is in no record yet."""
 
     def __init__(
         self,
@@ -54,6 +63,7 @@ class Stuck:
         after_s: float,
         answer: Callable[[str, bytes], None],
         resume: Callable[[Delivery], None],
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         self._appending = appending
         self._prefix = subjects.prefix
@@ -61,14 +71,27 @@ class Stuck:
         self._after_s = after_s
         self._answer = answer
         self._resume = resume
+        self._waiting = waiting
         self._kept: deque[Delivery] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.told = 0
+        self.dropped = 0
 
     def keeps(self, delivery: Delivery) -> bool:
-        """Whether this request is kept back. What waits for no answer, and what workers say, never is."""
+        """Whether this request is kept back. What waits for no answer, and what workers say, never is: beyond a bound
+        it is dropped and counted, for workers say all of it again."""
         since_s, came_s = self._appending.since_s, delivery.received_monotonic_s
-        if since_s is None or came_s - since_s < self._after_s or not delivery.reply:
+        if since_s is None or came_s - since_s < self._after_s:
+            return False
+        if self._keeps(delivery):
+            return True
+        if self._waiting() < READ_MAX:
+            return False
+        self.dropped += 1
+        return True
+
+    def _keeps(self, delivery: Delivery) -> bool:
+        if not delivery.reply:
             return False
         if not delivery.subject.startswith(self._rooms) or len(self._kept) >= KEPT_MAX:
             return False
@@ -120,13 +143,17 @@ def told(appending: Appending, now_s: float) -> Problem:
     return problem(
         "not-leading",
         f"the leader could not write its ledger for {appending.for_s(now_s):.0f} s{trouble}:"
-        " nothing new is accepted meanwhile, and nothing that was accepted is lost",
-        next="send again, with the same id; for an operator: "
-        + (
-            "see that the nats-server that holds the ledger runs, and that the scheduler reaches it"
-            if appending.trouble == NOT_CONNECTED
-            else "look at the disk and the log of the nats-server that holds the ledger, and start it again once there"
-            " is room"
-        ),
+        f" nothing new is accepted meanwhile{'' if appending.gone else ', and nothing that was accepted is lost'}",
+        next=f"send again, with the same id; for an operator: {_to_do(appending)}",
         retry_after_s=1.0,
+    )
+
+
+def _to_do(appending: Appending) -> str:
+    if appending.trouble == NOT_CONNECTED:
+        return "see that the nats-server that holds the ledger runs, and that the scheduler reaches it"
+    if appending.gone:
+        return GONE_NEXT
+    return (
+        "look at the disk and the log of the nats-server that holds the ledger, and start it again once there is room"
     )

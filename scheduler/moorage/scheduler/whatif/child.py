@@ -29,6 +29,8 @@ CHILD_S_MAX: Final = 20.0
 CHILDREN_MAX: Final = 2
 WAITING_MAX: Final = 64
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
+#: that no child can be started is said so often
+TOLD_EVERY_S: Final = 60.0
 _NICE: Final = 5
 _CHUNK: Final = 65_536
 
@@ -36,12 +38,20 @@ Work = Callable[[], bytes]
 
 
 def fork(work: Work) -> tuple[int, int]:
-    """Start a child that answers; returns its process id and the pipe to read the answer from."""
+    """Start a child that answers; returns its process id and the pipe to read the answer from.
+
+    Raises OSError where the machine has no room for another process, or this one for another pipe.
+    """
     receive, send = os.pipe()
-    with warnings.catch_warnings():
-        # 3.12 warns of other threads: the child takes no lock but those that Python itself makes anew
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    try:
+        with warnings.catch_warnings():
+            # 3.12 warns of other threads: the child takes no lock but those that Python itself makes anew
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError:
+        os.close(receive)
+        os.close(send)
+        raise
     if pid == 0:
         _be_child(work, send)
     os.close(send)
@@ -99,15 +109,23 @@ class Children:
         self._waiting: deque[tuple[Work, Callable[[bytes | None], None]]] = deque()
         self._running: dict[int, tuple[int, asyncio.TimerHandle]] = {}  # pipe by process id
         self._loop = asyncio.get_running_loop()
+        self._silent_until_s = 0.0
 
     def ask(self, work: Work, told: Callable[[bytes | None], None]) -> bool:
-        """`told` hears the answer, None where there is none. False where too many wait: it hears nothing then."""
+        """`told` hears the answer, None where there is none. False where too many wait, or no process can be started:
+        it hears nothing then."""
         if len(self._running) >= CHILDREN_MAX:
             if len(self._waiting) >= WAITING_MAX:
                 return False
             self._waiting.append((work, told))
             return True
-        self._start(work, told)
+        try:
+            self._start(work, told)
+        except OSError as error:
+            if time.monotonic() >= self._silent_until_s:
+                log.warning("no copy of the leader can be started, and jobs go on: %s", error)
+                self._silent_until_s = time.monotonic() + TOLD_EVERY_S
+            return False
         return True
 
     def _start(self, work: Work, told: Callable[[bytes | None], None]) -> None:
@@ -121,11 +139,21 @@ class Children:
                 chunks.append(chunk)
             elif not chunk:
                 status = self._end(pid)
-                told(b"".join(chunks) if status == 0 else None)
+                self._tell(told, b"".join(chunks) if status == 0 else None)
                 while self._waiting and len(self._running) < CHILDREN_MAX:
-                    self._start(*self._waiting.popleft())
+                    next_work, next_told = self._waiting.popleft()
+                    if not self.ask(next_work, next_told):
+                        self._tell(next_told, None)
 
         self._loop.add_reader(receive, more)
+
+    @staticmethod
+    def _tell(told: Callable[[bytes | None], None], answer: bytes | None) -> None:
+        """A defect in what one of them does with its answer must keep nobody else from theirs."""
+        try:
+            told(answer)
+        except Exception:
+            log.exception("the answer of a copy of the leader could not be told")
 
     def _end(self, pid: int) -> int:
         receive, timer = self._running.pop(pid)

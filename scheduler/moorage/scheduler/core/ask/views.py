@@ -23,7 +23,7 @@ from moorage.scheduler.core.tell.outputs import (
     slots_of,
 )
 from moorage.scheduler.core.tell.story import Found
-from moorage.schemas.codec import decode_request
+from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
@@ -31,6 +31,8 @@ from moorage.schemas.job import STATES, TERMINAL, Request
 from moorage.schemas.operate import TenantRow
 
 LS_MAX: Final = 1000
+#: of the workers' rows in one answer: half of what a server takes at a time, some 2,000 hosts of 8 GPUs
+FLEET_BYTES: Final = 512 * 1024
 LS_HELP: Final = "moorage ls --help"
 #: how a worker tells the end of what it was asked to end
 ENDED_AS_ASKED: Final = "end"
@@ -289,9 +291,20 @@ def by_name(engine: Engine) -> list[Worker]:
     return sorted(engine.state.worker_by_num, key=attrgetter("id"))
 
 
-def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
-    """Every worker by name: its session, what is free and who is sick; and what of the biggest kind would start now."""
-    workers = [_worker(engine, worker, mono_ms) for worker in by_name(engine)]
+def fleet(engine: Engine, mono_ms: int, after: str = "") -> dict[str, Any]:
+    """Every worker by name: its session, what is free and who is sick; and what of the biggest kind would start now.
+
+    Of workers as many as make one answer, from behind the one called `after`; where there are more, `next` is its name.
+    """
+    workers: list[dict[str, Any]] = []
+    size, more = 0, False
+    for worker in by_name(engine):
+        if worker.id <= after:
+            continue
+        if more := size > FLEET_BYTES:
+            break
+        workers.append(_worker(engine, worker, mono_ms))
+        size += len(encode(workers[-1]))
     state = engine.state
     oldest = state.finished.oldest_ms()
     return {
@@ -299,6 +312,7 @@ def fleet(engine: Engine, mono_ms: int) -> dict[str, Any]:
         "leader": engine.state.leader,
         "ledger": engine.state.seq,
         "workers": workers,
+        **({"next": workers[-1]["worker"]} if more else {}),
         **({"lent_twice": twice} if (twice := engine.sessions.lending.lent_twice()) else {}),
         "queued": engine.queue.size,
         "live_jobs": engine.state.live,
