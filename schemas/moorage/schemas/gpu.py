@@ -247,11 +247,12 @@ def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
 
 def said_anew(spec: GpuSpec | None, token: str) -> GpuSpec | None:
     """A spec with what a token says in place of its own: count, models, memory, sharing. What no token can say stays:
-    vendor, scheduling and the like. None where there is no spec, or where the two do not go together."""
+    vendor, scheduling and the like. None where there is no spec, where the two do not go together, and where the token
+    cannot be read: a request may name a model that no token can, such as 4090."""
     if spec is None:
         return None
-    said = parse_token(token)[1]
     try:
+        said = parse_token(token)[1]
         return msgspec.structs.replace(
             spec, count=said.count, model=said.model, min_memory_mib=said.min_memory_mib, sharing=said.sharing,
             share=said.share,

@@ -32,6 +32,9 @@ ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 _NICE: Final = 5
 _CHUNK: Final = 65_536
 
+#: the answer of a child that could not find one, by a defect of ours
+FAILED: Final = b""
+
 Work = Callable[[], bytes]
 
 
@@ -101,7 +104,8 @@ class Children:
         self._loop = asyncio.get_running_loop()
 
     def ask(self, work: Work, told: Callable[[bytes | None], None]) -> bool:
-        """`told` hears the answer, None where there is none. False where too many wait: it hears nothing then."""
+        """`told` hears the answer: `FAILED` where the work raised, None where it took too long. False where too many
+        wait: it hears nothing then."""
         if len(self._running) >= CHILDREN_MAX:
             if len(self._waiting) >= WAITING_MAX:
                 return False
@@ -121,7 +125,8 @@ class Children:
                 chunks.append(chunk)
             elif not chunk:
                 status = self._end(pid)
-                told(b"".join(chunks) if status == 0 else None)
+                ended_itself = os.WIFEXITED(status)
+                told(b"".join(chunks) if status == 0 else FAILED if ended_itself else None)
                 while self._waiting and len(self._running) < CHILDREN_MAX:
                     self._start(*self._waiting.popleft())
 
