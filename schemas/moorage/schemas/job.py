@@ -192,6 +192,12 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return ""
 
     @property
+    def nul_trouble(self) -> str:
+        """Which field of `run` holds a NUL, empty for none: asked at admission, not of what was accepted."""
+        run = self.workload
+        return next((name for name in ("user", "cwd", "driver") if "\0" in (getattr(run, name) or "")), "")
+
+    @property
     def workload(self) -> Run:
         """`run`, which every accepted request has."""
         assert self.run is not None
