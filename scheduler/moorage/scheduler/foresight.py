@@ -25,7 +25,8 @@ from moorage.scheduler.core.tell.outputs import Message
 from moorage.scheduler.whatif.child import FAILED, Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
-from moorage.schemas.codec import encode, explain_decode_error
+from moorage.schemas.codec import encode
+from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Answer, Event
 
@@ -167,7 +168,7 @@ class Foresight:
         try:
             question = msgspec.convert(arguments, PlanAsk)
         except (msgspec.ValidationError, ValueError) as error:
-            raise Refused(explain_decode_error(error)) from None
+            raise Refused(explain_decode_error(error, PlanAsk)) from None
         check_known(self._engine, question)
         if self.children is None:
             raise refuse("unknown-verb", "plan needs a scheduler in a process of its own", found="plan")

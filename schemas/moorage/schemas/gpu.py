@@ -78,7 +78,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
                 raise ValueError(f"model must name 1..{MODELS_MAX} patterns, found {len(patterns)}")
             for pattern in patterns:
                 if not pattern.strip("= ") or len(pattern) > 64:
-                    raise ValueError(f"a model pattern must have 1..64 characters, found {pattern!r}")
+                    raise ValueError(f"model must have patterns of 1..64 characters, found {pattern!r}")
         if self.time_slice_index is not None:
             if self.sharing != "time-slice":
                 raise ValueError("time_slice_index needs sharing time-slice")
