@@ -110,7 +110,7 @@ def check_duration(name: str, seconds: float | None) -> None:
 
 
 class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """OpenShell's shape of a GPU request: a count alone (facts 6, 7)."""
+    """OpenShell's shape of a GPU request: a count alone."""
 
     count: int | None = None
 
