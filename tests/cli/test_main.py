@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -163,6 +164,20 @@ def test_a_bad_command_line_is_told_in_one_clear_line(
     assert any(line.startswith("fix: ") and fix in line for line in rest), ran.err
     assert "Traceback" not in ran.err
     assert ran.out == ""
+
+
+@pytest.mark.parametrize("verb", ["submit", "show", "wait", "drain", "plan"])
+def test_bytes_that_are_no_text_are_refused_before_anything_is_sent(command: Command, verb: str) -> None:
+    ran = command(verb, "caf\udce9", *NOWHERE, "--json")
+    assert ran.code == 2
+    assert json.loads(ran.out)["code"] == "invalid-argument"
+    assert "not UTF-8" in ran.err
+
+
+def test_a_fix_that_quotes_the_line_rules_no_terminal(command: Command) -> None:
+    ran = command("run", "\x1b[31mred", "--json")
+    assert "\x1b" not in ran.err
+    assert "\\x1b[31mred" in ran.err
 
 
 def test_an_error_is_a_frame_with_json(command: Command) -> None:

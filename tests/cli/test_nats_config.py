@@ -81,6 +81,16 @@ def test_keys_are_private_and_never_made_again(tmp_path: Path) -> None:
     assert (site / "tls" / "worker.w9.pem").exists()
 
 
+def test_who_is_not_named_again_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site"
+    assert make(site, "--worker", "w9", "--operator", "joe") == 0
+    assert "no longer in it" not in capsys.readouterr().err
+    assert make(site, "--worker", "w10") == 0
+    assert "no longer in it, and cut off when the server reads it: operator.joe, worker.w9;" in capsys.readouterr().err
+    assert make(site, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == ["operator.joe", "worker.w10", "worker.w9"]
+
+
 def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -250,6 +250,7 @@ def test_what_others_wrote_is_shown_and_not_obeyed(
     tell(evil)
     say(evil)
     tell_error(problem("not-found", evil, found=evil, next=evil))
+    tell("\x1b[31mgreen and SUCCEEDED")  # one of our own styles, of somebody else, where we paint nothing
     monkeypatch.setenv("TERM", "xterm")
     drawn = Terminal()
     Screen(drawn).draw([evil])

@@ -54,6 +54,14 @@ async def test_a_node_list_that_is_wrong_is_told_by_line_and_column(tmp_path: Pa
     assert ran.code == 2
 
 
+async def test_a_fleet_that_is_no_name_of_a_file_either_is_told_as_one(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("at_s,runs_s,gpu\n0,60,1\n")
+    ran = await moorage("simulate", str(trace), "--fleet", "x" * 5_000)
+    assert ran.code == 2
+    assert ran.err.startswith("error[invalid-argument]: not a simulated host")
+
+
 async def test_a_byte_order_mark_hides_no_format(tmp_path: Path) -> None:
     file = tmp_path / "jobs.csv"
     file.write_bytes(b"\xef\xbb\xbfat_s,runs_s,gpu\n1,2,1xH100\n")

@@ -65,7 +65,7 @@ def test_a_request_from_its_parts() -> None:
         (["x"], "2x1xH100", {"replicas": 3}, "$.replicas"),
         (["x"], None, {"timeout_s": -1.0}, "$.run.timeout_s"),
         ({"run": {"argv": ["x"]}, "nonsense": 1}, None, {}, "$.nonsense"),
-        ([], None, {}, "$.run"),
+        ([], None, {}, "$.run.argv"),
         ({}, None, {}, "$"),
     ],
 )

@@ -338,7 +338,13 @@ async def test_each_key_hears_what_it_may_do_in_place_of_what_it_may_not(tmp_pat
         for key, code in (("observer.graf", 0), ("operator.ana", 0), ("worker.w1", 0), ("submitter.acme", 1)):
             told = await moorage("doctor", "--nats", key, env=env)
             assert told.code == code, (key, told.out)
+            if code == 0:  # nobody is told to give it a right that its role does not have
+                assert "moorage.events" not in told.out
+            if key == "operator.ana":
+                assert "it may ask; jobs are for who has a tenant's key" in told.out
         assert "name one with --tenant" in told.out
+        told = await moorage("doctor", "--nats", "submitter.acme", "--tenant", "acme", env=env)
+        assert "tenant acme may ask and submit" in told.out
 
 
 def test_operators_read_what_they_hear_anyway() -> None:

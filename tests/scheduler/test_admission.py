@@ -46,6 +46,14 @@ def test_the_same_request_again_is_a_duplicate_whatever_its_encoding() -> None:
     assert drive.state.next_num == 2
 
 
+@pytest.mark.parametrize("field", ["user", "cwd", "driver"])
+def test_a_nul_in_what_the_system_is_told_is_refused_and_named(field: str) -> None:
+    answer = Driving().submit("j", run={"driver": "noop", field: "/a\0b"})
+    assert (answer["code"], answer["field"]) == ("invalid-argument", f"$.run.{field}")
+    assert answer["found"]
+    assert answer["allowed"]
+
+
 def test_other_content_under_the_same_id_is_a_conflict() -> None:
     drive = Driving()
     drive.submit("j", gpu={"count": 2})

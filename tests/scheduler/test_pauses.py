@@ -15,6 +15,7 @@ import pytest
 
 from moorage.bus.transport import Delivery
 from moorage.scheduler import asked, collecting, intake
+from moorage.scheduler import foresight as foresight_module
 from moorage.scheduler.collecting import Collecting
 from moorage.scheduler.core import draft, engine
 from moorage.scheduler.core.decide import plan
@@ -24,6 +25,8 @@ from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
 from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.intake import Intake
+from moorage.scheduler.questions import contained
+from moorage.schemas.errors import refuse
 from tests.scheduler.driving import SUBJECTS, Driving
 
 
@@ -358,8 +361,6 @@ async def test_who_waited_for_a_forecast_is_told_in_several_turns_and_tenants_in
         if len(told) == 31:
             over.set()
 
-    def nothing(*_: object) -> None: ...
-
     foresight = Foresight(drive.engine, lambda: drive.now, answered, nothing, nothing, forks=True)
     for index in range(30):
         assert foresight.explain("crowd", f"j{index}", f"_INBOX.{index}", True) is None
@@ -371,6 +372,55 @@ async def test_who_waited_for_a_forecast_is_told_in_several_turns_and_tenants_in
     foresight.close()
     assert list(told)[:3] == ["_INBOX.0", "_INBOX.own", "_INBOX.1"]
     assert len(set(told.values())) == 31, "one a turn"
+
+
+class _Fails:
+    """An explanation with a defect."""
+
+    def __call__(self, *_: object, **__: object) -> dict[str, Any]:
+        raise ZeroDivisionError
+
+
+async def test_a_defect_in_what_nobody_asked_for_ends_no_reign(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("hog", gpu={})
+    said = list[object]()
+    foresight = Foresight(drive.engine, lambda: drive.now, nothing, said.append, nothing, forks=False)
+    monkeypatch.setattr(foresight_module, "explain_job", _Fails())
+    answer = drive.submit("waits", gpu={})
+    assert answer["kind"] == "accepted"
+    assert "waiting" not in answer
+    assert foresight._news() == []
+    assert not foresight._followed, "nor is it tried again and again"
+
+
+async def test_a_question_that_fails_is_answered_so_and_those_behind_it_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused() -> object:
+        raise refuse("invalid-argument", "no such state")
+
+    failed = contained(_Fails())
+    assert (failed.code, failed.fault) == ("internal", "moorage")
+    assert contained(refused).message == "no such state"
+    assert contained(lambda: {"state": "QUEUED"}) == {"state": "QUEUED"}
+    answers, over = list[Any](), asyncio.Event()
+
+    def told(reply: str, frame: Any, json: bool) -> None:
+        answers.append((reply, frame.code))
+        over.set()
+
+    drive = Driving()
+    foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, told, forks=True)
+    monkeypatch.setattr(foresight_module, "plan", _Fails())
+    foresight.plan("t", {"request": {"run": {"argv": ["true"]}}}, "_INBOX.plan", True)
+    await over.wait()
+    foresight.close()
+    assert answers == [("_INBOX.plan", "internal")], "and not that it took too long: ask again"
+
+
+def nothing(*_: object) -> None: ...
 
 
 def test_a_defect_in_the_midst_of_an_array_ends_that_array_alone(monkeypatch: pytest.MonkeyPatch) -> None:

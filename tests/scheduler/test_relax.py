@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.ask.relax import FIXES_MAX, Relaxer, short_name
 from moorage.scheduler.core.ask.waiting import explain_job
+from moorage.schemas.gpu import parse_token
 from tests.scheduler.driving import H100, Driving
 
 L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"
@@ -42,6 +44,17 @@ def said(drive: Driving, **asks: Any) -> list[str]:
 
 def test_another_model_is_the_first_thing_to_try() -> None:
     assert said(fleet(), gpu={"count": 2, "model": "H100"}) == ["accept L40S too", "1 GPU instead of 2"]
+
+
+@pytest.mark.parametrize("model", ["4090", "3090 Ti", "H100:80G", "{x}", "\0", "A|B", ["=H100@mps", "-x"]])
+def test_a_model_that_no_token_can_name_is_explained_without_one(model: str | list[str]) -> None:
+    drive = fleet()
+    drive.submit("j", gpu={"count": 1, "model": model})
+    [first, *_] = fixes(drive, "j")
+    assert first["say"].startswith("accept ")
+    assert "H100" in first["request"]["gpu"]["model"]
+    if "gpu" in first:  # told only where it says the same
+        assert parse_token(first["gpu"])[1].model == first["request"]["gpu"]["model"]
 
 
 def test_less_memory() -> None:

@@ -70,7 +70,7 @@ def refused(path: Path, kind: str, text: bytes) -> Problem:
         ("openb", b"a b,1,2,0,0,,0,10", "name is 'a b'", "a b", "[A-Za-z0-9_-]{1,64}"),
         ("openb", b"a\xe9,1,2,0,0,,0,10", r"name is b'a\xe9', which is no UTF-8", r"b'a\xe9'", "UTF-8"),
         ("openb", b"a,9999999999,2,0,0,,0,10", "cpu_milli must be 0..1000000000, found 9999999999", "", ""),
-        ("openb", b"a,1,2,1,460,%b,0,10" % (b"T" * 70), "a model pattern must have 1..64", "", ""),
+        ("openb", b"a,1,2,1,460,%b,0,10" % (b"T" * 70), "model must have patterns of 1..64", "", ""),
         ("openb", b"a,1,2,1,460,,0,1e11", "deletion_time after creation_time is 100000000000.0", "1000", "seconds"),
         ("openb", b"a,1,2,1,460,,0,10,9", "cell 9 is '9', in no column", "9 cells", "at most 8 cells"),
         ("csv", b"nan,2", "at_s is 'nan'", "nan", "seconds, 0..316224000"),

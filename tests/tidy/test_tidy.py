@@ -96,6 +96,12 @@ def test_the_namespace_has_no_init() -> None:
     assert not list(ROOT.glob("*/moorage/__init__.py"))
 
 
+@pytest.mark.parametrize("room", [room for room in ROOMS if room != "cli"])
+def test_who_installs_a_room_has_its_types(room: str) -> None:
+    """PEP 561: without the mark a type checker takes all that is imported from there for Any."""
+    assert (ROOT / ROOMS[room] / "py.typed").is_file()
+
+
 def test_no_file_outgrows_its_name() -> None:
     for room in ROOMS:
         for file in sources(room):

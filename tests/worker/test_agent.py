@@ -14,6 +14,7 @@ from moorage.bus.connection import connect
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import End, Place, RollCall, Start
+from moorage.schemas.job import Request
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.noop import NoopDriver
@@ -92,6 +93,27 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         ]
         assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
         assert seat.joins[0].machine == "machine-1"
+
+
+class Careless(NoopDriver):
+    """A newcomer's: its check takes for granted what a request holds."""
+
+    def check(self, request: Request) -> None:
+        assert float(request.workload.argv[1]) >= 0
+
+
+async def test_a_check_that_fails_refuses_that_placement_and_ends_no_agent(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        await w.add(driver=Careless())
+        await w.leader.joined("w1")
+        await w.leader.want(
+            "w1", place(name_of("odd"), body("hang")), place(name_of("good", fence=11), body("exit", "0"), (1,))
+        )
+        refused = await w.leader.heard("w1", "refused", name_of("odd"))
+        assert refused.detail == "the driver noop failed on this request"
+        await w.leader.heard("w1", "freed", name_of("good", fence=11))
 
 
 async def test_the_rules_by_tenant_are_told_with_the_join_and_never_in_public(

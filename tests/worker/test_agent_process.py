@@ -164,6 +164,18 @@ async def test_a_command_that_is_not_there_fails_to_start(nats_url: str, unique:
         assert "started" not in leader.seat("w1").kinds(name_of())
 
 
+async def test_whatever_a_request_names_as_its_user_ends_no_agent(nats_url: str, unique: str) -> None:
+    users = ("nobody\0", "²", "9" * 40, "no such user", "")
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        for fence, user in enumerate(users, 10):
+            name = name_of(f"u{fence}", fence=fence)
+            await leader.want("w1", place(name, body("true", run={"user": user})))
+            exited = await leader.heard("w1", "exited", name)
+            assert (exited.code, exited.detail.split(":")[0]) == (126, "start-failed")
+        await leader.want("w1", place(name_of("b", fence=99), body("true")))
+        assert (await leader.heard("w1", "exited", name_of("b", fence=99))).code == 0
+
+
 async def test_an_end_takes_the_whole_tree(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
         name, path = name_of(), tmp_path / "pid"

@@ -304,7 +304,8 @@ def test_a_process_inherits_nothing_of_the_agent(monkeypatch: pytest.MonkeyPatch
 
 def test_a_process_has_the_home_of_its_user_and_its_own_words_over_the_base() -> None:
     assert process_environment({}, {}, user="0")["HOME"] == process_environment({}, {}, user="root")["HOME"] == "/root"
-    assert process_environment({}, {}, user="no such user")["HOME"] == "/"
+    for nobody in ("no such user", "nobody\0", "\udc80", "²", "9" * 40, ""):
+        assert process_environment({}, {}, user=nobody)["HOME"] == "/"
     found = process_environment({"LANG": "de_DE", "HOME": "/h", "PATH": "/p", "TF_PATH": "/q"}, {})
     assert (found["LANG"], found["HOME"], found["PATH"]) == ("de_DE", "/h", "/p:/q")
 

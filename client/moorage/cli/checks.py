@@ -308,21 +308,26 @@ async def _of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check
 
     try:
         async with client_of(options) as client:
-            yield await _may_hear(client)
+            heard = await _may_hear(client)
             try:
                 listed = await client.answer("ls", {"limit": 1})
             except NoScheduler as error:
+                yield heard
                 yield _failed("leader", error)
                 return
             except NotPermitted as error:
                 others = [check async for check in _of_other_roles(client)]
                 if not others and _role_of(client) in ("", "submitter"):
+                    yield heard
                     raise
+                if heard.verdict == "ok":  # of a key that is for no tenant's jobs nothing is missing
+                    yield heard
                 yield Check("submitter", "ok", f"{error.problem.message}: jobs are for who has a tenant's key")
                 for check in others:
                     yield check
                 return
-            yield Check("submitter", "ok", f"tenant {client.tenant} may ask and submit")
+            yield heard
+            yield await _submitter(client)
             yield await _queue(client, is_cluster)
             async for check in _of_operators(client, listed.ledger):
                 yield check
@@ -370,6 +375,17 @@ async def _may_hear(client: AsyncClient) -> Check:
     except MoorageError as error:
         return _failed("events", error, "warn", "let this user subscribe to its tenant's events: waits need them")
     return Check("events", "ok", f"tenant {client.tenant}'s may be heard")
+
+
+async def _submitter(client: AsyncClient) -> Check:
+    """Whether who may ask may hand in, too: an operator may not. An empty request is refused, and leaves nothing."""
+    from moorage.bus.errors import PermissionRefused
+
+    try:
+        await client.link.request(client.subjects.api(client.tenant, "submit"), b"", ANSWER_S_MAX)
+    except PermissionRefused:
+        return Check("submitter", "ok", f"of tenant {client.tenant} it may ask; jobs are for who has a tenant's key")
+    return Check("submitter", "ok", f"tenant {client.tenant} may ask and submit")
 
 
 #: JetStream refuses before it stores: the question leaves nothing behind

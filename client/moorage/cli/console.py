@@ -10,7 +10,7 @@ from typing import Final, Literal, TextIO
 
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError, Problem
-from moorage.schemas.printable import shown
+from moorage.schemas.printable import in_one_line, shown
 
 Colour = Literal["auto", "always", "never"]
 
@@ -92,11 +92,11 @@ def paint(text: str, style: str, stream: TextIO) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
-def plain(text: str) -> str:
+def plain(text: str, stream: TextIO | None = None) -> str:
     """What stands in it is shown and not obeyed: names and reasons come from workers and tenants, and a terminal does
-    what control characters say. Our own colours stay."""
+    what control characters say. Our own colours stay, where the stream has any."""
     safe = shown(text)
-    if "\x1b" in text:
+    if "\x1b" in text and (stream is None or has_colour(stream)):
         for style in ("0", *_STYLES.values()):
             safe = safe.replace(f"\\x1b[{style}m", f"\x1b[{style}m")
     return safe
@@ -104,7 +104,7 @@ def plain(text: str) -> str:
 
 def say(text: str) -> None:
     """A line of talk."""
-    print(plain(text), file=sys.stderr, flush=True)
+    print(plain(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def say_if_heard(text: str) -> None:
@@ -115,7 +115,7 @@ def say_if_heard(text: str) -> None:
 
 def tell(text: str) -> None:
     """A line of data."""
-    print(plain(text), flush=True)
+    print(plain(text, sys.stdout), flush=True)
 
 
 def emit(frame: object) -> None:
@@ -163,5 +163,5 @@ def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
 
         fixes = (FIXES[problem.code],) if problem.code in FIXES else ()
     for fix in [*filter(None, dict.fromkeys(fixes or (problem.next,)))][:FIXES_MAX]:
-        say(f"{paint('fix:', 'cyan', sys.stderr)} {fix}")
+        say(f"{paint('fix:', 'cyan', sys.stderr)} {in_one_line(fix)}")
     say(paint(f"more: moorage errors {problem.code}", "dim", sys.stderr))

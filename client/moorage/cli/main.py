@@ -138,6 +138,13 @@ def run(words: Sequence[str]) -> int:
     if words and words[0] in ("--version", "-V"):
         print(version())
         return 0
+    if not all(map(_is_text, words)):
+        return _refuse(
+            "invalid-argument",
+            "a word of the line is not UTF-8: what is sent is JSON, and holds text alone",
+            words,
+            ("put it into a script on the worker, and hand in the script",),
+        )
     verb, rest = find(words)
     if verb is None:
         from moorage.cli.help import first_help, help_below
@@ -168,6 +175,11 @@ def version() -> str:
     from moorage.schemas.release import RELEASE
 
     return RELEASE
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word of the command line is text, and no bytes that Python could not read as such."""
+    return word.isascii() or not any("\ud800" <= char <= "\udfff" for char in word)
 
 
 def _unknown(words: Sequence[str]) -> int:

@@ -24,6 +24,8 @@ CONTEXTS: Final = "nats/context"
 ACCOUNTS: Final = "accounts.conf"
 #: nats-server 2.15 passes on what a new account imports only once it reads its files for the second time
 RELOADS: Final = 2
+#: users left out that a line names
+GONE_MAX: Final = 8
 
 
 def nats_config(
@@ -97,7 +99,10 @@ def nats_config(
 
 
 def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list[str]]:
-    """Everything of a site below `folder` (0700): what was written, by kind. Raises OSError, MoorageError."""
+    """Everything of a site below `folder` (0700): what was written, by kind, and whose context of before is left out.
+
+    Raises OSError, MoorageError.
+    """
     from moorage.bus import identities
     from moorage.bus.site import accounts, server, server_name
 
@@ -105,6 +110,7 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
         if each.name != TLS or site.auth == "mtls":
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
     before = {path.name for path in (folder / KEYS).iterdir()}
+    known = {path.stem for path in (folder / CONTEXTS).glob("[!.]*.json")}
     public: dict[Identity, str] = {}
     if site.auth == "nkey":
         public = {identity: identities.nkey(folder / KEYS, identity) for identity in site.identities}
@@ -126,6 +132,7 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
         "contexts": sorted(contexts),
         "keys": sorted({path.name for path in (folder / KEYS).iterdir()} - before),
         "variables": [each.variable for each in site.identities] if site.auth == "env" else [],
+        "left_out": sorted(known - {each.key for each in site.identities}),
     }
 
 
@@ -175,6 +182,9 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
     for name in written["variables"]:
         tell(f"${name}")
     say(f"{many(len(site.identities), 'user')}, {many(len(written['keys']), 'new key')}")
+    if gone := written["left_out"]:
+        names = ", ".join(gone[:GONE_MAX]) + (f" and {len(gone) - GONE_MAX} more" if len(gone) > GONE_MAX else "")
+        say(f"warning: no longer in it, and cut off when the server reads it: {names}; name them again to keep them")
     if site.clustered:
         say("note: submitters have the endpoint alone: on a replicated stream one false header stops the durable queue")
     elif site.shared:

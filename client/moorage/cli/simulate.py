@@ -102,7 +102,7 @@ def _hosts(fleet: str | None) -> list[SimHost]:
     try:
         if fleet.endswith(".csv"):
             return openb_hosts(Path(fleet))
-        found = load_hosts(Path(fleet)) if Path(fleet).is_file() else simulated_hosts(fleet, "n")
+        found = load_hosts(Path(fleet)) if os.path.isfile(fleet) else simulated_hosts(fleet, "n")
     except ValueError as error:
         raise rejected("invalid-argument", str(error), found=fleet, next="write it as 4x8xH100+2x4xL40S") from None
     return [SimHost(host.name, host.devices, host.cpu_milli, host.memory_mib) for host in found]

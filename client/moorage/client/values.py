@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, TypedDict
 import msgspec
 
 from moorage.client.errors import Rejected, rejected
-from moorage.schemas.codec import encode, explain_decode_error
+from moorage.schemas.codec import encode
+from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.gpu import GpuSpec, Scheduling, parse_token
 from moorage.schemas.job import DURATION_S_MAX, Request, Resources, Secret
 from moorage.schemas.names import is_job
@@ -190,7 +191,7 @@ def build_request(
     try:
         request = msgspec.convert(body, Request)
     except msgspec.ValidationError as error:
-        raise Rejected(explain_decode_error(error)) from None
+        raise Rejected(explain_decode_error(error, Request)) from None
     if request.run is not None and request.run.cwd is not None and not request.run.cwd.startswith("/"):
         raise rejected(
             "invalid-argument",

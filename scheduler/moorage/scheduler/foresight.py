@@ -7,6 +7,7 @@ that wait; whoever asks within `FORECAST_KEPT_MS` shares it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,12 +22,15 @@ from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.tell.outputs import Message
-from moorage.scheduler.whatif.child import Children
+from moorage.scheduler.whatif.child import FAILED, Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
-from moorage.schemas.codec import encode, explain_decode_error
+from moorage.schemas.codec import encode
+from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Answer, Event
+
+log = logging.getLogger("moorage.scheduler")
 
 FORECAST_KEPT_MS: Final = 2_000
 #: how often a followed job that waits is looked at, and how many of them each time
@@ -142,7 +146,7 @@ class Foresight:
 
     def _foresaw(self, answer: bytes | None) -> None:
         waiting, self._asked = self._asked, None
-        if answer is not None:
+        if answer:
             self._forecast = decode_forecast(answer)
         if waiting is not None and waiting.size:
             task = asyncio.get_running_loop().create_task(self._tell_all(waiting))
@@ -164,7 +168,7 @@ class Foresight:
         try:
             question = msgspec.convert(arguments, PlanAsk)
         except (msgspec.ValidationError, ValueError) as error:
-            raise Refused(explain_decode_error(error)) from None
+            raise Refused(explain_decode_error(error, PlanAsk)) from None
         check_known(self._engine, question)
         if self.children is None:
             raise refuse("unknown-verb", "plan needs a scheduler in a process of its own", found="plan")
@@ -172,7 +176,9 @@ class Foresight:
 
         def told(answer: bytes | None) -> None:
             found: Any = problem("overloaded", "the plan took too long", retry_after_s=1.0)
-            if answer is not None:
+            if answer == FAILED:
+                found = problem("internal", "moorage failed on this question")
+            elif answer is not None:
                 planned = decode_planned(answer)
                 found = Answer("plan", planned.ledger, msgspec.to_builtins(planned))
             self._plain(reply, found, json)
@@ -190,9 +196,18 @@ class Foresight:
         began_s = time.perf_counter()
         if began_s < self._submits_from_s:
             return None
-        data = self.explained(job.tenant, job.name)
+        data = self._unasked(job.tenant, job.name)
         ended_s = time.perf_counter()
         self._submits_from_s = ended_s + SUBMIT_SHARE * (ended_s - began_s)
+        return data
+
+    def _unasked(self, tenant: str, job: str, *, fixes: bool = True) -> dict[str, Any] | None:
+        """What is told though nobody asked. None where that fails: a defect in it must not end the reign."""
+        try:
+            data = self.explained(tenant, job, fixes=fixes)
+        except Exception:
+            log.exception("why job %s of %s waits cannot be told", job, tenant)
+            return None
         return data if isinstance(data, dict) else None
 
     # ----------------------------------------------------------------------------------- when it changes
@@ -227,10 +242,12 @@ class Foresight:
                 continue
             if self._wants_forecast(job):
                 self._forecast_is_coming()
-            data = self.explained(*key, fixes=False)
+            data = self._unasked(*key, fixes=False)
+            if data is None:  # it is followed no more
+                continue
             told, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
             if followed.told and (told != followed.told or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
-                event = Event(job.tenant, job.name, job.rev, job.state, state.seq, waiting=self.explained(*key))
+                event = Event(job.tenant, job.name, job.rev, job.state, state.seq, waiting=self._unasked(*key))
                 messages.append((self._engine.subjects.event(*key), encode(event), ""))
             elif followed.told:
                 starts_at_ms = followed.starts_at_ms

@@ -15,7 +15,8 @@ from moorage.bus.errors import BusError
 from moorage.scheduler.core.ask.logs import Kept, find_in_story, find_log
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.history_reader import HistoryReader
-from moorage.schemas.codec import Decoder, encode, explain_decode_error
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import Answer, LogPage, LogsAsked
 from moorage.schemas.names import JOB, is_job
@@ -139,7 +140,7 @@ def logs_asked(arguments: dict[str, Any]) -> LogsAsked:
     try:
         asked = msgspec.convert(arguments, LogsAsked)
     except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error)) from None
+        raise Refused(explain_decode_error(error, LogsAsked, "moorage logs --help")) from None
     if not is_job(asked.job):
         raise Refused(
             problem("invalid-argument", "logs needs a job id", field="$.job", found=asked.job, allowed=JOB.pattern)

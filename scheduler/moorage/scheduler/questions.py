@@ -6,6 +6,7 @@ stream, a worker or a copy of this process answers it. An act of an operator goe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -23,10 +24,24 @@ from moorage.scheduler.inspection import Inspection, device_drift
 from moorage.scheduler.logs import LogRelay, logs_asked
 from moorage.scheduler.standing import Standings
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import Problem, Refused, refuse
+from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.operate import ACTS, FeatureLevelAct, ReleaseAct, act_of, drain_of
 from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.scheduler")
+
+
+def contained(answer: Callable[[], Any]) -> Any:
+    """The answer, or the problem that came instead: a question is asked behind a record, or with many others, and one
+    that fails must end neither the reign nor the others' answers."""
+    try:
+        return answer()
+    except Refused as refused:
+        return refused.problem
+    except Exception:
+        log.exception("a question could not be answered")
+        return problem("internal", "moorage failed on this question")
 
 
 class Leader(Protocol):
@@ -110,7 +125,7 @@ class Questions:
                 answer = partial(self.foresight.explain, tenant, job, reply, json)
             if engine.state.job(tenant, job) is None:
                 # "unknown" only as of a record acknowledged after the question came
-                engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+                engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
                 return
         else:
             raise refuse(
@@ -139,7 +154,7 @@ class Questions:
         if self._leader.is_fresh():
             self._answer_read(verb, answer(), reply, json)
         else:
-            self._engine.offer(Ask(lambda: self._framed(verb, answer()), reply, json))
+            self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
 
     def _plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
         try:
@@ -153,7 +168,7 @@ class Questions:
             self._leader.answer_now(reply, encode(frame, json=json))
 
     def _ask_explain(self, answer: Callable[[], Any], reply: str, json: bool) -> None:
-        self._ask("explain", answer, reply, json)
+        self._ask("explain", partial(contained, answer), reply, json)
 
     def _answer_read(self, verb: str, data: Any, reply: str, json: bool) -> None:
         if data is not None and reply:

@@ -1,20 +1,19 @@
 """Bytes to frames at the edge: JSON or msgpack, told apart by the first byte, answered in kind.
 
-A JSON text starts with `{`, `[` or white space; a msgpack map or array never does. Nothing that arrives raises
-anything but `Refused` here, whatever it is.
+A msgpack map or array starts with a byte that no JSON text does; whatever else comes is read, and answered, as JSON.
+Nothing that arrives raises anything but `Refused` here, whatever it is.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import VERSION
-from moorage.schemas.gpu import GpuSpec, Share
-from moorage.schemas.job import Request, Resources, Run
+from moorage.schemas.job import Request
 
 T = TypeVar("T")
 
@@ -22,21 +21,15 @@ REQUEST_BYTES_MAX: Final = 64 * 1024
 FRAME_BYTES_MAX: Final = 900 * 1024
 NESTING_MAX: Final = 64
 
-_JSON_FIRST: Final = frozenset(b'{[ \t\r\n"')
-_PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
-_OUR_RULE: Final = re.compile(
-    r"(?P<name>[a-z_][a-z_.]*) must (?:be |have |match |name |list )?(?P<allowed>.*), found (?P<found>.*)$", re.DOTALL
-)
-_UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
-_EXPECTED: Final = re.compile(r"Expected `(?P<allowed>[^`]*)`(?:, got `(?P<found>[^`]*)`)?")
-
+#: the first byte of a msgpack map or array, of up to 15 parts or with their number in 2 or 4 bytes
+_MSGPACK_FIRST: Final = frozenset((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
 _json_encode: Final = msgspec.json.Encoder().encode
 _msgpack_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def is_json(payload: bytes) -> bool:
-    """Whether a payload is JSON (else msgpack), by its first byte; an empty one counts as JSON."""
-    return not payload or payload[0] in _JSON_FIRST
+    """Whether a payload is JSON (else msgpack), by its first byte; an empty one, or a word alone, counts as JSON."""
+    return not payload or payload[0] not in _MSGPACK_FIRST
 
 
 def encode(frame: object, *, json: bool = True) -> bytes:
@@ -48,6 +41,7 @@ class Decoder(Generic[T]):
     """One type, both encodings, built once. `bytes_max` bounds what is looked at."""
 
     def __init__(self, kind: type[T] | Any, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._kind = kind
         self._json: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._msgpack: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._bytes_max = bytes_max
@@ -59,12 +53,12 @@ class Decoder(Generic[T]):
                 problem("too-large", "the frame is too large", found=len(payload), allowed=f"{self._bytes_max} bytes")
             )
         try:
-            if not payload or payload[0] in _JSON_FIRST:
+            if not payload or payload[0] not in _MSGPACK_FIRST:
                 frame = self._json.decode(payload)
             else:
                 frame = self._msgpack.decode(payload)
         except msgspec.MsgspecError as error:
-            raise Refused(explain_decode_error(error)) from None
+            raise Refused(explain_decode_error(error, self._kind)) from None
         except RecursionError:
             raise Refused(
                 problem("too-large", "the frame is nested too deeply", allowed=f"{NESTING_MAX} levels")
@@ -84,35 +78,6 @@ class Decoder(Generic[T]):
                 )
             )
         return frame
-
-
-def explain_decode_error(error: Exception, next_step: str = "") -> Problem:
-    """A msgspec error as a `Problem`: which field, what was found, what is allowed. `next_step`: of no request."""
-    text = str(error)
-    path = _PATH.search(text)
-    field = path["path"] if path else ""
-    message = text[: path.start()] if path else text
-    expected = _EXPECTED.search(message) or _OUR_RULE.match(message)
-    named = _OUR_RULE.match(message) or _UNKNOWN.search(message)
-    if named:
-        field = f"{field or '$'}.{named['name']}"
-    near = _nearest_field(named["name"]) if named is not None and named.re is _UNKNOWN and not next_step else ""
-    return problem(
-        "invalid-argument",
-        message,
-        field=field or "$",
-        found=expected["found"] if expected and expected["found"] else None,
-        allowed=expected["allowed"] if expected else "",
-        next=f"the nearest field is {near}" if near else next_step or "moorage schema request has every field",
-    )
-
-
-def _nearest_field(name: str) -> str:
-    """The field of a request, or of what is in it, whose name is nearest to one that is none."""
-    import difflib
-
-    known = {field for part in (Request, GpuSpec, Run, Resources, Share) for field in part.__struct_fields__}
-    return next(iter(difflib.get_close_matches(name, sorted(known - {name}), n=1)), "")
 
 
 decode_request: Final = Decoder[Request](Request, REQUEST_BYTES_MAX)
@@ -148,7 +113,7 @@ def split_array(payload: bytes) -> list[bytes]:
             return [bytes(part) for part in _json_array.decode(payload)]
         return [bytes(part) for part in _msgpack_array.decode(payload)]
     except msgspec.MsgspecError as error:
-        raise Refused(explain_decode_error(error)) from None
+        raise Refused(explain_decode_error(error, list)) from None
     except RecursionError:
         raise Refused(problem("too-large", "the frame is nested too deeply")) from None
 

@@ -78,7 +78,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
                 raise ValueError(f"model must name 1..{MODELS_MAX} patterns, found {len(patterns)}")
             for pattern in patterns:
                 if not pattern.strip("= ") or len(pattern) > 64:
-                    raise ValueError(f"a model pattern must have 1..64 characters, found {pattern!r}")
+                    raise ValueError(f"model must have patterns of 1..64 characters, found {pattern!r}")
         if self.time_slice_index is not None:
             if self.sharing != "time-slice":
                 raise ValueError("time_slice_index needs sharing time-slice")
@@ -247,11 +247,12 @@ def format_token(spec: GpuSpec | None, replicas: int = 1) -> str:
 
 def said_anew(spec: GpuSpec | None, token: str) -> GpuSpec | None:
     """A spec with what a token says in place of its own: count, models, memory, sharing. What no token can say stays:
-    vendor, scheduling and the like. None where there is no spec, or where the two do not go together."""
+    vendor, scheduling and the like. None where there is no spec, where the two do not go together, and where the token
+    cannot be read: a request may name a model that no token can, such as 4090."""
     if spec is None:
         return None
-    said = parse_token(token)[1]
     try:
+        said = parse_token(token)[1]
         return msgspec.structs.replace(
             spec, count=said.count, model=said.model, min_memory_mib=said.min_memory_mib, sharing=said.sharing,
             share=said.share,

@@ -72,12 +72,14 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
 
     def __post_init__(self) -> None:
         if self.driver == "process" and not self.argv:
-            raise ValueError("argv must name a command for the driver process")
+            raise ValueError("argv must name a command for the driver process, found none")
         if len(self.argv) > ARGV_MAX:
             raise ValueError(f"argv must have at most {ARGV_MAX} words, found {len(self.argv)}")
         for word in self.argv:
             if "\0" in word or len(word) > TEXT_BYTES_MAX:
-                raise ValueError(f"a word of argv must be at most {TEXT_BYTES_MAX} characters and hold no NUL")
+                raise ValueError(
+                    f"argv must have words of at most {TEXT_BYTES_MAX} characters without NUL, found {_odd(word)}"
+                )
         if self.env:
             _check_env(self.env)
         for name in ("timeout_s", "grace_s", "checkpoint_before_s"):
@@ -89,9 +91,16 @@ def _check_env(env: dict[str, str | Secret]) -> None:
         raise ValueError(f"env must have at most {ENV_MAX} names, found {len(env)}")
     for key, value in env.items():
         if not ENV_NAME.fullmatch(key):
-            raise ValueError(f"env name {key!r} must be letters, digits and _, not starting with a digit")
+            raise ValueError(
+                f"env must have names of letters, digits and _ that start with no digit, found {key[:80]!r}"
+            )
         if isinstance(value, str) and ("\0" in value or len(value) > TEXT_BYTES_MAX):
-            raise ValueError(f"env {key} must be at most {TEXT_BYTES_MAX} characters and hold no NUL")
+            raise ValueError(f"env.{key} must be at most {TEXT_BYTES_MAX} characters without NUL, found {_odd(value)}")
+
+
+def _odd(text: str) -> str:
+    """What is odd of a text that is too long or holds a NUL, and not the text: it may be somebody's secret."""
+    return "a NUL" if "\0" in text else f"{len(text)} characters"
 
 
 def check_duration(name: str, seconds: float | None) -> None:
@@ -101,7 +110,7 @@ def check_duration(name: str, seconds: float | None) -> None:
 
 
 class GpuCount(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """OpenShell's shape of a GPU request: a count alone (facts 6, 7)."""
+    """OpenShell's shape of a GPU request: a count alone."""
 
     count: int | None = None
 
@@ -147,8 +156,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError(f"priority must be 0..{PRIORITY_MAX}, found {self.priority}")
         if self.run is None:
             raise ValueError("run is missing: say what to run, as {'run': {'argv': ['nvidia-smi', '-L']}}")
-        if not 0 <= self.retries <= RETRIES_MAX or not 0 <= self.retries_on_lost <= RETRIES_MAX:
-            raise ValueError(f"retries and retries_on_lost must be 0..{RETRIES_MAX}")
+        if not 0 <= self.retries <= RETRIES_MAX:
+            raise ValueError(f"retries must be 0..{RETRIES_MAX}, found {self.retries}")
+        if not 0 <= self.retries_on_lost <= RETRIES_MAX:
+            raise ValueError(f"retries_on_lost must be 0..{RETRIES_MAX}, found {self.retries_on_lost}")
         if self.if_seq is not None and not 0 <= self.if_seq < 2**63:
             raise ValueError(f"if_seq must be a ledger sequence, 0..{2**63 - 1}, found {self.if_seq}")
         check_duration("deadline_s", self.deadline_s)
@@ -161,11 +172,12 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError("gpu and resource_requirements.gpu say the same: send one of them")
 
     def _check_labels(self) -> None:
-        if len(self.requires) > LABELS_MAX or len(self.labels) > LABELS_MAX:
-            raise ValueError(f"requires and labels may have at most {LABELS_MAX} keys each")
-        for key in (*self.requires, *self.labels):
-            if not LABEL_KEY.fullmatch(key):
-                raise ValueError(f"label key {key[:80]!r} must be 1..63 letters, digits and _./-")
+        for name, keys in (("requires", self.requires.keys()), ("labels", self.labels.keys())):
+            if len(keys) > LABELS_MAX:
+                raise ValueError(f"{name} must have at most {LABELS_MAX} keys, found {len(keys)}")
+            for key in keys:
+                if not LABEL_KEY.fullmatch(key):
+                    raise ValueError(f"{name} must have keys of 1..63 letters, digits and _./-, found {key[:80]!r}")
         for key, values in self.requires.items():
             if not values or len(values) > LABELS_MAX:
                 raise ValueError(f"requires.{key} must list 1..{LABELS_MAX} values, found {len(values)}")
@@ -190,6 +202,12 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if run.timeout_s is not None and run.checkpoint_before_s >= run.timeout_s:
             return f"checkpoint_before_s must be below timeout_s = {run.timeout_s:g}"
         return ""
+
+    @property
+    def nul_trouble(self) -> str:
+        """Which field of `run` holds a NUL, empty for none: asked at admission, not of what was accepted."""
+        run = self.workload
+        return next((name for name in ("user", "cwd", "driver") if "\0" in (getattr(run, name) or "")), "")
 
     @property
     def workload(self) -> Run:

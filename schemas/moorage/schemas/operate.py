@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from moorage.schemas.codec import Decoder, explain_decode_error
+from moorage.schemas.codec import Decoder
+from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.job import PRIORITY_MAX
 from moorage.schemas.names import is_job, is_tenant, is_worker
@@ -260,7 +261,7 @@ class DlqAct(_Act, frozen=True, kw_only=True):
         try:
             return msgspec.convert(arguments, cls)
         except msgspec.ValidationError as error:
-            raise Refused(explain_decode_error(error, "moorage dlq --help")) from None
+            raise Refused(explain_decode_error(error, cls, "moorage dlq --help")) from None
 
 
 def act_of(verb: str, arguments: dict[str, Any]) -> Act:
@@ -277,7 +278,7 @@ def _converted(arguments: dict[str, Any], kind: type[_A], next_step: str) -> _A:
     try:
         return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, next_step)) from None
+        raise Refused(explain_decode_error(error, kind, next_step)) from None
 
 
 def _check_tenant(tenant: str) -> None:

@@ -377,6 +377,10 @@ class Agent:
             except MoorageError as no:
                 refused.append((member, no.problem.message))
                 continue
+            except Exception:  # a driver of somebody's own, asked of what anybody may send
+                log.exception("the driver %s failed on the request of job %s", member.driver, member.name[1])
+                refused.append((member, f"the driver {member.driver} failed on this request"))
+                continue
             granted.append((member, self.claims.address(member) if member.place.hold else ""))
             if self.drivers[member.driver].traits.remembers:
                 places.append(member.place)

@@ -243,8 +243,8 @@ def _home(user: str | None) -> str:
         return ""
     try:
         entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
-    except KeyError:
-        return ""  # whoever starts the process refuses an unknown user; a home is not worth an error of its own
+    except (KeyError, ValueError, OverflowError):  # unknown, or no name at all: it may hold a NUL
+        return ""  # whoever starts the process refuses such a user; a home is not worth an error of its own
     return entry.pw_dir
 
 

@@ -34,6 +34,9 @@ TOLD_EVERY_S: Final = 60.0
 _NICE: Final = 5
 _CHUNK: Final = 65_536
 
+#: the answer of a child that could not find one, by a defect of ours
+FAILED: Final = b""
+
 Work = Callable[[], bytes]
 
 
@@ -112,8 +115,8 @@ class Children:
         self._silent_until_s = 0.0
 
     def ask(self, work: Work, told: Callable[[bytes | None], None]) -> bool:
-        """`told` hears the answer, None where there is none. False where too many wait, or no process can be started:
-        it hears nothing then."""
+        """`told` hears the answer: `FAILED` where the work raised, None where it took too long. False where too many
+        wait, or no process can be started: it hears nothing then."""
         if len(self._running) >= CHILDREN_MAX:
             if len(self._waiting) >= WAITING_MAX:
                 return False
@@ -139,7 +142,8 @@ class Children:
                 chunks.append(chunk)
             elif not chunk:
                 status = self._end(pid)
-                self._tell(told, b"".join(chunks) if status == 0 else None)
+                ended_itself = os.WIFEXITED(status)
+                self._tell(told, b"".join(chunks) if status == 0 else FAILED if ended_itself else None)
                 while self._waiting and len(self._running) < CHILDREN_MAX:
                     next_work, next_told = self._waiting.popleft()
                     if not self.ask(next_work, next_told):

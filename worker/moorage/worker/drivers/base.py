@@ -134,9 +134,14 @@ class Driver:
         """Raise `Refused` for a request that this driver could never run here: the placement is refused with it."""
 
     def start(self, assignments: list[Assignment]) -> None:
+        """Begin these members and return at once; report `Started`, or `StartFailed` of those that never ran.
+
+        What it raises ends the agent: report what goes wrong instead.
+        """
         raise NotImplementedError
 
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        """Begin to end a member, by force once `grace_s` seconds are over; report `Ended`. See the module's text."""
         raise NotImplementedError
 
     def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import errno
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,8 @@ from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import SHUTS_DOWN, Event, Output, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import Started as ChildStarted
+
+log = logging.getLogger("moorage.worker")
 
 #: bytes of output in one frame; the supervisor's pieces are coalesced up to it
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
@@ -109,6 +112,9 @@ class ProcessDriver(Driver):
                 self._known.add(assignment.name)
             except MoorageError as error:
                 failed.append((assignment.name, CODE_CANNOT_START, f"start-failed: {error.problem.message}"))
+            except Exception:  # what a request holds must end no agent: every worker that it comes to would go down
+                log.exception("%s of %s could not be made ready to start", assignment.name[1], assignment.name[0])
+                failed.append((assignment.name, CODE_CANNOT_START, "start-failed: moorage failed on this request"))
         if failed:
             self.report(StartFailed(failed))
         if members:

@@ -68,6 +68,16 @@ def _malformed(event: Submit) -> Problem | None:
             allowed=f"{NESTING_MAX} levels",
             job=event.name,
         )
+    field = request.nul_trouble
+    if field:
+        return problem(
+            "invalid-argument",
+            f"{field} may not hold a NUL",
+            field=f"$.run.{field}",
+            found=getattr(request.workload, field),
+            allowed="text without NUL",
+            job=event.name,
+        )
     trouble = request.checkpoint_trouble
     if not trouble:
         return None

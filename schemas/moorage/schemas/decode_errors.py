@@ -1,0 +1,102 @@
+"""What is wrong with bytes that are no frame of a type, so that it can be mended: field, found, allowed, next.
+
+msgspec says it in a sentence with a path; our own rules say `name must be what is allowed, found what came`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from moorage.schemas.errors import Problem, problem
+
+_PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
+_STEP: Final = re.compile(r"\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)|\[[^]]*\]")
+_OUR_RULE: Final = re.compile(
+    r"(?P<name>[a-z_][A-Za-z0-9_./-]*) must (?:be |have |match |name |list )?(?P<allowed>.*), found (?P<found>.*)$",
+    re.DOTALL,
+)
+_UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
+_EXPECTED: Final = re.compile(r"Expected `(?P<allowed>[^`]*)`(?:, got `(?P<found>[^`]*)`)?")
+_NO_CHOICE: Final = re.compile(r"Invalid enum value (?P<found>.*)", re.DOTALL)
+_CHOICES_MAX: Final = 32
+
+
+def explain_decode_error(error: Exception, kind: Any = None, next_step: str = "") -> Problem:
+    """A msgspec error as a `Problem`: which field, what was found, what is allowed.
+
+    `kind` is the type that was to be read, `next_step` what to do now where that is no request.
+    """
+    text = str(error)
+    path = _PATH.search(text)
+    field = path["path"] if path else "$"
+    message = text[: path.start()] if path else text
+    seen = _EXPECTED.search(message) or _OUR_RULE.match(message) or _NO_CHOICE.match(message)
+    allowed, near = "", ""
+    if seen is not None:
+        allowed = seen["allowed"] if "allowed" in seen.re.groupindex else ", ".join(_choices(kind, field))
+    if (unknown := _UNKNOWN.search(message)) is not None:
+        near = _nearest(unknown["name"], kind, field)
+        field = f"{field}.{unknown['name']}"
+    elif (rule := _OUR_RULE.match(message)) is not None:
+        whole, _, part = rule["name"].partition(".")  # `share.memory_mib` at `$.gpu.share` is `$.gpu.share.memory_mib`
+        field = f"{field}.{part if part and field.endswith('.' + whole) else rule['name']}"
+    return problem(
+        "invalid-argument",
+        message,
+        field=field,
+        found=seen["found"] if seen is not None and seen["found"] else None,
+        allowed=allowed,
+        next=f"the nearest field is {near}" if near else next_step or "moorage schema request has every field",
+    )
+
+
+def _nearest(name: str, kind: Any, path: str) -> str:
+    """The field of the object at a path whose name is nearest to one that it does not have."""
+    known = {
+        field.encode_name for part in _at(kind, path) if isinstance(part, inspect.StructType) for field in part.fields
+    }
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), "")
+
+
+def _choices(kind: Any, path: str) -> list[str]:
+    """The words that may stand at a path; none where it is not a choice between a few."""
+    words = [str(word) for part in _at(kind, path) if isinstance(part, inspect.LiteralType) for word in part.values]
+    return words if len(words) <= _CHOICES_MAX else []
+
+
+@lru_cache(128)
+def _at(kind: Any, path: str) -> tuple[inspect.Type, ...]:
+    """What may stand at a path of a type; nothing where that cannot be told."""
+    if kind is None:
+        return ()
+    found = tuple(_parts(msgspec.inspect.type_info(kind)))
+    for step in _STEP.finditer(path):
+        found = tuple(part for each in found for part in _below(each, step["name"]))
+    return found
+
+
+def _below(part: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
+    """What stands in a field of that name, or with None in any item."""
+    if name is not None and isinstance(part, inspect.StructType):
+        for field in part.fields:
+            if field.encode_name == name:
+                yield from _parts(field.type)
+    elif name is None and isinstance(part, inspect.DictType):
+        yield from _parts(part.value_type)
+    elif name is None and isinstance(part, inspect.ListType):
+        yield from _parts(part.item_type)
+
+
+def _parts(part: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(part, inspect.UnionType):
+        for each in part.types:
+            yield from _parts(each)
+    else:
+        yield part

@@ -1,0 +1,81 @@
+"""What is refused is told so that it can be mended: which field, what was found, what is allowed, what to do next."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.schemas.codec import decode_request, is_json
+from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.operate import act_of
+
+
+def refused(**fields: Any) -> Problem:
+    with pytest.raises(Refused) as error:
+        decode_request(json.dumps({"run": {"argv": ["a"]}, **fields}).encode())
+    return error.value.problem
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "found", "allowed"),
+    [
+        ({"gpu": {"sharing": "MPS"}}, "$.gpu.sharing", "'MPS'", "exclusive, mps, time-slice"),
+        ({"gpu": {"scheduling": ""}}, "$.gpu.scheduling", "''", "best-effort, gang, spread"),
+        ({"on_partition": "die"}, "$.on_partition", "'die'", "keep, kill"),
+        ({"gpu": {"share": {"memory_mib": -1}}}, "$.gpu.share.memory_mib", "-1", "0..16777216"),
+        ({"gpu": {"model": [""]}}, "$.gpu.model", "''", "patterns of 1..64 characters"),
+        ({"retries_on_lost": 2000}, "$.retries_on_lost", "2000", "0..1000"),
+        ({"labels": {"a b": ""}}, "$.labels", "'a b'", "keys of 1..63 letters, digits and _./-"),
+        ({"requires": {"Zone/x": []}}, "$.requires.Zone/x", "0", "1..64 values"),
+        ({"run": {"argv": []}}, "$.run.argv", "none", "a command for the driver process"),
+        ({"run": {"argv": ["a\0"]}}, "$.run.argv", "a NUL", "words of at most 32768 characters without NUL"),
+    ],
+)
+def test_field_found_and_allowed(fields: dict[str, Any], field: str, found: str, allowed: str) -> None:
+    told = refused(**fields)
+    assert (told.field, told.found) == (field, found)
+    assert sorted(told.allowed.split(", ")) == sorted(allowed.split(", "))
+
+
+def test_the_value_of_a_variable_is_never_quoted() -> None:
+    told = refused(run={"argv": ["a"], "env": {"TOKEN": "hf_abc\0"}})
+    assert told.field == "$.run.env.TOKEN"
+    assert "hf_abc" not in msgspec.json.encode(told).decode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "near"),
+    [
+        ({"resources": {"cpu": 1}}, ""),  # the gpu of a request is no field of its resources
+        ({"resources": {"memory": 1}}, "memory_mib"),
+        ({"run": {"argv": ["a"], "env": {"A": {"sekret": "b"}}}}, "secret"),
+        ({"prioritie": 7}, "priority"),
+    ],
+)
+def test_the_nearest_field_is_one_of_that_object(fields: dict[str, Any], near: str) -> None:
+    said = refused(**fields).next
+    assert said == (f"the nearest field is {near}" if near else "moorage schema request has every field")
+
+
+def test_of_an_operator_s_act_the_choices_are_told_too() -> None:
+    with pytest.raises(Refused) as error:
+        act_of("hold", {"tenant": "vision", "jobb": "a"})
+    assert error.value.problem.next == "the nearest field is job"
+
+
+@pytest.mark.parametrize("payload", [b"null", b"true", b"7", b"-1", b"\xef\xbb\xbf{}", b"NaN", b"hello", b"\xff"])
+def test_what_is_neither_is_answered_as_json(payload: bytes) -> None:
+    assert is_json(payload)
+    with pytest.raises(Refused):
+        decode_request(payload)
+
+
+@pytest.mark.parametrize(
+    "what", [{}, {"a": 1}, [], [1] * 16, {str(n): n for n in range(20)}, {str(n): 0 for n in range(70_000)}]
+)
+def test_every_map_and_array_of_msgpack_is_told_from_json(what: object) -> None:
+    assert not is_json(msgspec.msgpack.encode(what))
+    assert is_json(msgspec.json.encode(what))
