@@ -365,10 +365,7 @@ class Agent:
         for member in command.members:
             try:
                 self.policy.check_placement(member.name[0], member.request)
-                driver = self.drivers[member.driver]
-                if broke := self._ask(driver, partial(driver.check, member.request)):
-                    refused.append((member, broke))
-                    continue
+                self.drivers[member.driver].check(member.request)
                 self.watch.check_foreign(member.slots)
                 self.claims.take(member)
             except SlotsRefused as no:
@@ -377,9 +374,8 @@ class Agent:
             except MoorageError as no:
                 refused.append((member, no.problem.message))
                 continue
-            except Exception:  # a driver of somebody's own, asked of what anybody may send
-                log.exception("the driver %s failed on the request of job %s", member.driver, member.name[1])
-                refused.append((member, f"the driver {member.driver} failed on this request"))
+            except Exception as error:  # any driver, asked of what anybody may send
+                refused.append((member, self._broke(self.drivers[member.driver], error)))
                 continue
             granted.append((member, self.claims.address(member) if member.place.hold else ""))
             if self.drivers[member.driver].traits.remembers:
@@ -462,11 +458,17 @@ class Agent:
         except Exception as error:
             if isinstance(error, MoorageError) or not _is_own(driver):
                 raise
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            broke = f"the driver {driver.name} broke: {type(error).__name__}: {error} ({at.name}, line {at.lineno})"
-            self.say(Log("error", "driver-broke", carried(broke)))
-            return carried(broke)
+            return self._broke(driver, error)
         return ""
+
+    def _broke(self, driver: Driver, error: Exception) -> str:
+        """In a line, for the log and for whose job it was."""
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        broke = carried(
+            f"the driver {driver.name} broke: {type(error).__name__}: {error} ({at.name}, line {at.lineno})"
+        )
+        self.say(Log("error", "driver-broke", broke))
+        return broke
 
     def _publish(self, name: MemberName, payload: bytes) -> None:
         base = name[:3]
