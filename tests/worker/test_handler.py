@@ -14,6 +14,7 @@ import nats
 import nats.js.errors
 import pytest
 
+from moorage.bus.connection import State
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Place
@@ -352,6 +353,25 @@ async def test_leaving_asks_all_to_stop_and_says_goodbye(nats_url: str, unique: 
         assert leader.seat("w1").said_goodbye
         exited = await leader.heard("w1", "exited", name_of())
         assert (exited.code, exited.detail) == (-15, "end")
+
+
+async def test_a_close_that_is_cancelled_lets_go_of_everything_all_the_same(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader:
+        service = Service(nats_url, unique, tmp_path)
+        await service.worker.open()
+        await leader.joined("w1")
+        await leader.want("w1", place(name_of(), body("ignore", run={"grace_s": 50})))
+        await until(lambda: service.seen, what="the function runs")
+        connection, closing = service.worker._connection, asyncio.create_task(service.worker.close())
+        await until(lambda: service.seen[0].cancelled, what="it is asked to stop")
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert connection is not None
+        assert connection.state is State.CLOSED
+        service.go_on.set()
 
 
 async def test_names_are_checked_and_known_before_the_worker_joins(nats_url: str, unique: str, tmp_path: Path) -> None:

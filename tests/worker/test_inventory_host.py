@@ -89,6 +89,8 @@ def test_a_state_folder_is_a_machine_of_its_own_but_one_of_an_older_release(tmp_
     for _ in range(2):
         assert folder_machine("m", tmp_path / "older", is_older=True) == "m"
     assert (tmp_path / "one" / FOLDER_FILE).stat().st_mode & 0o777 == 0o600
+    (tmp_path / "one" / FOLDER_FILE).write_bytes(b"\xff\xfe no id\n")
+    assert folder_machine("m", tmp_path / "one", is_older=False) not in (first, "m")  # drawn anew
 
 
 def test_the_boot_is_the_kernels(root: Path) -> None:

@@ -14,6 +14,7 @@ from moorage.worker.member_messages import (
     Forget,
     MemberName,
     NotFree,
+    NotStarted,
     ProbeFree,
     Quarantine,
     Release,
@@ -88,6 +89,18 @@ def test_a_member_without_devices_is_freed_with_its_exit(bench: Bench) -> None:
     name = bench.run(slots=())
     bench.do(Ended([(name, 0, "exit")]))
     assert bench.kinds() == ["exited", "freed"]
+
+
+def test_a_start_that_this_host_had_no_room_for_is_refused_also_while_it_is_ended(bench: Bench) -> None:
+    for name, ends in ((name_of(), False), (name_of("b", fence=11), True)):
+        bench.want(place(name))
+        if ends:
+            bench.want(End(*name, "cancelled"))
+        bench.do(NotStarted([(name, "no room")]))
+        assert [(f.kind, f.detail) for f in bench.facts()][-1] == ("refused", "no room")
+        assert not bench.members.held
+        bench.do(NotStarted([(name, "no room")]))
+        assert not [each for each in bench.want(place(name)) if isinstance(each, StartMembers)], "it is over"
 
 
 def test_a_start_that_failed_ends_the_attempt(bench: Bench) -> None:
@@ -385,6 +398,7 @@ def test_forgotten_ends_are_still_over() -> None:
         Started([name_of()]),
         Ended([(name_of(), 0, "exit")]),
         StartFailed([(name_of(), 127, "x")]),
+        NotStarted([(name_of(), "x")]),
         Stuck([name_of()]),
         SeenFree([name_of()]),
         NotFree([(name_of(), (0,))]),

@@ -42,6 +42,7 @@ from moorage.worker.member_messages import (
     Member,
     MemberName,
     NotFree,
+    NotStarted,
     ProbeFree,
     Quarantine,
     Release,
@@ -71,7 +72,7 @@ BODIES = {
 }
 #: What may be said of one member, in the ledger's order, each letter a fact. An agent that was killed may have taken
 #: `claimed` and `started` with it: `exited` implies them. A stale frame of what is over may be answered `withdrawn`.
-CHAIN = re.compile(r"(r|n|c?s?(e(qf?|f)?)?)?w?")
+CHAIN = re.compile(r"(c?r|n|c?s?(e(qf?|f)?)?)?w?")
 LETTER = {
     "refused": "r",
     "withdrawn": "w",
@@ -134,6 +135,8 @@ class World(RuleBasedStateMachine):
                 held.append((member, "claimed", 0, ""))
             elif phase in ("starting", "running"):
                 held.append((member, phase, 0, ""))
+            elif phase == "no-room":
+                held.append((member, "refused", 0, phase))
             else:
                 held.append((member, "exited", 0, phase))
         for name in [name for name in self.processes if name not in state.places]:
@@ -360,16 +363,21 @@ class World(RuleBasedStateMachine):
     # -- jobs, devices, clock
 
     @precondition(lambda self: any(phase == "starting" for phase in self.processes.values()))
-    @rule(data=st.data(), well=st.booleans())
-    def job_starts(self, data: st.DataObject, well: bool) -> None:
+    @rule(data=st.data(), to=st.sampled_from(["running", "start-failed", "no-room"]))
+    def job_starts(self, data: st.DataObject, to: str) -> None:
         starting = sorted(name for name, phase in self.processes.items() if phase == "starting")
         name = data.draw(st.sampled_from(starting))
-        if well:
+        if to == "running":
             self.processes[name] = "running"
             self.handle(Started([name]))
-        else:
-            self.job_is_over(name, "start-failed")
+            return
+        self.job_is_over(name, to)
+        if to == "start-failed":
             self.handle(StartFailed([(name, 127, "start-failed")]))
+        else:  # nothing of it was ever on a device
+            for on_device in self.on_device.values():
+                on_device.discard(name)
+            self.handle(NotStarted([(name, "no room")]))
 
     @precondition(lambda self: any(phase == "running" for phase in self.processes.values()))
     @rule(data=st.data(), told=st.booleans())
