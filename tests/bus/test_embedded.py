@@ -39,6 +39,13 @@ async def test_a_second_server_on_the_folder_is_refused_and_the_first_can_be_att
     with pytest.raises(ServerRunning) as raised:
         await EmbeddedServer.start(fresh_server.data_dir)
     assert raised.value.pid == fresh_server.pid
+    said = fresh_server.data_dir / "server.json"
+    good = said.read_bytes()
+    said.write_bytes(b'{"url":"\xff"}')  # whatever stands there, the folder is in use
+    with pytest.raises(ServerRunning):
+        await EmbeddedServer.start(fresh_server.data_dir)
+    assert EmbeddedServer.attach(fresh_server.data_dir) is None
+    said.write_bytes(good)
     attached = EmbeddedServer.attach(fresh_server.data_dir)
     assert attached is not None
     assert (attached.pid, attached.url) == (fresh_server.pid, fresh_server.url)

@@ -98,8 +98,8 @@ def test_where_a_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert find_context("nats://said:2", home).url == "nats://said:2"
     (tmp_path / "up.json").write_bytes(encode(Up("nats://127.0.0.1:5", os.getpid(), 1)))
     assert read_up(tmp_path) is None  # the pid belongs to somebody else by now
-    for text in ((tmp_path / "up.json").read_text(), "{half", ""):
-        (tmp_path / "up.json").write_text(text)
+    for data in ((tmp_path / "up.json").read_bytes(), b"{half", b"", b'{"url":"\xff"}'):
+        (tmp_path / "up.json").write_bytes(data)
         assert read_up(tmp_path) is None
         with pytest.raises(BadContext, match="was killed") as refused:
             find_context(None, home)

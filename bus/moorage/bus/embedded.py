@@ -28,6 +28,7 @@ import msgspec
 
 from moorage.bus import parentage
 from moorage.bus.errors import ServerFailed, ServerMissing, ServerRunning
+from moorage.schemas.unreadable import UNREADABLE
 
 BINARY_VARIABLE: Final = "MOORAGE_NATS_SERVER"
 ACCOUNT: Final = "MOORAGE"
@@ -315,7 +316,7 @@ def _is_locked(folder: Path) -> bool:
 def _read_running(folder: Path) -> _Running | None:
     try:
         return msgspec.json.decode((folder / "server.json").read_bytes(), type=_Running)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
 
 

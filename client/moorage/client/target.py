@@ -11,6 +11,7 @@ import msgspec
 
 from moorage.bus.contexts import Context, resolve
 from moorage.bus.errors import BadContext
+from moorage.schemas.unreadable import UNREADABLE
 
 HOME_VARIABLE: Final = "MOORAGE_HOME"
 TENANT_VARIABLE: Final = "MOORAGE_TENANT"
@@ -47,7 +48,7 @@ def read_up(folder: Path) -> Up | None:
     try:
         with open(folder / UP_FILE, "rb") as file:
             up = msgspec.json.decode(file.read(_UP_BYTES_MAX), type=Up)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
     return up if started_ticks(up.pid) == up.started_ticks else None
 
