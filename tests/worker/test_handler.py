@@ -232,6 +232,49 @@ async def test_what_fails_fails_with_its_word_and_its_traceback(nats_url: str, u
         await until(lambda: "LookupError" in leader.text(name_of("raises"), "err"), what="the traceback")
 
 
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def _circle() -> list[object]:
+    circle: list[object] = []
+    circle.append(circle)
+    return circle
+
+
+async def test_whatever_a_function_returns_or_raises_its_job_ends(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """Each of these left its job running, and its GPU held, for as long as the service lived."""
+
+    def odd(context: HandlerContext) -> object:
+        [kind] = context.arguments
+        context.progress(0.5, "at \udcff")
+        if kind == "wordless":
+            raise Wordless
+        if kind == "half":
+            raise ValueError("\udcff and more")
+        return {"circle": _circle(), "text": "\udcff", "in-json": ["\udcff"]}[kind]
+
+    says = {
+        "circle": "the result could not be kept: the result is no bytes, text or JSON: ",
+        "text": "the result could not be kept: the result is no bytes, text or JSON: ",
+        "in-json": "the result could not be kept: the result is no bytes, text or JSON: ",
+        "wordless": "Wordless: (its words cannot be had: RuntimeError)",
+        "half": "ValueError: \\udcff and more",
+    }
+    async with ScriptedLeader(nats_url, unique) as leader:
+        service = Service(nats_url, unique, tmp_path)
+        service.worker.handler("odd")(odd)
+        async with service.worker:
+            await leader.joined("w1")
+            for fence, (kind, said) in enumerate(says.items(), 10):
+                name = name_of(kind, fence)
+                await leader.want("w1", place(name, body("odd", kind)))
+                exited = await leader.heard("w1", "exited", name)
+                assert (exited.code, exited.detail[: len(said)]) == (1, said)
+                await leader.heard("w1", "freed", name)
+
+
 async def test_a_request_for_another_worker_s_function_is_refused(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as (leader, _):
         await leader.want("w1", place(name_of(), body("paint")), place(name_of("b"), body()))

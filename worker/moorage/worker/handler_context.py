@@ -28,6 +28,11 @@ class HandlerCancelled(Exception):
         super().__init__(f"asked to stop: {reason}")
 
 
+def as_text(text: str) -> str:
+    """What can be sent: half of a character, as a file's name that is no UTF-8 holds, is written out."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
 class HandlerContext:
     """One run of a handler: whose job it is, what it was given, and whether it should go on.
 
@@ -80,7 +85,7 @@ class HandlerContext:
         """
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be 0..1, found {fraction}")
-        self._say_progress(fraction, text[:PROGRESS_TEXT_CHARS_MAX])
+        self._say_progress(fraction, as_text(text[:PROGRESS_TEXT_CHARS_MAX]))
 
     @property
     def cancelled(self) -> bool:

@@ -29,7 +29,7 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.job import Request, Run
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.environment import lay_over, resolve_secrets
-from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext
+from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext, as_text
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.leases.session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
@@ -323,7 +323,7 @@ class HandlerDriver(Driver):
         elif error is not None:
             text = "".join(traceback.format_exception(error))
             self._say(running, "err", text[-TRACEBACK_CHARS_MAX:])
-            self._over(running, CODE_FAILED, f"{type(error).__name__}: {error}")
+            self._over(running, CODE_FAILED, f"{type(error).__name__}: {_words_of(error)}")
         elif running.reason or running.notice is not None:
             self._over(running, 0, running.reason or "end")  # what it saved is for the next attempt
         elif (value := work.result()) is None:
@@ -345,6 +345,10 @@ class HandlerDriver(Driver):
             why = error.problem.message if isinstance(error, MoorageError) else f"not within {STORE_S_MAX:g} s"
             self._over(running, CODE_FAILED, f"the result could not be kept: {why}")
             return
+        except Exception:  # its GPU would be held for as long as the service lives
+            log.exception("the result of %r could not be kept", context)
+            self._over(running, CODE_FAILED, "the result could not be kept: moorage failed on it")
+            return
         small = inline(result)
         line = _ResultLine(
             name, len(result.data), result.content_type, msgspec.UNSET if small is None else cast(Any, small)
@@ -359,7 +363,7 @@ class HandlerDriver(Driver):
         for stream in ("out", "err"):
             self._say(running, stream, "", end=True)
         del self._running[running.context.name]
-        self.report(Ended([(running.context.name, code, reason[:DETAIL_CHARS_MAX])]))
+        self.report(Ended([(running.context.name, code, as_text(reason[:DETAIL_CHARS_MAX]))]))
 
     @staticmethod
     def _cancel_timers(running: _Running) -> None:
@@ -387,11 +391,19 @@ class HandlerDriver(Driver):
             self._say(running, "out", encode(_Progress(*newest)).decode() + "\n")
 
     def _say(self, running: _Running, stream: Literal["out", "err"], text: str, *, end: bool = False) -> None:
-        context = running.context
+        context, text = running.context, as_text(text)
         offset = running.offsets[stream]
         behind = running.offsets[stream] = offset + len(text.encode())
         frame = frames.Output(context.attempt, stream, offset, text, end=end, next=behind)
         self.publish(context.name, encode(frame))
+
+
+def _words_of(error: BaseException) -> str:
+    """What a function's error says; whoever wrote it may have made a mistake in saying it."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(its words cannot be had: {type(other).__name__})"
 
 
 def _in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
