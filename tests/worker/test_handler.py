@@ -255,7 +255,11 @@ async def test_whatever_a_function_returns_or_raises_its_job_ends(nats_url: str,
             raise ValueError("\udcff and more")
         return {"circle": _circle(), "text": "\udcff", "in-json": ["\udcff"]}[kind]
 
+    async def exits(context: HandlerContext) -> None:
+        raise SystemExit(3)
+
     says = {
+        "exits": "RuntimeError: the handler raised SystemExit(3)",
         "circle": "the result could not be kept: the result is no bytes, text or JSON: ",
         "text": "the result could not be kept: the result is no bytes, text or JSON: ",
         "in-json": "the result could not be kept: the result is no bytes, text or JSON: ",
@@ -265,11 +269,12 @@ async def test_whatever_a_function_returns_or_raises_its_job_ends(nats_url: str,
     async with ScriptedLeader(nats_url, unique) as leader:
         service = Service(nats_url, unique, tmp_path)
         service.worker.handler("odd")(odd)
+        service.worker.handler("exits")(exits)
         async with service.worker:
             await leader.joined("w1")
             for fence, (kind, said) in enumerate(says.items(), 10):
                 name = name_of(kind, fence)
-                await leader.want("w1", place(name, body("odd", kind)))
+                await leader.want("w1", place(name, body(*(["exits"] if kind == "exits" else ["odd", kind]))))
                 exited = await leader.heard("w1", "exited", name)
                 assert (exited.code, exited.detail[: len(said)]) == (1, said)
                 await leader.heard("w1", "freed", name)

@@ -271,7 +271,7 @@ class HandlerDriver(Driver):
         loop = asyncio.get_running_loop()
         context = running.context
         if inspect.iscoroutinefunction(handler):
-            running.work = loop.create_task(handler(context), name=f"handler {context.job}")
+            running.work = loop.create_task(_awaited(handler, context), name=f"handler {context.job}")
         else:
             running.work = _in_thread(handler, context) if self._threads else _at_once(handler, context)
         running.work.add_done_callback(lambda work: self._returned(running, work))
@@ -396,6 +396,14 @@ class HandlerDriver(Driver):
         behind = running.offsets[stream] = offset + len(text.encode())
         frame = frames.Output(context.attempt, stream, offset, text, end=end, next=behind)
         self.publish(context.name, encode(frame))
+
+
+async def _awaited(handler: Handler, context: HandlerContext) -> object:
+    """A coroutine that calls `sys.exit`, as argparse does, ends its job and not the service: the loop would stop."""
+    try:
+        return await cast(Awaitable[object], handler(context))
+    except SystemExit as stop:
+        raise RuntimeError(f"the handler raised {stop!r}") from stop
 
 
 def _words_of(error: BaseException) -> str:
