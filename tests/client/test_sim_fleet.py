@@ -173,6 +173,27 @@ async def test_a_script_that_raises_is_a_program_that_failed() -> None:
 
 
 @in_virtual_time
+async def test_a_script_that_returns_no_end_is_told() -> None:
+    """As one that forgot its `return`: its job would run for ever."""
+
+    def forgets(task: Task) -> Ran:
+        return [None, "done"][len(task.argv) - 1]  # type: ignore[return-value]
+
+    async with AsyncClient(transport=SimFleet("1xH100", script=forgets)) as moorage:
+        for argv, said in ((["a"], "None"), (["a", "b"], "'done'")):
+            with pytest.raises(JobFailed) as failed:
+                await moorage.run(argv)
+            assert f"a script returns a Ran, and this one returned {said}" in failed.value.log_tail
+
+
+@in_virtual_time
+async def test_a_worker_that_is_none_is_named_with_those_there_are() -> None:
+    async with SimFleet("2x1xH100") as fleet:
+        with pytest.raises(KeyError, match="no worker nope runs, but sim-0000, sim-0001"):
+            await fleet.kill_worker("nope")
+
+
+@in_virtual_time
 async def test_a_coroutine_is_cancelled_with_its_job_and_by_its_time_limit() -> None:
     ended: list[str] = []
 
@@ -309,6 +330,12 @@ async def test_what_breaks_inside_is_told() -> None:
 @pytest.mark.parametrize("fields", [{"code": 300}, {"code": True}, {"seconds": -1}, {"seconds": float("inf")}])
 def test_an_end_that_cannot_be_is_told(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
+        Ran(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"out": b"bytes"}, {"err": None}])
+def test_output_that_is_no_text_is_told(fields: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="must be text"):
         Ran(**fields)
 
 

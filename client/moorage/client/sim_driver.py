@@ -50,7 +50,8 @@ class Task(msgspec.Struct, frozen=True):
 class Ran(msgspec.Struct, frozen=True):
     """How a member ends: after `seconds`, with `code` (negative: minus a signal), having written `out` and `err`.
 
-    Raises ValueError for a code outside -64..255, and for seconds that are negative or endless.
+    Raises ValueError for a code outside -64..255, and for seconds that are negative or endless; TypeError for output
+    that is no text.
     """
 
     code: int = 0
@@ -63,6 +64,9 @@ class Ran(msgspec.Struct, frozen=True):
             raise ValueError(f"code must be a whole number, -64..255, found {self.code!r}")
         if not 0 <= self.seconds < float("inf"):
             raise ValueError(f"seconds must be 0 or more, found {self.seconds!r}")
+        for name in ("out", "err"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} must be text, found {getattr(self, name)!r}")
 
 
 Script = Callable[[Task], Ran | Awaitable[Ran]]
@@ -149,6 +153,8 @@ class ScriptedDriver(Driver):
         try:
             said = self._script(task)
             ran = await said if inspect.isawaitable(said) else said
+            if not isinstance(ran, Ran):
+                raise TypeError(f"a script returns a Ran, and this one returned {ran!r}")
         except Exception:
             return Ran(1, err=traceback.format_exc())
         await asyncio.sleep(ran.seconds)

@@ -158,6 +158,8 @@ class SimFleet:
 
     async def kill_worker(self, worker: str) -> None:
         """The worker dies with what it ran; the scheduler hears of it when its lease is over. Raises KeyError."""
+        if worker not in self._workers:
+            raise KeyError(f"no worker {worker} runs, but {', '.join(self._workers) or 'none'}")
         await self._end_worker(self._workers.pop(worker))
 
     async def start_worker(self, worker: str) -> None:
