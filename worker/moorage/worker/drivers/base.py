@@ -3,9 +3,9 @@
 A newcomer derives from `Driver` in a file of its own, sets `name`, implements `start` and `end`, and reports what
 happens: `Started` and later `Ended` (everything of the member is proven gone), or `StartFailed` (nothing ever ran),
 or `NotStarted` (the same, for a reason of this host's: the job is tried again), or `Stuck` (it cannot be ended, or
-that cannot be proven). Methods are called from the event loop and must not block;
-whatever takes time is begun here and reported later. `end` may be called twice for one member, the second time with
-less grace, and for one that has just ended: then there is nothing to do, since `Ended` is on its way.
+that cannot be proven). Methods are called from the event loop and must not block; whatever takes time is begun here
+and reported later. `end` may be called twice for one member, the second time with less grace, and for one that has
+just ended: then there is nothing to do, since `Ended` is on its way.
 """
 
 from __future__ import annotations
@@ -136,12 +136,15 @@ class Driver:
     def start(self, assignments: list[Assignment]) -> None:
         """Begin these members and return at once; report `Started`, or `StartFailed` of those that never ran.
 
-        What it raises ends the agent: report what goes wrong instead.
+        What it raises counts as `StartFailed` of all of them, though some may run: report what goes wrong instead.
         """
         raise NotImplementedError
 
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
-        """Begin to end a member, by force once `grace_s` seconds are over; report `Ended`. See the module's text."""
+        """Begin to end a member, by force once `grace_s` seconds are over; report `Ended`. See the module's text.
+
+        What it raises counts as `Stuck`: its devices stay quarantined.
+        """
         raise NotImplementedError
 
     def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
