@@ -187,6 +187,29 @@ def _has(jetstream: JetStream, stream: str, records: int) -> Callable[[], Awaita
     return there
 
 
+@pytest.mark.timeout(180)
+async def test_snapshots_that_were_deleted_under_a_leader_are_written_again_by_itself(
+    nats_server: Server, unique: str
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        settings = {**QUICK, "snapshot_records": 100.0}
+        first = await made.set_scheduler("first", settings, made.url, made.ledger_url)
+        await acme.leader()
+        await acme.submit("before")
+        counts = "counts; the ledger begins behind"
+        await until(lambda: first.words().count(counts) >= 1, 90, "the ledger's beginning is cut away")
+        async with await connect(made.ledger_url, "test") as connection:
+            await JetStream(connection).delete_stream(made.subjects.snapshot_stream)
+        await until(lambda: "writes one of what it has in memory" in first.words(), 60, "it is due, and found out")
+        named = first.words().count(counts)
+        await until(lambda: first.words().count(counts) > named, 60, "a new one counts")
+        await first.kill()
+        await made.set_scheduler("second", settings, made.url, made.ledger_url)
+        await acme.leader(2)
+        assert await acme.state("before") == "QUEUED"
+        assert "Traceback" not in first.words()
+
+
 async def test_what_is_no_dead_letter_is_listed_and_dropped(nats_server: Server, unique: str) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme, await connect(made.url, "test") as connection:
         scheduler = await made.scheduler(config=QUICK)
