@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -157,6 +158,56 @@ async def test_a_ledger_that_is_gone_is_said_to_be_with_what_to_do(nats_server: 
                 assert await second.process.wait() == 1
                 assert "moorage admin restore FILE --replace" in second.words()
                 assert "Traceback" not in second.words()
+
+
+async def test_no_leader_writes_into_a_ledger_that_was_made_in_the_place_of_its_own(
+    nats_server: Server, unique: str
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        first = await made.scheduler(config=QUICK)
+        await acme.leader()
+        async with await connect(made.ledger_url, "test") as connection:
+            jetstream, stream = JetStream(connection), made.subjects.ledger_stream
+            await until(_has(jetstream, stream, 100), 30, "records")
+            await jetstream.delete_stream(stream)
+            await until(lambda: "stream not found" in first.words(), 30, "it finds none")
+            second = await made.scheduler(config={**QUICK, "heartbeat_s": 0.25, "renewal_append_s": 0.25})
+            await until(lambda: "stands in the place of" in first.words(), 30, "the first one hears of the second's")
+            assert (await jetstream.stream_info(stream)).last_seq < 100, "before its own would follow there"
+            await until(lambda: "leading epoch 1" in second.words(), 30, "the second one leads")
+        await acme.submit("after")
+        third = await made.scheduler(config=QUICK)
+        await until(lambda: "folded" in third.words(), 30, "whoever comes can read it")
+
+
+def _has(jetstream: JetStream, stream: str, records: int) -> Callable[[], Awaitable[bool]]:
+    async def there() -> bool:
+        return (await jetstream.stream_info(stream)).last_seq >= records
+
+    return there
+
+
+@pytest.mark.timeout(180)
+async def test_snapshots_that_were_deleted_under_a_leader_are_written_again_by_itself(
+    nats_server: Server, unique: str
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        settings = {**QUICK, "snapshot_records": 100.0}
+        first = await made.set_scheduler("first", settings, made.url, made.ledger_url)
+        await acme.leader()
+        await acme.submit("before")
+        counts = "counts; the ledger begins behind"
+        await until(lambda: first.words().count(counts) >= 1, 90, "the ledger's beginning is cut away")
+        async with await connect(made.ledger_url, "test") as connection:
+            await JetStream(connection).delete_stream(made.subjects.snapshot_stream)
+        await until(lambda: "writes one of what it has in memory" in first.words(), 60, "it is due, and found out")
+        named = first.words().count(counts)
+        await until(lambda: first.words().count(counts) > named, 60, "a new one counts")
+        await first.kill()
+        await made.set_scheduler("second", settings, made.url, made.ledger_url)
+        await acme.leader(2)
+        assert await acme.state("before") == "QUEUED"
+        assert "Traceback" not in first.words()
 
 
 async def test_what_is_no_dead_letter_is_listed_and_dropped(nats_server: Server, unique: str) -> None:

@@ -330,7 +330,7 @@ class Ledger:
                 self.appending.gone = isinstance(error, JetStreamRefused) and error.err_code == ERR_STREAM_NOT_FOUND
                 return None
             if message is None:
-                await self._check_epoch(epoch, subject)
+                await self._check_epoch(state, epoch, subject)
                 return None
             record = self._decode(message)
             if record is not None and record.leader == self._leader and record.rid == rid and record.epoch == epoch:
@@ -340,8 +340,9 @@ class Ledger:
                 raise Deposed(f"record {message.seq} begins or belongs to epoch {record.epoch}")
             self._skip(state, message)
 
-    async def _check_epoch(self, epoch: int, subject: str) -> None:
-        """Raises `Deposed` where the ledger has a newer epoch although nothing stands at its end: it was restored."""
+    async def _check_epoch(self, state: State, epoch: int, subject: str) -> None:
+        """Raises `Deposed` where the ledger has a newer epoch although nothing stands at its end, as it was restored,
+        or where it is another one: once that had as many records as ours, ours would be taken for its next."""
         try:
             newest = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
         except BusError:
@@ -351,6 +352,9 @@ class Ledger:
         self.appending.gone = newest is None and self._subjects.ledger_epoch != subject
         if record is not None and record.epoch > epoch:
             raise Deposed(f"epoch {record.epoch} has begun in a restored ledger")
+        begun = next((act[1] for act in record.acts if act[0] == Act.EPOCH), "") if record is not None else ""
+        if begun and state.ledger_id and begun != state.ledger_id:
+            raise Deposed(f"ledger {begun} stands in the place of {state.ledger_id}")
 
 
 def _said(answer: JsError | BusError) -> str:

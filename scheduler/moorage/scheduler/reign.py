@@ -13,6 +13,7 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.collecting import Collecting
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
+from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.state import State
 from moorage.scheduler.core.tell.outputs import Message
 from moorage.scheduler.discovery import Discovery
@@ -24,7 +25,7 @@ from moorage.scheduler.outgoing import coalesced, messages_of
 from moorage.scheduler.questions import Questions
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import RecordedEngine
-from moorage.scheduler.snapshots import FOLLOWER_TIMEOUT_S
+from moorage.scheduler.snapshots import EXIT_GONE, FOLLOWER_TIMEOUT_S
 from moorage.scheduler.stuck import Stuck
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import RollCall
@@ -345,16 +346,38 @@ class Reign:
                 log.warning("the ledger cannot be shortened now: %s", error)
             last = state.snapshot[1] if state.snapshot is not None else 0
             if state.seq - last >= scheduler.snapshot_records:
-                taken = await take_snapshot(scheduler.snapshot_command)
+                try:
+                    taken = await take_snapshot(scheduler.snapshot_command)
+                except SnapshotsGone:
+                    taken = await self._snapshot_of_memory()
                 if taken is None:
                     await asyncio.sleep(SNAPSHOT_RETRY_S)
                 else:
                     self.engine.offer(taken)
                     self._wake()
 
+    async def _snapshot_of_memory(self) -> SnapshotTaken | None:
+        """Where what was cut from the ledger stands nowhere else any more, the leader writes it, though that takes it a
+        while: else the next one finds a ledger that nobody can read."""
+        log.error("the snapshots of the ledger were deleted: the leader writes one of what it has in memory")
+        snapshots = self._scheduler.snapshots
+        try:
+            await snapshots.ensure()
+            return SnapshotTaken(*await snapshots.write(self.engine.state))
+        except (BadSnapshot, BusError) as error:
+            log.warning("no snapshot: %s", error)
+            return None
+
+
+class SnapshotsGone(Exception):
+    """The follower cannot read the ledger: it begins behind a snapshot that is not there any more."""
+
 
 async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
-    """Run the follower; None when it failed (its own words are in the log), and nothing was named."""
+    """Run the follower; None when it failed (its own words are in the log), and nothing was named.
+
+    Raises `SnapshotsGone`.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -373,6 +396,8 @@ async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
             log.warning("the snapshot took over %g s and was given up", FOLLOWER_TIMEOUT_S)
             return None
         raise
+    if process.returncode == EXIT_GONE:
+        raise SnapshotsGone
     words = out.decode(errors="replace").split()
     if process.returncode != 0 or len(words) != 3 or not words[1].isdecimal():
         log.warning("no snapshot: %s", err.decode(errors="replace").strip()[-500:] or "its writer ended without a word")

@@ -15,16 +15,20 @@ import sys
 from typing import Any, Final
 
 from moorage.bus.connection import connect
+from moorage.bus.errors import BusError
 from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.state import State
-from moorage.scheduler.ledger import Ledger
+from moorage.scheduler.ledger import Ledger, LedgerBroken, LedgerGap
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 log = logging.getLogger("moorage.snapshots")
 
 CHUNK_BYTES: Final = 512 * 1024
 FOLLOWER_TIMEOUT_S: Final = 600.0
+EXIT_FAILED: Final = 1
+#: records that it needs are cut away, and the snapshots that held them are gone
+EXIT_GONE: Final = 3
 
 
 class Snapshots:
@@ -52,8 +56,8 @@ class Snapshots:
 
         Returns what the naming record says: name, sequence, digest. Raises `BadSnapshot`.
         """
-        data = dump(state)
-        name, digest = f"{state.seq}-{os.urandom(4).hex()}", snapshot_digest(data)
+        data, seq = dump(state), state.seq  # it may be a leader's, which goes on meanwhile
+        name, digest = f"{seq}-{os.urandom(4).hex()}", snapshot_digest(data)
         subject = self._subjects.snapshot(name)
         for start in range(0, len(data), CHUNK_BYTES):
             chunk, once = data[start : start + CHUNK_BYTES], {MESSAGE_ID: f"{name}.{start}"}
@@ -61,7 +65,7 @@ class Snapshots:
             if not isinstance(answer, Ack):
                 raise BadSnapshot(f"chunk at {start} of snapshot {name} was not stored: {answer}")
         await self.read(name, digest)
-        return name, state.seq, digest
+        return name, seq, digest
 
     async def read(self, name: str, digest: str) -> State:
         """The state of a named snapshot. Raises `BadSnapshot` when it is not there or not what was named."""
@@ -116,7 +120,11 @@ def main() -> None:
     arguments = parser.parse_args()
     os.nice(10)
     target = ledger_url() or arguments.nats
-    name, seq, digest = asyncio.run(follow_and_write(target, arguments.prefix, arguments.replicas))
+    try:
+        name, seq, digest = asyncio.run(follow_and_write(target, arguments.prefix, arguments.replicas))
+    except (LedgerBroken, BadSnapshot, BusError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_GONE if isinstance(error, LedgerGap) else EXIT_FAILED)
     print(name, seq, digest)
     sys.stdout.flush()
 
