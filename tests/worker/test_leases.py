@@ -407,6 +407,7 @@ async def test_a_worker_says_no_goodbye_while_a_process_of_its_host_keeps_a_gpu(
             try:
                 await leader.joined("w1", joins=2)  # behind whatever the one before had to say
                 assert not seat.said_goodbye
+                await until(lambda: again.agents[0].members.session.phase == "live", what="it knows that it has joined")
             finally:
                 await again.stop()
         await until(lambda: seat.said_goodbye, what="the goodbye of the second, which lent nothing")

@@ -129,7 +129,7 @@ def test_a_busy_slot_is_refused_and_the_refusal_is_final(bench: Bench) -> None:
     ("request_body", "word"),
     [
         (b"\x80", "run is missing"),
-        (b"\x01", "object"),
+        (b"\x01", "malformed"),
         (body(run={"driver": "docker"}), "no driver docker"),
     ],
 )

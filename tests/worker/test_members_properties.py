@@ -475,8 +475,8 @@ class World(RuleBasedStateMachine):
             raise AssertionError(f"never at rest: {self.members.session.phase} {self.members.held}")
         assert not any(state.holders for state in self.pool.slot_states())
         assert not any(state.quarantine for state in self.pool.slot_states())
-        freed = {_name(fact) for fact in self.ledger if fact.kind == "freed"}
-        assert self.started.keys() <= freed, "a job ran, and nobody said that its devices are free"
+        freed = {_name(fact) for fact in self.ledger if fact.kind in ("freed", "refused")}
+        assert self.started.keys() <= freed, "a job was started, and nobody said that its devices are free"
 
     def devices_heal(self) -> None:
         members, self.probing = self.probing, []

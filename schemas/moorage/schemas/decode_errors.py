@@ -5,7 +5,6 @@ msgspec says it in a sentence with a path; our own rules say `name must be what 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -59,6 +58,8 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
 
 def _nearest(name: str, kind: Any, path: str) -> str:
     """The field of the object at a path whose name is nearest to one that it does not have."""
+    import difflib
+
     known = {
         field.encode_name for part in _at(kind, path) if isinstance(part, inspect.StructType) for field in part.fields
     }
