@@ -207,7 +207,10 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     def nul_trouble(self) -> str:
         """Which field of `run` holds a NUL, empty for none: asked at admission, not of what was accepted."""
         run = self.workload
-        return next((name for name in ("user", "cwd", "driver") if "\0" in (getattr(run, name) or "")), "")
+        for name, text in (("user", run.user), ("cwd", run.cwd), ("driver", run.driver)):
+            if text and "\0" in text:
+                return name
+        return ""
 
     @property
     def workload(self) -> Run:
