@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+
+import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.invariants import validate
@@ -147,3 +150,23 @@ def test_a_child_that_fails_or_takes_too_long_is_no_answer_and_leaves_nothing() 
     assert child.ask(sleeps, limit_s=0.2) is None
     assert child.ask(lambda: b"x" * 1_000_000) == b"x" * 1_000_000
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+class Raw(logging.Handler):
+    """To descriptor 2, which a child has as well."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        os.write(2, self.format(record).encode())
+
+
+def test_a_child_whose_asker_is_gone_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    raw = Raw()
+    child.log.addHandler(raw)
+    try:
+        pid, receive = child.fork(lambda: b"x" * 1_000_000)  # more than a pipe holds
+        os.close(receive)
+        _, status = os.waitpid(pid, 0)
+    finally:
+        child.log.removeHandler(raw)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert capfd.readouterr().err == ""

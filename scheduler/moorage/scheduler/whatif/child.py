@@ -77,6 +77,8 @@ def _be_child(work: Work, send: int) -> NoReturn:
         while answer:
             answer = answer[os.write(send, answer) :]
         code = 0
+    except BrokenPipeError:
+        pass  # whoever asked was killed, or waits no longer
     except BaseException:
         with contextlib.suppress(BaseException):
             log.exception("a question to a copy of the leader failed")
