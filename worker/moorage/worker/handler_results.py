@@ -58,15 +58,15 @@ class Result(msgspec.Struct, frozen=True):
 
 def encode_result(value: object) -> Result:
     """`bytes` as they are, `str` as UTF-8, anything else as JSON. Raises Refused for what is neither, or too large."""
-    try:
-        if isinstance(value, bytes | bytearray | memoryview):
-            result = Result("application/octet-stream", bytes(value))
-        elif isinstance(value, str):
-            result = Result("text/plain; charset=utf-8", value.encode())
-        else:
+    if isinstance(value, bytes | bytearray | memoryview):
+        result = Result("application/octet-stream", bytes(value))
+    elif isinstance(value, str):
+        result = Result("text/plain; charset=utf-8", value.encode())
+    else:
+        try:
             result = Result("application/json", _encode(value))
-    except Exception as error:  # a circle, half of a character, a number of 200 bits, changed meanwhile, and so on
-        raise refuse("invalid-argument", f"the result is no bytes, text or JSON: {error}") from None
+        except (TypeError, msgspec.MsgspecError) as error:
+            raise refuse("invalid-argument", f"the result is no bytes, text or JSON: {error}") from None
     if len(result.data) > RESULT_BYTES_MAX:
         raise refuse("too-large", f"a result has at most {RESULT_BYTES_MAX} bytes", found=len(result.data))
     return result
