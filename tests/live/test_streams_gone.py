@@ -18,12 +18,19 @@ from moorage.scheduler.queue_reader import AHEAD_MAX, BATCH, UNBURIED_MAX, Queue
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import problem
 from moorage.schemas.operate import DeadLetter
-from tests.live.stack import QUICK, caller, request, stack
+from tests.live.stack import QUICK, Caller, caller, request, stack
 from tests.live.test_queue_turns import queued
 from tests.servers import Server
 from tests.waiting import until
 
 READ = 20
+
+
+async def have_some_read(acme: Caller) -> None:
+    """So many requests through the queue, from `before-0` on, until they wait."""
+    for number in range(READ):
+        await acme.queue("submit", request(f"before-{number}"))
+    await acme.reaches(f"before-{READ - 1}", "QUEUED")
 
 
 async def test_a_request_queue_that_was_deleted_is_made_again_behind_what_was_read(
@@ -32,9 +39,7 @@ async def test_a_request_queue_that_was_deleted_is_made_again_behind_what_was_re
     async with stack(nats_server, unique) as made, caller(made) as acme, await connect(made.url, "test") as connection:
         scheduler = await made.scheduler(config=QUICK)
         await acme.leader()
-        for number in range(READ):
-            await acme.queue("submit", request(f"before-{number}"))
-        await acme.reaches(f"before-{READ - 1}", "QUEUED")
+        await have_some_read(acme)
         jetstream = JetStream(connection)
         await jetstream.delete_stream(made.subjects.request_stream)
         assert await acme.queue("submit", request("after")) == READ + 1  # nobody acknowledges it before
@@ -54,11 +59,9 @@ async def test_a_request_queue_of_somebody_elses_making_is_read_from_its_beginni
     async with stack(nats_server, unique) as made, caller(made) as acme, await connect(made.url, "test") as connection:
         scheduler = await made.scheduler(config=QUICK)
         await acme.leader()
-        for number in range(READ):
-            await acme.queue("submit", request(f"before-{number}"))
+        await have_some_read(acme)
         await acme.queue("cancel", {"job": "before-0"})
         await acme.reaches("before-0", "CANCELLED")
-        await acme.reaches(f"before-{READ - 1}", "QUEUED")
         await scheduler.kill()
         jetstream = JetStream(connection)
         await jetstream.delete_stream(made.subjects.request_stream)
