@@ -11,12 +11,13 @@ import pytest
 from moorage.cli.console import plain, say, tell, tell_error
 from moorage.cli.fields import filled
 from moorage.cli.fleet import model_words, packed
-from moorage.cli.render import Rows, age, facts, many, ordinal, table, waits
+from moorage.cli.render import Rows, age, facts, ordinal, table, waits
 from moorage.cli.screen import Screen, cut
 from moorage.cli.submit import mebibytes
 from moorage.client.errors import Rejected
 from moorage.schemas.errors import problem
 from moorage.schemas.gpu import model_matches, parse_token
+from moorage.schemas.units import many
 
 
 class Terminal(io.StringIO):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.render import many, table
+from moorage.cli.render import table
 from moorage.cli.selectors import HELP, LISTED, ids_of
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient

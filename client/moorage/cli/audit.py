@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_DRIFT, say, tell
 from moorage.cli.options import ROWS, RowOptions, with_client
-from moorage.cli.render import many
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient

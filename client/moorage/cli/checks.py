@@ -18,8 +18,9 @@ import msgspec
 
 from moorage.cli.disk import DISK_FREE_MIN, disk_of
 from moorage.cli.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
-from moorage.cli.render import age, many
+from moorage.cli.render import age
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.bus.connection import Connection

@@ -12,7 +12,8 @@ import msgspec
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, fail, say, tell
 from moorage.cli.options import ROWS, RowOptions, with_client
-from moorage.cli.render import facts, many, table, utc
+from moorage.cli.render import facts, table, utc
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient

@@ -12,13 +12,14 @@ from moorage.cli.console import say, tell
 from moorage.cli.instead import as_words
 from moorage.cli.lookup import FIXES, code_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.render import age, facts, many, ordinal, utc
+from moorage.cli.render import age, facts, ordinal, utc
 from moorage.cli.screen import Screen
 from moorage.cli.selectors import LISTED, ask_each, one_id
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FleetFrame
 from moorage.schemas.job import TERMINAL
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.bus.transport import Delivery

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
-from moorage.cli.render import GAP, age, many, table
+from moorage.cli.render import GAP, age, table
 from moorage.cli.screen import Screen
 from moorage.schemas.gpu import model_matches
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient

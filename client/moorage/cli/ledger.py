@@ -10,8 +10,9 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
 from moorage.cli.interrupts import run
 from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
-from moorage.cli.render import many, table
+from moorage.cli.render import table
 from moorage.cli.settings import FILE_HELP, the_file
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient

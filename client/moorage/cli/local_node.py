@@ -17,7 +17,7 @@ from moorage.cli.disk import watch_disk
 from moorage.cli.local_tools import end_jobs, until_gone, write_private
 from moorage.cli.options import Options
 from moorage.cli.processes import LEDGER_URL_FILE
-from moorage.cli.render import many
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.bus.embedded import EmbeddedServer

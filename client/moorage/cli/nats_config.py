@@ -11,8 +11,8 @@ import msgspec
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
 from moorage.cli.options import Options, guarded
-from moorage.cli.render import many
 from moorage.schemas.subjects import PREFIX_DEFAULT
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.bus.site import Identity, Server, Site

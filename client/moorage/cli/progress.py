@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from moorage.cli.console import is_live, plain, say
 from moorage.cli.render import age, state, waits
 from moorage.cli.screen import cut
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.watch import Piece
@@ -52,7 +53,7 @@ class Progress:
             if change.worker:
                 words.append(f"on {change.worker}{' sim' if self._simulated else ''}")
             if change.gpus:
-                words.append(f"{len(change.gpus)} GPU{'s' if len(change.gpus) > 1 else ''}")
+                words.append(many(len(change.gpus), "GPU"))
             if self._replicated and change.replica >= 0:
                 words.append(f"replica {change.replica}")
             if change.attempt > 1:

@@ -11,7 +11,7 @@ from typing import Any, Final, TextIO, TypeVar
 from moorage.cli.console import paint, plain
 from moorage.client.values import age
 
-__all__ = ["Rows", "age", "facts", "many", "ordinal", "state", "table", "utc", "waits"]
+__all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
 
 T = TypeVar("T")
 
@@ -181,8 +181,3 @@ def utc(milliseconds: float) -> str:
 def utc_ms(milliseconds: int) -> str:
     """Wall milliseconds as `2026-11-20T11:36:02.507Z`."""
     return f"{utc(milliseconds)[:-1]}.{milliseconds % 1000:03d}Z"
-
-
-def many(number: int, word: str) -> str:
-    """`1 worker`, `2,000 workers`."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"

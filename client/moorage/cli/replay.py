@@ -13,7 +13,8 @@ from moorage.cli.console import EXIT_DRIFT, emit, say, tell
 from moorage.cli.interrupts import run
 from moorage.cli.ledger import SETTINGS, ledger_guarded, scheduler_of
 from moorage.cli.options import DEFAULTS, Options
-from moorage.cli.render import many, utc_ms
+from moorage.cli.render import utc_ms
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.scheduler.lookback import Lookback

@@ -15,8 +15,9 @@ from moorage.cli.interrupts import detachable
 from moorage.cli.jobs import why_of
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.progress import Progress
-from moorage.cli.render import Rows, many, state, waits
+from moorage.cli.render import Rows, state, waits
 from moorage.cli.selectors import HELP, HELP_ONE, LISTED, ids_of, one_id
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient

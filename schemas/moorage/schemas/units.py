@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `1h30m`, `500ms`, `10GiB`, `500MB`."""
+"""Durations, sizes and counts as people write them: `1h30m`, `500ms`, `10GiB`, `500MB`, `2,000 workers`."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ def size_bytes(text: str) -> int:
     word = (matched[2] or "").upper()
     factor = (1024 if word.endswith("I") else 1000) ** (_POWERS.index(word[0]) + 1) if word else 1
     return round(float(matched[1]) * factor)
+
+
+def many(number: int, word: str) -> str:
+    """`1 worker`, `2,000 workers`: for words that take an s."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"

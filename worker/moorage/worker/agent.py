@@ -25,6 +25,7 @@ from moorage.schemas.errors import MoorageError, Problem, Refused
 from moorage.schemas.frames import FactAck, Joined, Place, Renewed, Wanted
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
+from moorage.schemas.units import many
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living
 from moorage.worker.inventory.base import Inventory
@@ -387,8 +388,7 @@ class Agent:
     def _live(self, command: SessionLive) -> None:
         self.journal.live(command.ledger)
         if self.where:
-            gpus = f"{len(self.devices)} GPU{'' if len(self.devices) == 1 else 's'}"
-            log.info("joined as %s, %s, at %s", self.worker, gpus, self.where)
+            log.info("joined as %s, %s, at %s", self.worker, many(len(self.devices), "GPU"), self.where)
 
     def _well(self, command: Well) -> None:
         slots = self.watch.well(command.slots, command.n, self.host.now())

@@ -20,6 +20,7 @@ from moorage.scheduler.core.tell.outputs import slots_of
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import NOT_PERMITTED
 from moorage.schemas.gpu import format_token
+from moorage.schemas.units import many
 
 #: entries of the queue that are looked at one by one for a job's place, some 0.5 µs each; of more, up to the second
 #: number, who has left memory is passed over, some 0.1 µs each
@@ -211,10 +212,6 @@ def _told(found: dict[str, Any], asks: str) -> list[str]:
     if found["other_jobs"]:
         lines.append(f"{many(found['other_jobs'], 'job')} of other tenants: {many(found['other_gpus'], 'GPU')}")
     return [*lines, *found["workers"]]
-
-
-def many(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _preempted(engine: Engine, job: Job, nums: tuple[int, ...]) -> str:
