@@ -24,7 +24,7 @@ from moorage.scheduler.inspection import Inspection, device_drift
 from moorage.scheduler.logs import LogRelay, logs_asked
 from moorage.scheduler.standing import Standings
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.errors import Refused, problem, refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.operate import ACTS, FeatureLevelAct, ReleaseAct, act_of, drain_of
 from moorage.schemas.subjects import Subjects
@@ -45,7 +45,7 @@ def contained(answer: Callable[[], Any]) -> Any:
 
 
 class Leader(Protocol):
-    """What answering needs of the reign."""
+    """What answering a question needs of the reign."""
 
     engine: Engine
 
@@ -69,7 +69,7 @@ class Leader(Protocol):
 
 
 class Questions:
-    """`inspection` and `foresight` run beside; their tasks are the reign's."""
+    """Tenants' verbs (`read`) and operators' (`admin`). `inspection` and `foresight` are tasks of the reign."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Questions:
         self._relay = LogRelay(world, subjects, engine, self._history, leader.answer_now)
         self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
-            engine, leader.time_ms, self._ask_explain, leader.say, self._answer_plain, forks=forks
+            engine, leader.time_ms, partial(self._ask, "explain"), leader.say, self._answer_plain, forks=forks
         )
 
     async def close(self) -> None:
@@ -100,13 +100,14 @@ class Questions:
         await self._history.close()
 
     def read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Answer a tenant's question, now or later. Raises `Refused` for what cannot be asked."""
         engine = self._engine
         if verb == "logs":
             self._logs(tenant, arguments, reply, json)
             return
         if verb == "plan":
             # of a reign that is proven only: a plan of an old leader would be a plan of another ledger
-            self._ask(verb, lambda: self._plan(tenant, arguments, reply, json), reply, json)
+            self._ask(verb, partial(self.foresight.plan, tenant, arguments, reply, json), reply, json)
             return
         job = arguments.get("job")
         answer: Callable[[], Any]
@@ -125,7 +126,7 @@ class Questions:
                 answer = partial(self.foresight.explain, tenant, job, reply, json)
             if engine.state.job(tenant, job) is None:
                 # "unknown" only as of a record acknowledged after the question came
-                engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
+                self._ask_behind_a_record(verb, answer, reply, json)
                 return
         else:
             raise refuse(
@@ -152,23 +153,16 @@ class Questions:
 
     def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
         if self._leader.is_fresh():
-            self._answer_read(verb, answer(), reply, json)
+            self._answer_read(verb, contained(answer), reply, json)
         else:
-            self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
+            self._ask_behind_a_record(verb, answer, reply, json)
 
-    def _plan(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
-        try:
-            self.foresight.plan(tenant, arguments, reply, json)
-        except Refused as refused:
-            return refused.problem
-        return None
+    def _ask_behind_a_record(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
+        self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
 
     def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
         if reply:
             self._leader.answer_now(reply, encode(frame, json=json))
-
-    def _ask_explain(self, answer: Callable[[], Any], reply: str, json: bool) -> None:
-        self._ask("explain", partial(contained, answer), reply, json)
 
     def _answer_read(self, verb: str, data: Any, reply: str, json: bool) -> None:
         if data is not None and reply:
@@ -178,6 +172,7 @@ class Questions:
         return Answer(verb, self._engine.state.seq, data) if isinstance(data, dict) else data
 
     def admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        """Answer an operator's question, or offer their act to the core. Raises `Refused` for what cannot be."""
         engine = self._engine
         if verb == "fleet":
             more, after = self._leader.figures(), arguments.get("after", "")
