@@ -39,7 +39,8 @@ MESSAGES_PER_SUBJECT_MAX: Final = 1_000_000
 BYTES_MAX: Final = 1024**3
 BYTES_MIN: Final = 16 * 1024**2
 AGAIN_S: Final = 1.0
-#: refused requests laid with the dead letters at once; each waits for a disk
+#: requests laid with the dead letters at once, each of which waits for a disk: so many that could not be read, and
+#: beside them so many that were refused. The refused wait for dead letters that take nothing; reading must not
 BURIED_AT_ONCE: Final = 16
 #: refused requests of one tenant that wait for that, at which its queue waits, too
 UNBURIED_MAX: Final = BATCH
@@ -70,7 +71,6 @@ class QueueReader:
         self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by their mark, until the core has decided
         self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem]] = asyncio.Queue()
         self._unburied: Counter[str] = Counter()  # of each tenant in `_refused`
-        self._burying = asyncio.Semaphore(BURIED_AT_ONCE)
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._held_back: list[tuple[str, str]] = []  # whose cancels wait for room to be remembered
@@ -296,14 +296,13 @@ class QueueReader:
         return not lost
 
     async def _bury_unread(self, tenant: str, unread: list[tuple[StoredMessage, Problem]]) -> int:
-        """Lay what cannot be read with the dead letters; the first one that is not stored, or 0."""
-
-        async def keep(message: StoredMessage, problem: Problem) -> bool:
-            async with self._burying:
-                return await self.letters.keep(tenant, message, problem)
-
-        kept = await asyncio.gather(*(keep(*each) for each in unread))
-        return next((message.seq for (message, _), is_kept in zip(unread, kept, strict=True) if not is_kept), 0)
+        """Lay what cannot be read with the dead letters; the sequence of the first that is not stored, or 0."""
+        for first in range(0, len(unread), BURIED_AT_ONCE):
+            some = unread[first : first + BURIED_AT_ONCE]
+            kept = await asyncio.gather(*(self.letters.keep(tenant, *each) for each in some))
+            if not all(kept):
+                return some[kept.index(False)][0].seq
+        return 0
 
     def _look_at(self, key: tuple[str, str]) -> None:
         self._dirty[key] = None
