@@ -26,10 +26,10 @@ def hold(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Keep what waits of jobs from being placed; what runs goes on.
+    """Keep waiting jobs from being placed; what runs goes on.
 
-    A time bound of a held job goes on, too: it may expire. What runs and ends to be tried again waits as well; to take
-    a job off its GPUs, hold it and then requeue it.
+    The time limits of a held job keep counting, so it may expire. A held job that runs is not tried again while it is
+    held; to take it off its GPUs, hold it and then requeue it.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -63,10 +63,10 @@ def release(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Undo hold; or give a worker's GPUs back to use that failed or did not come back free.
+    """Undo hold; or put GPUs of a worker back to use that failed or did not come back free.
 
-    Releasing the queue leaves those jobs held that are held by themselves. A GPU that is still unwell by its own
-    readings is taken out of use again at once.
+    After the queue is released, jobs that were held one by one stay held. A GPU whose own readings still show a fault
+    is taken out of use again at once.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -100,10 +100,10 @@ def requeue(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """End what runs of jobs, within their grace, and have them wait for a new attempt.
+    """End running jobs, within their grace, and have them wait for a new attempt.
 
-    It counts as no retry. A replica that is kept through a partition (LOST_KEPT) waits again at once: you say with
-    this that it runs no more.
+    This costs no retry. A replica that is kept through a partition (LOST_KEPT) waits again at once: with this command
+    you say that it no longer runs.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -144,10 +144,11 @@ def limit(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Bound what a tenant may have: GPUs leased at once, jobs that are not over.
+    """Limit what a tenant may have: GPUs leased at once, jobs that are not over.
 
-    Over the GPUs a job waits, with the reason `limit`; over the jobs a submit is refused, and the durable queue waits.
-    What is over a new limit already goes on. To have nothing of a tenant start, hold its queue: moorage admin hold.
+    Beyond the limit of GPUs, jobs wait with the reason `limit`; beyond the limit of jobs, a submit is refused and the
+    durable queue waits. What already exceeds a new limit goes on. To let none of a tenant's jobs start, hold its queue:
+    moorage admin hold.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -169,10 +170,10 @@ def share(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Set a tenant's share: its weight, and GPUs that are its own whenever it wants them.
+    """Set a tenant's share: its weight, and the GPUs that it is guaranteed.
 
-    Tenants that want more than there is get GPUs in the ratio of their weights, within a priority, and past usage
-    counts. What is idle of the guaranteed GPUs others borrow. The most that a tenant may have is its limit.
+    Within a priority, tenants that want more than there is get GPUs in proportion to their weights, and past usage
+    counts. Others may borrow guaranteed GPUs while they are idle. The most that a tenant may have is its limit.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -187,7 +188,7 @@ def share(
 def tenants(*, options: RowOptions = ROWS) -> int:
     """Tenants with jobs, leases, holds, limits or shares; those with most GPUs first.
 
-    USED is what a tenant used of late, as GPUs used all the time; counted once somebody has a share.
+    USED is what a tenant used recently, as a number of GPUs in constant use; it is counted once any tenant has a share.
     """
 
     async def work(client: AsyncClient) -> int | None:

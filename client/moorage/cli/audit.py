@@ -39,10 +39,11 @@ def audit(
     watch: Annotated[bool, Parameter(help="Look again and again: a line when a difference comes or goes.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """The ledger against what each worker's last renewal says it holds, and its devices against its leases.
+    """Compare the ledger with what each worker says that it holds, and its devices with its leases.
 
-    Each worker looks at its devices when it is asked: processes and memory where nobody has a lease, leased devices
-    that do not answer. Asks twice, two renewals apart: only what both show is drift. Exit code 10 when there is any.
+    Each worker looks at its devices when it is asked: for processes and memory where nobody has a lease, and for leased
+    devices that do not answer. All are asked twice, two renewals apart: only what both looks show is drift. The exit
+    code is 10 if there is any.
     """
 
     async def work(client: AsyncClient) -> int | None:

@@ -300,10 +300,10 @@ def main(
 ) -> int:
     """Run 400 requests of a real cluster's trace, each a real process on simulated GPUs, and kill the scheduler midway.
 
-    What became of them is then judged by the records alone: each over exactly once, no GPU with two, none that waits
-    for ever.
+    The records alone then show what became of the requests: each must be over exactly once, no GPU may have had two,
+    and none may wait for ever.
 
-    Exit code 1 when any promise was broken. Ctrl-C ends all of it, and then nothing is judged.
+    The exit code is 1 if any promise was broken. Ctrl-C ends everything, and then nothing is judged.
     """
     by: list[int] = []
 

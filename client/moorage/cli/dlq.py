@@ -28,7 +28,8 @@ BODY_BYTES_MAX: Final = 64 * 1024
 def list_letters(*, options: RowOptions = ROWS) -> int:
     """Queued requests that could not be read or were refused, oldest first; of one tenant with --tenant.
 
-    Nobody waits for the answer to what is published to the queue, so its refusal is kept here: 30 days, or 100,000.
+    Nobody waits for an answer to what is published to the queue, so refused requests are kept here: for 30 days, and at
+    most 100,000.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -79,9 +80,9 @@ def resend(
     why: Annotated[str, Parameter(help=WHY)] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Hand dead letters in again, each for its own tenant and under its own job id; what is accepted leaves the list.
+    """Submit dead letters again, each for its own tenant and under its own job id; what is accepted leaves the list.
 
-    What is refused again stays there, and the exit code is 1.
+    What is refused again stays in the list, and the exit code is 1.
     """
     body: dict[str, Any] | None = None
     if file is not None:

@@ -21,9 +21,9 @@ def doctor(
     example: Annotated[bool, Parameter(help="Only print a settings file with every key, each commented out.")] = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Look at this host, the server, the permissions and the scheduler; exit code 1 when something fails.
+    """Check this host, the server, the permissions and the scheduler; exit code 1 if something fails.
 
-    `warn` is what a worker or an operator would miss here: a submitter's machine may well do without.
+    `warn` is what a worker or an operator would miss here; a submitter's machine may do well without it.
     """
     if example:
         from moorage.cli.settings import example_file

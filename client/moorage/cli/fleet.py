@@ -236,12 +236,12 @@ def drain(
     why: Annotated[str, Parameter(help="For explain, the jobs' stories and the ledger.")] = "",
     options: Options = DEFAULTS,
 ) -> int:
-    """Place nothing new on a worker; what runs there goes on to its end, or leaves by a deadline.
+    """Place nothing new on a worker; jobs that run there go on to their end, or leave by a deadline.
 
     A job that leaves gets its checkpoint signal before the deadline, then SIGTERM and its grace; it waits for a new
-    attempt elsewhere and loses no retry. Before a drain that is to come, a job is placed there only if its time limit
-    is over by then; without a limit, until ten minutes before. The ledger keeps it through reboots and takeovers;
-    uncordon takes it back.
+    attempt elsewhere and loses no retry. Before a drain in the future, a job is placed there only if its time limit is
+    over by then, and a job without a limit until ten minutes before. The drain is in the ledger, so reboots and
+    takeovers do not end it; uncordon does.
     """
 
     def act() -> int:

@@ -27,7 +27,7 @@ def show(
     watch: Annotated[bool, Parameter(help="Follow it: a line a transition, until it is over.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
-    """Jobs, whole: request, state, transitions."""
+    """All about jobs: request, state, transitions."""
 
     async def work(client: AsyncClient) -> int | None:
         if watch:
@@ -141,7 +141,7 @@ def _simulated(changes: list[dict[str, Any]]) -> bool:
 def ls(
     *,
     state: Annotated[list[str] | None, Parameter(help="Only these, as RUNNING or queued.", value="STATE")] = None,
-    limit: Annotated[int, Parameter(help="At most so many, 1..1000.")] = 100,
+    limit: Annotated[int, Parameter(help="How many at most, 1..1000.")] = 100,
     watch: Annotated[bool, Parameter(help="Again whenever something changes; in a pipe a row a change.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
@@ -235,8 +235,8 @@ def cancel(
 ) -> int:
     """Cancel jobs, at any stage; answered once it is in the ledger.
 
-    An id that is not known yet is remembered, and the next submit of it is cancelled at once; nothing takes that back.
-    So a name of your own is taken as it stands; the beginning of an id is enough where moorage made it up.
+    An id that is not known yet is remembered, and the next submit with it is cancelled at once; this cannot be undone.
+    So a name that you gave must be complete; of an id that moorage made up, the beginning is enough.
     """
 
     async def work(client: AsyncClient) -> int | None:

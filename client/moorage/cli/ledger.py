@@ -30,8 +30,9 @@ def backup(
 ) -> int:
     """Write the ledger as it is now to a file: jobs, sessions, finished ids, cursors of the request queue.
 
-    Taken beside a running leader, by reading alone. The file appears whole or not at all, is never written over
-    another one, and is read back before this returns. It needs the ledger's own account, as a scheduler does.
+    A backup only reads the ledger, and may be made while a leader runs. The file appears whole or not at all, never
+    replaces another one, and is read back before the command returns. Like a scheduler, this needs the ledger's own
+    account.
     """
 
     def act() -> int:
@@ -62,9 +63,9 @@ def restore(
 ) -> int:
     """Make a new ledger that begins with what a backup holds. Stop every scheduler first.
 
-    The new ledger has another id, and workers follow it on this word: what they run goes on where the backup knows
-    it, and is ended where it does not. What was accepted since the backup is lost: its senders must send it again.
-    Nothing is placed until every worker was heard, or is lost by the lease.
+    The new ledger has another id, and workers accept it because it was restored: jobs that they run go on if the backup
+    knows them, and are ended if it does not. What was accepted since the backup is lost: its senders must send it
+    again. Nothing is placed until every worker was heard, or is lost because its lease is over.
     """
 
     def act() -> int:
@@ -102,10 +103,10 @@ def feature_level(
     why: Annotated[str, Parameter(help="For the ledger.")] = "",
     options: RowOptions = ROWS,
 ) -> int:
-    """Who leads and who stands by, and which format of records the ledger has; or raise that.
+    """Show who leads and who stands by, and which records the ledger may have; or raise that level.
 
-    After an upgrade of every scheduler, the last step: what is new in the release is used from then on. A scheduler
-    that does not know the level stops, and it is never lowered: keep a backup of before.
+    Raising the level is the last step after an upgrade of every scheduler: from then on, what is new in the release is
+    used. A scheduler that does not know the level stops. The level is never lowered, so keep a backup from before.
     """
 
     async def work(client: AsyncClient) -> int | None:

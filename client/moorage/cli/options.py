@@ -35,7 +35,7 @@ class Options:
     timeout: Annotated[
         str | None, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m. Else 10s.", value="DURATION")
     ] = None
-    json: Annotated[bool, Parameter(help="The frames of the wire, one JSON object a line.")] = False
+    json: Annotated[bool, Parameter(help="Frames as JSON, one object per line.")] = False
     color: Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. Else auto.")] = None
 
     def settled(self) -> Self:
@@ -56,7 +56,7 @@ class RowOptions(Options):
 
     format: Annotated[
         str | None,
-        Parameter(help="A line a row, with fields of --json in braces: '{job} {state}'.", value="TEXT"),
+        Parameter(help="One line per row; fields of --json in braces: '{job} {state}'.", value="TEXT"),
     ] = None
 
     def shown(self, frame: object, rows: Iterable[Any]) -> bool:

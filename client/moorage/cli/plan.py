@@ -41,11 +41,12 @@ def plan(
     flags: JobFlags = NO_FLAGS,
     options: RowOptions = ROWS,
 ) -> int:
-    """What would happen to a job: would it start now, where, when; nothing is submitted.
+    """Whether, when and where a job would start; submits nothing.
 
-    The leader answers with its own code, on a copy of its state; with --drain, --add, --quota and --share, in any
-    number and together, as if the fleet and the tenants' rights were others. A command need not be named: it tells
-    only how long such jobs ran before. Ends with 0 where all of it would start now, 7 not now, 8 never on this fleet.
+    The leader answers with its own code, on a copy of its state. --drain, --add, --quota and --share, together and as
+    often as you like, change the fleet and the tenants' rights in that copy. The command may be left out: it only tells
+    how long such jobs took before. The exit code is 0 if all of the job would start now, 7 if not now, 8 if never on
+    this fleet.
     """
 
     def act() -> int:

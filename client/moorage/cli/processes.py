@@ -40,8 +40,8 @@ def scheduler(
 ) -> int:
     """Run a scheduler in the foreground. Run several: one leads, the others stand by.
 
-    The ledger's URL holds a password, so it comes by MOORAGE_LEDGER_URL or by a file, never as an argument. Beside a
-    `moorage up` of this folder its file is found.
+    The ledger's URL holds a password, so it is read from MOORAGE_LEDGER_URL or from a file, and is never an argument.
+    In the folder of a `moorage up` that file is found.
     """
 
     def act() -> int:
@@ -80,8 +80,8 @@ def worker(
 ) -> int:
     """Run a worker in the foreground: this machine's GPUs, or simulated ones.
 
-    SIGTERM (or the end of its terminal) ends the agent; jobs run on under its supervisor, and the next agent on the
-    same state folder takes them up. A supervisor without a job ends with its agent.
+    SIGTERM (or the end of its terminal) ends the agent; jobs run on under its supervisor, and the next agent with the
+    same state folder takes them over. A supervisor without a job ends with its agent.
     """
 
     def act() -> int:

@@ -41,13 +41,13 @@ def replay(
 ) -> int:
     """Show what was decided, with the evidence that the ledger has of it; or decide it again, from a recording.
 
-    From the ledger: a line a transition or operator's act: ledger record, ledger time, job, state, worker, GPUs, and
-    why; in columns on a terminal, elsewhere with tabs between them, times in ms and GPUs by name. Read beside a running
-    leader, which is not asked; it needs the ledger's own account, as a scheduler does. Records that were cut away
-    behind a snapshot are not there any more, and it says so.
+    From the ledger, it prints a line for each transition or operator's act: ledger record, ledger time, job, state,
+    worker, GPUs, and why; on a terminal in columns, otherwise separated by tabs, with times in ms and GPUs by name. It
+    reads the ledger itself, also while a leader runs, and like a scheduler it needs the ledger's own account. If
+    records are gone because a snapshot has replaced them, it says so.
 
-    From a recording: a line a placement. Ends with 0 where every record came out byte for byte as it was, with 10 where
-    one did not.
+    From a recording, it prints a line for each placement. The exit code is 0 if every record came out byte for byte as
+    it was, and 10 if one did not.
     """
 
     def act() -> int:

@@ -30,14 +30,14 @@ TICK_S: Final = 1.0
 
 
 def run(
-    *command: Annotated[str, Parameter(help="What to run, behind --.", command=True)],
+    *command: Annotated[str, Parameter(help="What to run, after --.", command=True)],
     flags: JobFlags = NO_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:
     """Run a command on GPUs, follow it, return its exit code.
 
-    Its output comes to stdout and stderr, progress to stderr; it reads nothing: stdin stays here. Ctrl-C detaches: the
-    job goes on. The command is the worker's: a whole path, or a name in a job's PATH there.
+    The command's output goes to stdout and stderr, progress to stderr; stdin is not passed on. Ctrl-C detaches: the job
+    goes on. The command has to be on the worker: a full path, or a name in a job's PATH there.
     """
 
     async def work(client: AsyncClient, request: Request) -> int | None:
@@ -73,16 +73,16 @@ def logs(
     job: Annotated[str, Parameter(help=HELP_ONE, lists=LISTED)],
     /,
     *,
-    tail: Annotated[int | None, Parameter(help="Of what was said before, only so many last lines a stream.")] = None,
+    tail: Annotated[int | None, Parameter(help="Of earlier output, only this many last lines of each stream.")] = None,
     replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
     attempt: Annotated[int | None, Parameter(help="Only this attempt, as far as it is kept now.")] = None,
     no_follow: Annotated[bool, Parameter(help="End with what is kept now, and with code 0.")] = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """A job's output: what its workers keep, then what comes, until it is over; ends with the job's exit code.
+    """A job's output: what is kept of it, then what comes, until the job is over; exits with its code.
 
-    Kept is what the newest attempt of each replica wrote, up to a bound a stream, for a time after the end: the
-    settings of the worker say how much and how long, and `moorage show` until when.
+    A worker keeps what the newest attempt of each replica wrote, up to a bound for each stream, and for some time after
+    the end. Its settings say how much and how long, and `moorage show` says until when.
     """
 
     async def work(client: AsyncClient) -> int | None:

@@ -55,11 +55,11 @@ def simulate(
     plot: Annotated[Path | None, Parameter(help="Draw all runs as SVG.", value="FILE")] = None,
     options: Options = DEFAULTS,
 ) -> int:
-    """What the scheduler would have done with a trace: the production core under a virtual clock.
+    """Show what the scheduler would have done with a trace: the production core under a virtual clock.
 
     Prints allocation, waits, completion times and fairness, by class of request and by tenant. Several rankers or
-    settings are run one after the other on the same jobs. Ctrl-C ends the run that is under way and reports what there
-    is. No server is asked, and nothing is sent.
+    settings are run one after the other on the same jobs. Ctrl-C ends the current run and reports what there is. It
+    needs no server, and sends nothing.
     """
 
     def act() -> int:

@@ -67,28 +67,28 @@ class JobFlags:
     gang: Annotated[bool, Parameter(help="All replicas start together or not at all.")] = False
     spread: Annotated[bool, Parameter(help="Each replica on a host of its own.")] = False
     priority: Annotated[int | None, Parameter(help="0..100, higher first.")] = None
-    cpu: Annotated[float | None, Parameter(help="Cores a replica, as 4 or 0.5.", value="CORES")] = None
-    memory: Annotated[str | None, Parameter(help="Host memory a replica, as 16G or 512M.", value="SIZE")] = None
+    cpu: Annotated[float | None, Parameter(help="Cores per replica: 4 or 0.5.", value="CORES")] = None
+    memory: Annotated[str | None, Parameter(help="Host memory per replica: 16G or 512M.", value="SIZE")] = None
     requires: Annotated[list[str] | None, Parameter(help="A worker's label: zone=a or zone=a,b.", value="LABEL")] = None
     label: Annotated[list[str] | None, Parameter(help="A label of the job: team=vision.", value="LABEL")] = None
     env: Annotated[list[str] | None, Parameter(help="A variable for the command.", value="NAME=VALUE")] = None
     secret: Annotated[
-        list[str] | None, Parameter(help="A variable that is resolved at the worker.", value="NAME=SECRET")
+        list[str] | None, Parameter(help="A variable whose value the worker looks up.", value="NAME=SECRET")
     ] = None
-    cwd: Annotated[str | None, Parameter(help="The worker's folder it starts in, absolute. Else /.", value="PATH")] = (
+    cwd: Annotated[str | None, Parameter(help="Folder on the worker to start in, absolute. Else /.", value="PATH")] = (
         None
     )
-    user: Annotated[str | None, Parameter(help="User at the worker.", value="NAME")] = None
+    user: Annotated[str | None, Parameter(help="User on the worker's host.", value="NAME")] = None
     driver: Annotated[
         str | None, Parameter(help="How a worker runs it: process, or noop on simulated ones.", value="NAME")
     ] = None
-    time_limit: Annotated[str | None, Parameter(help="Longest run of one attempt.", value="DURATION")] = None
+    time_limit: Annotated[str | None, Parameter(help="Longest time that one attempt may run.", value="DURATION")] = None
     deadline: Annotated[str | None, Parameter(help="Longest time from acceptance to the end.", value="DURATION")] = None
     start_within: Annotated[str | None, Parameter(help="Expire unless started within.", value="DURATION")] = None
-    grace: Annotated[str | None, Parameter(help="Between SIGTERM and SIGKILL.", value="DURATION")] = None
+    grace: Annotated[str | None, Parameter(help="Time between SIGTERM and SIGKILL.", value="DURATION")] = None
     retries: Annotated[int | None, Parameter(help="Further attempts after a failure.")] = None
     if_seq: Annotated[
-        int | None, Parameter(help="Only while what plan saw at this ledger record still holds.", value="LEDGER")
+        int | None, Parameter(help="Only if nothing was decided since this record, which plan shows.", value="LEDGER")
     ] = None
     on_no_match: Annotated[
         Literal["wait", "reject"] | None, Parameter(help="When no known worker could ever run it.")
@@ -266,14 +266,14 @@ def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tu
 
 
 def submit(
-    *command: Annotated[str, Parameter(help="What to run, behind --.", command=True)],
+    *command: Annotated[str, Parameter(help="What to run, after --.", command=True)],
     file: Annotated[
         str | None,
         Parameter(help="Requests as JSON, one or an array; - is stdin.", names=("--file", "-f"), value="FILE"),
     ] = None,
     instead_of: Annotated[
         str | None,
-        Parameter(help="Cancel this job, which waits, and hand it in with what the flags change.", value="JOB"),
+        Parameter(help="Cancel this waiting job, and submit it again with what the flags change.", value="JOB"),
     ] = None,
     but: Annotated[
         str | None, Parameter(help="With --instead-of: fields of the request, as JSON.", value="JSON")
@@ -281,9 +281,9 @@ def submit(
     flags: JobFlags = NO_FLAGS,
     options: RowOptions = ROWS,
 ) -> int:
-    """Hand in a job and go on; answered once it is in the ledger.
+    """Submit a job and go on; returns once it is in the ledger.
 
-    Prints the job's id. Send the same id and content again after a failure: it is the same job.
+    Prints the job's id. After a failure, send the same id and content again: it stays one job.
     """
 
     def act() -> int:

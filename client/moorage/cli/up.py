@@ -41,10 +41,10 @@ def up(
 ) -> int:
     """Server, scheduler and worker on this machine, in one command.
 
-    The other commands find it when run in the same folder. Ctrl-C ends all of it, and the jobs that run: SIGTERM, 3 s,
-    SIGKILL. The state stays, and the next `up` on the same folder goes on from there: what waited waits, and what ran
-    is tried again where retries are left, else FAILED, "its worker was stopped". A part that dies is started again; six
-    times within a minute, and all of it ends.
+    Other commands find it when they are run in the same folder. Ctrl-C ends everything, running jobs included: SIGTERM,
+    3 s, SIGKILL. The state stays, and the next `up` in the same folder goes on from there: what waited waits, and what
+    ran is tried again if retries are left, and is otherwise FAILED, "its worker was stopped". A part that dies is
+    started again; after six times within a minute, everything ends.
     """
     gc.enable()
     return guarded(options, lambda: asyncio.run(_up(settings, flags, options)))

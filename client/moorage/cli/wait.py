@@ -49,9 +49,9 @@ def wait(
     ] = FOR_DEFAULT,
     options: RowOptions = ROWS,
 ) -> int:
-    """Wait until jobs are over (without a word: the last one); ends with the code of the first that did not succeed.
+    """Wait until jobs are over (by default the last one); exits with the code of the first that did not succeed.
 
-    Prints a line a job as they end, or with --json what `show` answers then. Ctrl-C ends the waiting, and no job.
+    Prints a line for each job as it ends, or with --json the answer of `show`. Ctrl-C ends the waiting, and no job.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -147,9 +147,9 @@ def events(
 ) -> int:
     """Transitions as they happen: of one job from its first to its last, or of the whole tenant from now on.
 
-    Those of a job that is over come from its history, as long as that is kept (a week by default).
+    Transitions of a job that is over come from its history, as long as that is kept (a week by default).
 
-    A line a transition, or with --json a frame a line. Those of a tenant go on until Ctrl-C.
+    Prints a line for each transition, or with --json a frame per line. Those of a tenant go on until Ctrl-C.
     """
 
     async def work(client: AsyncClient) -> int | None:

@@ -19,30 +19,31 @@ if TYPE_CHECKING:
 class Admin:
     """The acts on jobs and tenants, over an open client; `tenant` is the client's own unless named.
 
-    Each is answered once it is in the ledger. Sent again it changes nothing: `Done.changed` is then false. All raise
-    `NotFound`, `Rejected` (a job that is over, text over its bound), `NotPermitted`, `NoScheduler`, `Unreachable`.
+    Each act is answered once it is in the ledger. The same act again changes nothing, and `Done.changed` is then false.
+    All raise `NotFound`, `Rejected` (a job that is over, text over its bound), `NotPermitted`, `NoScheduler`,
+    `Unreachable`.
     """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def hold(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
-        """Nothing that waits of a job, or without one of the tenant's whole queue, is placed; what runs goes on."""
+        """Place nothing that waits of a job, or without a job of the tenant's whole queue; what runs goes on."""
         return await self._act("hold", tenant=self._tenant(tenant), job=job, why=why)
 
     async def release(self, job: str | None = None, *, why: str = "", tenant: str | None = None) -> Done:
-        """Undo `hold`: of a job, or without one of the tenant's queue. A job that is held by itself stays held."""
+        """Undo `hold` of a job, or without a job of the tenant's queue; jobs that are held one by one stay so."""
         return await self._act("release", tenant=self._tenant(tenant), job=job, why=why)
 
     async def release_worker(self, worker: str, *, slots: Sequence[int] | None = None, why: str = "") -> Done:
-        """An operator's word that a worker's devices are well: those in quarantine, or unwell, are open again.
+        """Put a worker's devices back to use that are in quarantine or unwell, on an operator's word.
 
-        `slots` are positions in the worker's pool; None is every one. `Done.slots` are those that it was news for.
+        `slots` are positions in the worker's pool; None means all of them. `Done.slots` are those that were changed.
         """
         return await self._act("release", worker=worker, slots=None if slots is None else list(slots), why=why)
 
     async def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """What runs or is placed of a job ends and waits for a new attempt, which counts as no retry."""
+        """End a job's replicas that run or are placed; they wait for a new attempt, which costs no retry."""
         return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why)
 
     async def priority(self, job: str, priority: int, *, why: str = "", tenant: str | None = None) -> Done:
@@ -52,9 +53,9 @@ class Admin:
     async def limit(
         self, *, gpus: int | None = None, jobs: int | None = None, why: str = "", tenant: str | None = None
     ) -> Done:
-        """At most so many GPUs leased to a tenant at once, and so many jobs of it that are not over.
+        """Limit how many GPUs a tenant may lease at once, and how many jobs it may have that are not over.
 
-        0 is no limit, None leaves it as it is. What is over a new limit already goes on.
+        0 means no limit, None leaves it as it is. What already exceeds a new limit goes on.
         """
         return await self._act("limit", tenant=self._tenant(tenant), gpus=gpus, jobs=jobs, why=why)
 
@@ -65,9 +66,9 @@ class Admin:
     async def share(
         self, *, weight: int | None = None, gpus: int | None = None, why: str = "", tenant: str | None = None
     ) -> Done:
-        """A tenant's weight in the fair share, and so many GPUs that are its own whenever it wants them.
+        """Set a tenant's weight in the fair share, and how many GPUs it is guaranteed.
 
-        0 is none, None leaves it as it is. Others borrow what is idle of the guaranteed ones.
+        0 means none, None leaves it as it is. Others may borrow guaranteed GPUs while they are idle.
         """
         return await self._act("share", tenant=self._tenant(tenant), weight=weight, gpus=gpus, why=why)
 
@@ -88,13 +89,13 @@ class Admin:
                 return
 
     async def dead_letter(self, sequence: int) -> dict[str, Any]:
-        """One of them, with `problem` and `body` (and `data`, base64, where that is no text). Raises `NotFound`."""
+        """One dead letter, with `problem` and `body` (and `data`, base64, if it is not text). Raises `NotFound`."""
         return await self._letters(DlqAct(act="show", sequence=sequence))
 
     async def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
-        """Hand it in again, or `body` in its place, for its tenant under its job id; the letter is then gone.
+        """Submit it again, or `body` in its place, for its tenant and under its job id; the letter is then gone.
 
-        Raises `Rejected` where it is refused again: it stays.
+        Raises `Rejected` if it is refused again; the letter then stays.
         """
         return await self._letters(DlqAct(act="resend", sequence=sequence, body=body, by=who(), why=why))
 

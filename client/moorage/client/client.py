@@ -58,10 +58,10 @@ class AsyncClient(Connected):
     ) -> Job:
         """Submit argv, a `Request`, or a mapping as on the wire; answered once it is in the ledger.
 
-        `gpu` is a token as `2xH100:80G`, a count or a spec; `key` is the job's id, so that a second submit of the
-        same content is the same job (without one a time-ordered id is made, and a retry in here keeps it).
-        Unless `events` says otherwise, only the tenant's frames tell of it until somebody follows it.
-        Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
+        `gpu` is a token such as `2xH100:80G`, a count or a spec. `key` is the job's id: a second submit of the same
+        content with the same key is the same job. Without a key a time-ordered id is made, which the retries of this
+        call keep. Unless `events` says otherwise, the job's events are in the tenant's frames only until somebody
+        follows it. Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
         if not isinstance(what, Request) and not (isinstance(what, Mapping) and "events" in what):
             fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
@@ -77,9 +77,9 @@ class AsyncClient(Connected):
     ) -> Job:
         """Submit a call of the function that services offer under `name` (see `moorage.worker.embed`).
 
-        `input` is what JSON can hold, and the function finds it as `context.input`; larger data belongs in a store.
-        The job is placed where a worker offers the handler, and `Job.result` has what it returned as `value`; what
-        it raised is the `why` of `JobFailed`. Raises as `submit`.
+        `input` is anything that JSON can hold; the function finds it as `context.input`. Larger data belongs in a
+        store. The job is placed on a worker that offers the handler. What the function returns is the `value` of
+        `Job.result`; what it raises is the `why` of `JobFailed`. Raises what `submit` raises.
         """
         from moorage.client.handlers import handler_request
 
@@ -103,11 +103,11 @@ class AsyncClient(Connected):
     ) -> Result:
         """Submit, follow to the end, and return the result with its `stdout` and `stderr`.
 
-        What is lost on the way is asked for again where its worker keeps it; `lost_bytes` tells what is missing still.
-        Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when it
-        is over, and when this call is cancelled, the job goes on. Unless `events` says otherwise, a crowd of them on
-        one client hears the tenant's frames (see `feed`).
-        Raises `JobFailed` (its `result` has the output, too) unless it SUCCEEDED, `TimedOut`, and as `submit`.
+        Output that is lost on the way is asked for again, as long as its worker keeps it; `lost_bytes` tells how much
+        is still missing. Of each stream the last 16 Mi characters are held. `timeout` defaults to `wait_timeout`; when
+        it is over, or when this call is cancelled, the job goes on. Unless `events` says otherwise, a client with many
+        such calls listens to the tenant's frames (see `feed`). Raises `JobFailed` (its `result` has the output, too)
+        unless the job SUCCEEDED, `TimedOut`, and what `submit` raises.
         """
         from moorage.client.running import run
 
@@ -119,9 +119,10 @@ class AsyncClient(Connected):
     async def submit_many(
         self, many: Iterable[What], gpu: GpuSpec | str | int | None = None, **fields: Unpack[Fields]
     ) -> list[Job]:
-        """Submit all in one frame (several beyond 10,000 requests or 900 KiB); jobs in the order of the requests.
+        """Submit all in one frame (in several beyond 10,000 requests or 900 KiB); returns jobs in the requests' order.
 
-        Each is accepted or refused by itself. Raises `BatchRejected`, which holds those accepted, and as `submit`.
+        Each is accepted or refused by itself. Raises `BatchRejected`, which holds the accepted jobs, and what `submit`
+        raises.
         """
         from moorage.client.job import Job
 
@@ -148,7 +149,7 @@ class AsyncClient(Connected):
         return self._requests.build(what, gpu, key, fields)
 
     def job(self, id: str) -> Job:
-        """A handle on a job by its id; asks nothing. Raises `Rejected` for what is no job id."""
+        """A handle on a job by its id, without asking the scheduler. Raises `Rejected` for what is no job id."""
         from moorage.client.job import Job
 
         if not is_job(id):
@@ -163,17 +164,19 @@ class AsyncClient(Connected):
         return Job(self, id)
 
     def watch(self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None) -> Watch:
-        """Events, and with `output` the output from now on, or with `past` from its beginning (its last `tail` lines),
-        of a job that may not be submitted yet; see `Watch`."""
+        """The events of a job, which need not be submitted yet, and with `output` its output from now on; see `Watch`.
+
+        With `past` the output comes from its beginning, or only the last `tail` lines of what was before.
+        """
         from moorage.client.watch import Watch
 
         return Watch(self, self.job(id).id, output=output, past=past, tail=tail)
 
     async def as_completed(self, jobs: Iterable[Job], timeout: Duration | None = None) -> AsyncIterator[Job]:
-        """Each of these jobs of this tenant once, as they end; `job.result()` then answers at once.
+        """Yield each of these jobs of this tenant once, as it ends; `job.result()` then answers at once.
 
-        One subscription for all of them. `timeout` bounds it in all and defaults to `wait_timeout`.
-        Raises `TimedOut` (those left go on), `NotFound`, `NoScheduler`, `NotPermitted`.
+        One subscription serves all of them. `timeout` bounds the whole iteration and defaults to `wait_timeout`. Raises
+        `TimedOut` (the jobs that are left go on), `NotFound`, `NoScheduler`, `NotPermitted`.
         """
         from moorage.client.gather import Gathering
 
@@ -183,10 +186,10 @@ class AsyncClient(Connected):
                 yield job
 
     async def gather(self, *jobs: Job, timeout: Duration | None = None) -> list[Result]:
-        """Until all of these jobs of this tenant have succeeded: their results in the order given.
+        """Wait until all of these jobs of this tenant have succeeded; returns their results in the order given.
 
-        Raises `JobFailed` as soon as one has not (the others go on; `wait` takes failures as results), and as
-        `as_completed`.
+        Raises `JobFailed` as soon as one has failed (the others go on; `wait` returns failures as results), and what
+        `as_completed` raises.
         """
         results: dict[str, Result] = {}
         async for job in self.as_completed(jobs, timeout):
@@ -194,10 +197,10 @@ class AsyncClient(Connected):
         return [results[job.id] for job in jobs]
 
     async def wait(self, jobs: Iterable[Job], timeout: Duration | None = None) -> list[Result]:
-        """Until all of these jobs of this tenant are over: their results in the order given, failed ones among them.
+        """Wait until all of these jobs of this tenant are over; returns all results, failed or not, in the order given.
 
-        A handler's value is not among it: `Job.result` reads it. `timeout` defaults to `wait_timeout`. Raises as
-        `as_completed`.
+        The results have no handler's value: `Job.result` reads it. `timeout` defaults to `wait_timeout`. Raises what
+        `as_completed` raises.
         """
         wanted = list(jobs)
         results: dict[str, Result] = {}
@@ -209,8 +212,8 @@ class AsyncClient(Connected):
     async def events(self) -> AsyncIterator[Event]:
         """Every transition of the tenant's jobs from now on, without end.
 
-        Events are said: what comes while the connection is down, or beyond 10,000 frames not yet taken, is lost.
-        A gap shows in the job's `rev`, and `show` has the whole story. Raises `NotPermitted`.
+        Events may be lost: those that come while the connection is down, and those beyond 10,000 frames that were not
+        taken yet. A gap shows in the job's `rev`, and `show` has the whole history. Raises `NotPermitted`.
         """
         from moorage.client.hearing import tenant_events
 
@@ -228,12 +231,14 @@ class AsyncClient(Connected):
         share: Share | None = None,
         **fields: Unpack[Fields],
     ) -> Answer:
-        """What would happen to a request, and nothing does: `data["starts"]` is now, later, unknown, never or refused.
+        """What would happen to a request; nothing is submitted.
 
-        As if the workers in `drain` were drained, the hosts of `add` (as `2x8xA100`) were there, tenants might have at
-        most `quota` GPUs (of this tenant, or by tenant), and had a `share`: a weight, or that and GPUs guaranteed.
-        Without `what`, what these edits alone would do. `data["ledger"]` is the `if_seq` of a submit that shall only
-        count while the plan holds. Raises as `submit`.
+        `data["starts"]` of the answer is now, later, unknown, never or refused.
+        The answer supposes that the workers in `drain` were drained, that the hosts of `add` (such as `2x8xA100`) were
+        there, that tenants might have at most `quota` GPUs (a number for this tenant, or a number by tenant), and that
+        they had a `share`: a weight, or a weight and guaranteed GPUs. Without `what`, it tells what these changes alone
+        would do. Give `data["ledger"]` as `if_seq` to a submit that shall only be accepted while the plan holds. Raises
+        what `submit` raises.
         """
         from moorage.client.planning import plan_arguments
 
@@ -256,13 +261,14 @@ class AsyncClient(Connected):
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`.
+        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`.
 
-        Asked of the host's worker over its UNIX socket, so this client need not be open: `socket`, else
-        $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. Waits in one line with
-        what the fleet places there, for `timeout` (default `wait_timeout`). Ends with the block or this process; the
-        worker may ask it back: `lease.asked_back`, and `on_asked_back` is called in the event loop.
-        Raises, on entering, `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has no such GPU), `TimedOut`.
+        The host's worker is asked over its UNIX socket, so this client need not be open. The socket is `socket`, else
+        $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. The call waits in one
+        queue with what the fleet places there, for `timeout` (default `wait_timeout`). The lease ends with the block or
+        with this process. The worker may ask it back: see `lease.asked_back`; `on_asked_back` is called in the event
+        loop. Raises, on entering, `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has no such GPU),
+        `TimedOut`.
         """
         from moorage.client.lease import lend
 
@@ -285,7 +291,7 @@ class AsyncClient(Connected):
         return Admin(self)
 
     async def act(self, verb: str, act: Act) -> Done:
-        """Send an operator's act (see `schemas.operate`); `admin` has a method for each. Raises as those do."""
+        """Send an operator's act (see `schemas.operate`); `admin` has a method for each. Raises what those raise."""
         return await self._request(self.subjects.admin(verb), encode(act), decode_act)
 
     async def fleet(self) -> dict[str, Any]:
@@ -293,10 +299,10 @@ class AsyncClient(Connected):
         return data_of(await self.operate("fleet"))
 
     async def audit(self) -> dict[str, Any]:
-        """The ledger against each worker's last renewal, and each worker's devices against its leases, once.
+        """Compare the ledger with each worker's last renewal, and each worker's devices with its leases, once.
 
-        Only what two audits some renewals apart both show is drift. `not_looked` names the workers that did not look at
-        their devices within 2.5 s.
+        Only what two audits show that are some renewals apart is drift. `not_looked` names the workers that did not
+        look at their devices within 2.5 s.
         """
         return data_of(await self.operate("audit"))
 
@@ -309,11 +315,11 @@ class AsyncClient(Connected):
         last: Duration | None = None,
         why: str = "",
     ) -> dict[str, Any]:
-        """Nothing new is placed there; what runs goes on. Raises `NotFound`, `Rejected`.
+        """Place nothing new on a worker; what runs there goes on. Raises `NotFound`, `Rejected`.
 
-        `within` bounds that: what runs is told to save itself (its checkpoint signal), asked to end by then, and starts
-        elsewhere. `begin` is a moment to come, as `22:00` or `2h`, by which the worker is to be empty; `last` is how
-        long after that it is open again by itself. All is in the ledger, and `uncordon` takes it back.
+        With `within`, what runs gets its checkpoint signal, is asked to end within that time, and starts again
+        elsewhere. `begin` is a time in the future, such as `22:00` or `2h`, by which the worker has to be empty; `last`
+        is how long after that the worker opens again by itself. All of this is in the ledger, and `uncordon` undoes it.
         """
         from moorage.client.moments import drain_fields
 
@@ -333,7 +339,7 @@ class AsyncClient(Connected):
         return await self._request(self.subjects.admin(verb), encode(arguments), done)
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
-        """The leader's digest of the fleet as it is said, twice a second, without end; only the newest is kept."""
+        """The leader's summary of the fleet, twice a second, without end; who reads slowly gets only the newest."""
         from moorage.client.hearing import fleet_frames
 
         async for frame in fleet_frames(self):

@@ -1,4 +1,4 @@
-"""What the SDK raises: one class for each way a caller may want to go on, all with `.code .why .fixes .job`.
+"""What the SDK raises: one class for each way in which a caller may react, all with `.code .why .fixes .job`.
 
 Codes of a scheduler's answer (`schemas.errors.CODES`) and of the bus (`bus.errors.BUS_CODES`) are kept as they came;
 those that only the SDK can tell are in `CLIENT_CODES`.
@@ -44,7 +44,7 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
 
 
 class ClientError(MoorageError):
-    """Base. `fixes` are lines that say what to do now, the best one first; at most three."""
+    """Base of all errors. `fixes` are at most three lines that say what to do now, the best one first."""
 
     def __init__(self, problem: Problem, fixes: Sequence[str] = ()) -> None:
         super().__init__(problem)
@@ -76,7 +76,7 @@ class QueueFull(Rejected):
 
 
 class BatchRejected(Rejected):
-    """Some of `submit_many` were refused. `jobs` has one handle a request, of the client's own kind (`Job` or
+    """Some of `submit_many` were refused. `jobs` has one handle per request, of the client's own kind (`Job` or
     `SyncJob`), and None where `problems` has the reason."""
 
     def __init__(self, jobs: list[Any], problems: dict[int, Problem]) -> None:
@@ -96,11 +96,11 @@ class NotPermitted(ClientError):
 
 
 class Unreachable(ClientError):
-    """No NATS server, or the connection to it went and did not come back in time."""
+    """There is no NATS server, or the connection to it was lost and did not come back in time."""
 
 
 class NoScheduler(Unreachable):
-    """A NATS server, but no scheduler that answers; or, with the code `not-leading`, a leader whose ledger takes no
+    """There is a NATS server, but no scheduler answers; or, with the code `not-leading`, a leader whose ledger takes no
     record: `why` says since when, and what the server says."""
 
 
@@ -109,7 +109,7 @@ class NoAgent(Unreachable):
 
 
 class NoOutput(ClientError):
-    """The output of the past cannot be had: it is kept no longer (`not-kept`), or the worker that has it does not
+    """Earlier output is not available: it is kept no longer (`not-kept`), or the worker that has it does not
     answer (`worker-lost`)."""
 
 
@@ -118,11 +118,11 @@ class Overloaded(ClientError):
 
 
 class TimedOut(ClientError):
-    """The wait is over; what was waited for may still happen."""
+    """The time to wait is over; what was waited for may still happen."""
 
 
 class JobFailed(ClientError):
-    """The job ended otherwise than SUCCEEDED: see `state`, `exit_code` and the end of its output in `log_tail`."""
+    """The job did not end as SUCCEEDED: see `state`, `exit_code` and the end of its output in `log_tail`."""
 
     def __init__(self, result: Result, log_tail: str = "") -> None:
         code, what = _ENDED.get(result.state, _ENDED["FAILED"])
@@ -141,7 +141,7 @@ class JobFailed(ClientError):
 
     @property
     def exit_code(self) -> int | None:
-        """Exit status of the member that failed; negative: minus the signal; None where nothing ran."""
+        """Exit status of the member that failed; a negative one is minus the signal; None if nothing ran."""
         return self.result.code
 
 

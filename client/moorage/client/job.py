@@ -1,4 +1,4 @@
-"""A handle on one job, from its id alone: follow it, wait for it, ask about it, end it."""
+"""A handle on one job, which needs nothing but its id: follow it, wait for it, ask about it, end it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Result(msgspec.Struct, frozen=True):
 class Job:
     """Made by `AsyncClient.submit` and `AsyncClient.job`; needs no memory of the submit.
 
-    `accepted` is the scheduler's answer where this handle came from a submit. `state`, `gpu` (the token of what it
-    asks for) and `worker` are what was last seen here.
+    `accepted` is the scheduler's answer if this handle came from a submit. `state`, `gpu` (the token of what the job
+    asks for) and `worker` are as last seen here.
     """
 
     __slots__ = (
@@ -98,9 +98,10 @@ class Job:
     async def events(self, timeout: Duration | None = None) -> AsyncIterator[Event]:
         """Every transition from acceptance on, each once and in order; ends by itself when the job is over.
 
-        The first event holds all transitions so far, of a job that was over long ago too while its history is kept
-        (a week by default). News of why it waits, without a transition, come where this client follows few jobs alone
-        (see `feed.CROWD`). `timeout` bounds it in all. Raises `NotFound`, `NoScheduler`, `NotPermitted`, `TimedOut`.
+        The first event holds all transitions so far, also of a job that was over long ago, while its history is kept (a
+        week by default). Events without a transition tell why the job waits, if this client follows only a few jobs
+        (see `feed.CROWD`). `timeout` bounds the whole iteration. Raises `NotFound`, `NoScheduler`, `NotPermitted`,
+        `TimedOut`.
         """
         async with Watch(self._client, self.id) as watch:
             async for item in watch.follow(None if timeout is None else seconds(timeout)):
@@ -126,8 +127,8 @@ class Job:
         """The output from its beginning, or with `tail` from the last lines of each stream: what the workers keep of
         each replica's newest attempt, then what comes, without gap or double, until the job is over.
 
-        `follow=False` ends with what is kept now, as does one `attempt`; `replica` chooses one.
-        Raises `NoOutput` where nothing of it can be had any more, and as `events`.
+        `follow=False` ends with what is kept now, and so does a given `attempt`; `replica` chooses one replica. Raises
+        `NoOutput` if no output is available any more, and what `events` raises.
         """
         given = 0
         if follow and attempt is None:
@@ -155,9 +156,9 @@ class Job:
     async def result(self, timeout: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """Wait until the job is over. `timeout` defaults to the client's `wait_timeout`.
 
-        Of a handler's job the result has the `value` that the function returned, read from the tenant's bucket where
-        it is large or was not heard, and `on_progress` is called with each `Progress` that is heard meanwhile.
-        Raises `JobFailed` unless it SUCCEEDED, `TimedOut` (the job goes on), `NotFound`, `NoScheduler`.
+        The result of a handler's job has the `value` that the function returned, read from the tenant's bucket if it is
+        large or was not heard; `on_progress` is called with each `Progress` that is heard meanwhile. Raises `JobFailed`
+        unless the job SUCCEEDED, `TimedOut` (the job goes on), `NotFound`, `NoScheduler`.
         """
         timeout_s = self._client.wait_timeout_s if timeout is None else seconds(timeout)
         if self._result is None:
@@ -203,7 +204,7 @@ class Job:
     async def cancel(self, reason: str = "", by: str = "") -> dict[str, Any]:
         """Cancel at any stage; answered once it is in the ledger. `{"cancelled": …, "was": <state>}`; idempotent.
 
-        Its transitions keep the reason, and `by` as the name that you said (`Change.said`).
+        The job's transitions keep the reason, and `by` as the name that the caller gave (`Change.said`).
         """
         return await self._client.read("cancel", {"job": self.id, "reason": reason, "by": by})
 
@@ -215,7 +216,7 @@ class Job:
         return data
 
     async def explain(self) -> dict[str, Any]:
-        """Why it is where it is: one dominant reason, the counts, its place in the queue. Raises `NotFound`."""
+        """Why the job waits: one dominant reason, the counts, its place in the queue. Raises `NotFound`."""
         return await self._client.read("explain", {"job": self.id})
 
     # -- what others of this room have seen of it

@@ -6,9 +6,9 @@
         if lease.asked_back:  # the worker leaves, or an operator asks: the reason and so many seconds
             save_checkpoint(within_s=lease.asked_back.left_s)
 
-It is held as long as the block runs and this process lives, and stands in one line with what the fleet places here.
-The devices go round once their memory is free: what keeps a context on a device for as long as it lives (CUDA does)
-had better do its GPU work in a child process, with `lease.environment`.
+The lease is held as long as the block runs and this process lives, and waits in one queue with what the fleet places
+here. The devices go to the next user once their memory is free. CUDA keeps a context on a device for as long as its
+process lives, so do GPU work in a child process, with `lease.environment`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ OnAskedBack = Callable[[AskedBack], None]
 
 
 class Lease:
-    """Devices of this host, nobody else's until given back, or shared in their `mode`. Made by `AsyncClient.lease`.
+    """Devices of this host, for nobody else until given back, or shared in their `mode`. Made by `AsyncClient.lease`.
 
-    `worker` lends them; `simulated`: they are not real. `environment` are the variables that show a process exactly
-    these devices (`CUDA_VISIBLE_DEVICES` and its kin), for what this one starts.
+    `worker` is the worker that lends them; `simulated` says that they are not real. `environment` holds the variables
+    that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin); give them to processes that you
+    start.
     """
 
     def __init__(self, borrowed: BorrowedLease) -> None:
@@ -65,23 +66,23 @@ class Lease:
     def device(self) -> str:
         """The first device as PyTorch names it in this process: `cuda:3`, or `xpu:0`.
 
-        Counted in `CUDA_VISIBLE_DEVICES` where this process has that, else in the order of the PCI bus, which is
-        CUDA's own under `CUDA_DEVICE_ORDER=PCI_BUS_ID`. Raises `Rejected` where the variable hides the device.
+        The index counts in `CUDA_VISIBLE_DEVICES` if this process has that variable, else in the order of the PCI bus,
+        which is CUDA's own under `CUDA_DEVICE_ORDER=PCI_BUS_ID`. Raises `Rejected` if the variable hides the device.
         """
         return torch_device(self.devices[0], os.environ)
 
     @property
     def asked_back(self) -> AskedBack | None:
-        """Why and until when to give back; None while nobody asks. After a loss the reason is `agent-gone`."""
+        """Why and until when to give back; None while nobody asks for it. After a loss the reason is `agent-gone`."""
         return self._borrowed.asked_back
 
     @property
     def lost(self) -> bool:
-        """The agent is gone and with it the lease: others may get the devices."""
+        """Whether the agent is gone, and the lease with it: others may then get the devices."""
         return self._borrowed.lost
 
     async def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:
-        """Until the lease is asked back or lost; at once where it was. Without `timeout` for as long as it takes.
+        """Wait until the lease is asked back or lost, without `timeout` for as long as it takes.
 
         Raises `TimedOut`.
         """
@@ -93,7 +94,7 @@ class Lease:
             raise TimedOut(client_problem("timed-out", f"nobody asked back within {timeout_s or 0:g} s")) from None
 
     async def give_back(self) -> None:
-        """Give the devices back before the block ends; again, or once lost: nothing."""
+        """Give the devices back before the block ends. Does nothing if they were given back or lost before."""
         await self._borrowed.give_back()
 
 

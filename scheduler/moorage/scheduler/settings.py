@@ -22,22 +22,28 @@ RECORDS_BETWEEN: Final = 50_000
 class SchedulerSettings(Config, frozen=True, kw_only=True):
     """Settings of one scheduler process. Raises ValueError for what cannot be."""
 
-    nats: Annotated[str | None, setting("URL or nats context of the users' account; else as nats says.")] = None
+    nats: Annotated[
+        str | None, setting("URL or nats context of the users' account; else the one that the nats command would use.")
+    ] = None
     ledger_url_file: Annotated[
         Path | None,
         setting("File with the URL of the ledger's account, password in it.", env=LEDGER_URL_FILE_VARIABLE),
     ] = None
     replicas: Annotated[
-        Literal[1, 3, 5], setting("Copies of the ledger: servers of the cluster. Above 1 other numbers are default.")
+        Literal[1, 3, 5],
+        setting("Copies of the ledger, each on a server of its own. Above 1, other settings have other defaults."),
     ] = 1
     snapshot_records: Annotated[
-        int, setting("Ledger records between two snapshots; two are kept, older records go.", ge=100, le=10**9)
+        int,
+        setting(
+            "Ledger records between two snapshots; two snapshots are kept, and older records deleted.", ge=100, le=10**9
+        ),
     ] = RECORDS_BETWEEN
     prefix: Annotated[str, setting("First word of every subject.")] = PREFIX_DEFAULT
     name: Annotated[str, setting("Shown as the leader's name; host and pid by default.")] = ""
     record: Annotated[
         Path | None,
-        setting("Archive what decisions rest on in this file: moorage replay.", env=RECORD_VARIABLE),
+        setting("Record in this file what decisions are based on, for moorage replay.", env=RECORD_VARIABLE),
     ] = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")

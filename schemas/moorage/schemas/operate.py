@@ -48,10 +48,10 @@ class _Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class HoldAct(_Act, frozen=True, kw_only=True):
-    """`hold`: a job, or without one the tenant's whole queue, is not placed until `release`; what runs goes on.
+    """`hold`: do not place a job, or without a job the tenant's whole queue, until `release`; what runs goes on.
 
-    A held job's `deadline_s` and `start_within_s` go on, too. Refused `not-found`, and `failed-precondition` for a
-    job that is over.
+    The `deadline_s` and `start_within_s` of a held job keep counting. Refused with `not-found`, and with
+    `failed-precondition` for a job that is over.
     """
 
     tenant: str
@@ -65,11 +65,12 @@ class HoldAct(_Act, frozen=True, kw_only=True):
 
 
 class DrainAct(_Act, frozen=True, kw_only=True):
-    """`drain`: nothing new is placed on a worker, from now on or `from_s` seconds from now.
+    """`drain`: place nothing new on a worker, from now on or `from_s` seconds from now.
 
-    With `within_s` what runs there is asked to have left so much later, and goes on elsewhere; with `from_s` or `for_s`
-    it is to have left when the drain begins, unless `within_s` gives it more. With `for_s` the worker is open again so
-    long after the beginning. A later drain takes the place of an earlier one. Seconds count from the leader's record.
+    With `within_s`, what runs there has to leave within that many seconds of the beginning, and goes on elsewhere; with
+    `from_s` or `for_s` it has to have left when the drain begins, unless `within_s` gives it more time. With `for_s`
+    the worker is open again that long after the beginning. A later drain replaces an earlier one. Seconds count from
+    the leader's record.
     """
 
     worker: str
@@ -93,9 +94,9 @@ class DrainAct(_Act, frozen=True, kw_only=True):
 
 
 class ReleaseAct(_Act, frozen=True, kw_only=True):
-    """`release`: of a held `tenant` or `job` of one, or of a `worker`'s quarantined devices; exactly one of both.
+    """`release`: undo `hold` of a `tenant` or a `job` of it; or put quarantined devices of a `worker` back to use.
 
-    With `slots`, positions in hello's `gpu_pool`, of these devices of the worker alone.
+    `slots`, positions in hello's `gpu_pool`, name some of the worker's devices; without it, all of them.
     """
 
     tenant: str | None = None
@@ -125,10 +126,10 @@ class ReleaseAct(_Act, frozen=True, kw_only=True):
 
 
 class RequeueAct(_Act, frozen=True, kw_only=True):
-    """`requeue`: what runs or is placed of a job ends, within the job's grace, and waits again for a new attempt.
+    """`requeue`: end what runs or is placed of a job, within the job's grace; it then waits for a new attempt.
 
-    It counts as no retry. A replica kept through a partition is given up on the operator's word that it is over.
-    Refused `not-found`, and `failed-precondition` for a job that is over.
+    This costs no retry. A replica that is kept through a partition is given up, on the operator's word that it is over.
+    Refused with `not-found`, and with `failed-precondition` for a job that is over.
     """
 
     tenant: str
@@ -141,7 +142,7 @@ class RequeueAct(_Act, frozen=True, kw_only=True):
 
 
 class PriorityAct(_Act, frozen=True, kw_only=True):
-    """`priority`: 0..100 in place of the request's own, for what waits of the job now and later."""
+    """`priority`: give a job another priority, 0..100, for what waits of it now and later."""
 
     tenant: str
     job: str
@@ -156,10 +157,10 @@ class PriorityAct(_Act, frozen=True, kw_only=True):
 
 
 class LimitAct(_Act, frozen=True, kw_only=True):
-    """`limit`: at most so many GPUs leased to a tenant at once, and so many jobs of it that are not over.
+    """`limit`: how many GPUs a tenant may lease at once, and how many jobs it may have that are not over.
 
-    0 or null is no limit, a field that is left out stays as it is. What is over a new limit already goes on. A sharer
-    of a device counts as a whole one.
+    0 or null means no limit; a field that is left out stays as it is. What already exceeds a new limit goes on. A
+    sharer of a device counts as a whole GPU.
     """
 
     tenant: str
@@ -333,12 +334,12 @@ class Share(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="done"):
-    """The answer to an operator's act. `changed` is false where it was so already: nothing was recorded then.
+    """The answer to an operator's act. `changed` is false if nothing had to change: then nothing was recorded.
 
-    For a worker `members` are those it holds; for a job those that run or are placed: they go on after `hold`, and
-    end after `requeue`. For a tenant `gpus` are leased to it now. `state` is the job's before the act; `hold`,
-    `priority`, `limit` and the ledger's feature `level` are as they are now.
-    `priority`, `limit` and `share` are as they are now.
+    `members` of a worker are those that it holds; of a job, those that run or are placed, which go on after `hold` and
+    end after `requeue`. `gpus` is how many a tenant leases now. `state` is the job's state before the act; `hold`,
+    `priority`, `limit` and the ledger's feature `level` are as they are now. `priority`, `limit` and `share` are as
+    they are now.
     """
 
     verb: str

@@ -54,12 +54,12 @@ log = logging.getLogger("moorage.worker")
 class EmbeddedWorker:
     """One worker that calls functions. Register them, then enter it; used once, in one event loop.
 
-    `settings.worker` is required: an id of its own, beside the machine's plain worker. `settings.drivers` and the
-    socket for leases are not used. The devices are this machine's, or `settings.simulate`'s (one host), or those of
-    `inventory`; `settings.lent_slots` keeps some for the service alone. A device belongs to one worker: where this
-    machine's plain worker offers the same ones, both would lend them. `on_overdue` is called in the event loop for a
-    function that does not stop when asked. Nothing of it outlives the process: a killed service's jobs are lost, and
-    are placed again by their `retries_on_lost`.
+    `settings.worker` is required: an id that differs from that of the machine's plain worker. `settings.drivers` and
+    the socket for leases are not used. The devices are this machine's, or those of `settings.simulate` (one host), or
+    those of `inventory`; those that are not among `settings.lent_slots` are for the service alone. A device belongs to
+    one worker: if this machine's plain worker offered the same ones, both would lend them. `on_overdue` is called in
+    the event loop for a function that does not stop when asked. Nothing outlives the process: the jobs of a killed
+    service are lost, and are placed again as often as their `retries_on_lost` allows.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class EmbeddedWorker:
         """Offer the decorated function under `name` (`[a-z0-9_.-]{1,48}`).
 
         A coroutine function runs in the event loop, any other in a thread of its own. It gets a `HandlerContext`; what
-        it returns is the job's result: bytes, text, what JSON can hold, or None for no result. An exception fails
-        the job with code 1. Raises Refused for a bad or second name, or once the worker is open: the fleet learns
-        the names when the worker joins.
+        it returns is the job's result: bytes, text, anything that JSON can hold, or None for no result. An exception
+        fails the job with code 1. Raises Refused for a bad name, for a name that is used already, and once the worker
+        is open, since the fleet learns the names when the worker joins.
         """
         if self._opened:
             raise refuse("failed-precondition", "handlers are registered before the worker is opened", found=name)
@@ -108,12 +108,12 @@ class EmbeddedWorker:
 
     @property
     def pool(self) -> GpuPool:
-        """The GPUs, for the service's own claims: waiting ones come before any placement of the fleet."""
+        """The GPUs, for the service's own claims; a claim that waits comes before any placement of the fleet."""
         return self._opened_agent.pool
 
     @property
     def is_live(self) -> bool:
-        """Whether the fleet has taken it in and its lease session stands now."""
+        """Whether the worker has joined the fleet and its lease session is valid now."""
         return self._opened_agent.members.session.phase == "live"
 
     @property
@@ -165,7 +165,7 @@ class EmbeddedWorker:
             raise
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Wait until `stop` is set. Raises what broke the worker, if anything did."""
+        """Serve until `stop` is set. Raises what broke the worker, if anything did."""
         host = self._host
         if host is None:
             raise refuse("failed-precondition", "the worker is not open")
@@ -178,7 +178,7 @@ class EmbeddedWorker:
             stopped.cancel()
 
     async def close(self) -> None:
-        """Ask what runs to stop, each within its own grace (at most a minute), say goodbye, let go."""
+        """Ask what runs to stop, each job within its grace (at most a minute), then leave the fleet and disconnect."""
         agent = self._agent
         if agent is None:
             return

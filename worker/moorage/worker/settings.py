@@ -81,19 +81,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
     drivers_for: Annotated[
         dict[str, str],
-        setting("Drivers by tenant, blanks between; * is every other tenant. Without it, all that are offered."),
+        setting("Drivers that a tenant may have, blanks between; * is every other tenant. Without it, all on offer."),
     ] = {}
     programs_for: Annotated[
         dict[str, str],
-        setting("Programs by tenant, blanks between: whole paths, * in them, or bare names. Without it, any."),
+        setting("Programs that a tenant may start, blanks between: whole paths, * in them, or names. Without it, any."),
     ] = {}
-    run_as: Annotated[str | None, setting("User of every job; else the request's, or the agent's own. Needs root.")] = (
-        None
-    )
+    run_as: Annotated[
+        str | None, setting("User that runs every job; else the request's, or the agent's own. Needs root.")
+    ] = None
     run_as_for: Annotated[
-        dict[str, str], setting("User by tenant, name or uid; * is every other tenant. Needs root.")
+        dict[str, str], setting("User that runs a tenant's jobs, name or uid; * is every other tenant. Needs root.")
     ] = {}
-    stream_output: Annotated[bool, setting("Say the jobs' output as it comes; it is kept in any case.")] = True
+    stream_output: Annotated[bool, setting("Publish the jobs' output as it comes; it is kept in any case.")] = True
     output_cap_bytes: Annotated[
         int, setting("Bound of each of a job's two output files.", unit="bytes", ge=0, le=1 << 40)
     ] = OUTPUT_CAP_BYTES_DEFAULT
@@ -102,27 +102,42 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = OUTPUT_KEEP_DEFAULT
     output_bytes: Annotated[
         int,
-        setting("Room for all output; beyond it that of the job that finished first is cleared.", unit="bytes", ge=0,
-                le=1 << 50),
-    ] = OUTPUT_BYTES_DEFAULT  # fmt: skip
+        setting(
+            "Room for all output; beyond it the output of the job that finished first is deleted.",
+            unit="bytes",
+            ge=0,
+            le=1 << 50,
+        ),
+    ] = OUTPUT_BYTES_DEFAULT
     output_members: Annotated[
-        int, setting("Finished members whose output is kept; beyond it the oldest is cleared.", ge=0, le=10**6)
+        int, setting("Finished members whose output is kept; beyond it the oldest is deleted.", ge=0, le=10**6)
     ] = OUTPUT_MEMBERS_DEFAULT
     result_keep: Annotated[
-        float, setting("How long results of handlers stay in a bucket made here.", unit="s", ge=60, le=366 * 86400)
+        float,
+        setting(
+            "How long results of handlers stay in a bucket that this worker makes.", unit="s", ge=60, le=366 * 86400
+        ),
     ] = RESULT_KEEP_DEFAULT
     result_bytes: Annotated[
         int,
-        setting("Size of a bucket for results made here; JetStream sets it aside at once.", unit="bytes", ge=_MIB,
-                le=1 << 50),
-    ] = RESULT_BYTES_DEFAULT  # fmt: skip
+        setting(
+            "Size of a bucket for results that this worker makes; JetStream reserves it at once.",
+            unit="bytes",
+            ge=_MIB,
+            le=1 << 50,
+        ),
+    ] = RESULT_BYTES_DEFAULT
     leases: Annotated[bool, setting("Lend GPUs to processes that already run on this host, over a socket.")] = True
-    lease_socket: Annotated[Path | None, setting("That socket; lease.sock in state_dir by default.")] = None
+    lease_socket: Annotated[Path | None, setting("Socket over which it lends; lease.sock in state_dir by default.")] = (
+        None
+    )
     lease_uids: Annotated[
         tuple[int, ...], setting("Users who may borrow, beside the agent's own and root; they need lease_gid.")
     ] = ()
     lease_gid: Annotated[int, setting("Group that may reach the socket.", ge=0)] | None = None
-    nats: Annotated[str | None, setting("URL or nats context of the server; else as nats says.")] = None
+    nats: Annotated[
+        str | None, setting("URL or nats context of the server; else the one that the nats command would use.")
+    ] = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], setting("Least severity that is logged, to stderr.")
     ] = "INFO"

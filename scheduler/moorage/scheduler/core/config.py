@@ -19,9 +19,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     renew_s: Annotated[float, setting("Interval of a worker's renewals.", unit="s", ge=0.1, le=60)] = 2.0
     lease_s: Annotated[
-        float, setting("A worker whose renewal was answered may run its jobs for so long.", unit="s", ge=1, le=3600)
+        float, setting("How long a worker may run its jobs after a renewal that was answered.", unit="s", ge=1, le=3600)
     ] = 20.0
-    grace_s: Annotated[float, setting("What the fence leaves a job to end in, at most.", unit="s", ge=0, le=600)] = 5.0
+    grace_s: Annotated[
+        float, setting("The longest time that the fence leaves a job to end in.", unit="s", ge=0, le=600)
+    ] = 5.0
     margin_s: Annotated[
         float, setting("Added to lease and grace before a silent worker counts as lost.", unit="s", ge=0, le=600)
     ] = 3.0
@@ -41,40 +43,43 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             le=600,
         ),
     ] = 0.0
-    load_s: Annotated[float, setting("Interval of load frames that is counted on.", unit="s", ge=0.2, le=60)] = 2.0
+    load_s: Annotated[float, setting("Interval at which load frames are expected.", unit="s", ge=0.2, le=60)] = 2.0
     loads_missed_max: Annotated[
-        int, setting("So many missed load frames, and nothing new is placed on that worker.", ge=1, le=1000)
+        int, setting("After this many missed load frames nothing new is placed on that worker.", ge=1, le=1000)
     ] = 3
     jobs_max: Annotated[
         int,
         setting(
-            "Jobs in memory, of which one counts once more for each 16 replicas and each 8 KiB of its request; "
-            "beyond it the endpoint answers queue-full, the queue waits unread. The last tenth is for tenants that "
-            "hold less than that.",
+            "Jobs in memory; a job counts once more for each 16 replicas and each 8 KiB of its request. Beyond it the "
+            "endpoint answers queue-full, and the durable queue waits unread. The last tenth is for tenants that hold "
+            "less than that.",
             ge=1,
             le=10**7,
         ),
     ] = 200_000
     tombstones_max: Annotated[
-        int, setting("Cancels of jobs not heard of yet that are remembered, a tenant.", ge=1, le=10**6)
+        int, setting("Cancels of unknown jobs that are remembered, for each tenant.", ge=1, le=10**6)
     ] = 10_000
     ended_max: Annotated[
         int,
         setting(
-            "Ended jobs that are kept whole for questions, counted alike, before they are compacted.", ge=0, le=10**6
+            "Ended jobs that are kept whole for questions, counted as for jobs_max, before they are compacted.",
+            ge=0,
+            le=10**6,
         ),
     ] = 10_000
     finished_keep: Annotated[
         float,
         setting(
-            "How long a finished job's id is remembered: a second submit is no second job.",
+            "How long a finished job's id is remembered: until then a second submit makes no second job.",
             unit="s",
             ge=60,
             le=366 * 86400,
         ),
     ] = 24 * 3600.0
     finished_rows: Annotated[
-        int, setting("Finished jobs that are remembered; of more, the oldest go.", ge=1, le=FINISHED_ROWS_MAX)
+        int,
+        setting("Finished jobs that are remembered; beyond it the oldest are forgotten.", ge=1, le=FINISHED_ROWS_MAX),
     ] = FINISHED_ROWS_MAX
     history_keep: Annotated[
         float, setting("How long transitions stay in the history stream.", unit="s", ge=120, le=10 * 366 * 86400)
@@ -97,27 +102,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Literal["fair", "arrival", "fifo"],
         setting(
             "Who goes first: fair (priority, the tenants' fair share where an operator has set one, arrival), arrival"
-            " (priority, arrival), or fifo (the same, and nobody passes whoever is first)."
+            " (priority, arrival), or fifo (the same, but nobody passes the first)."
         ),
     ] = "fair"
     reserve_after: Annotated[
         float,
-        setting("What has waited so long, and cannot start, gets hosts held back for it.", unit="s", ge=1, le=86400),
+        setting(
+            "A job that has waited this long and cannot start gets hosts held back for it.", unit="s", ge=1, le=86400
+        ),
     ] = 30.0
     ageing: Annotated[
         float,
         setting("Points by which a waiting job's priority grows each hour, in `fair` and the other orders; 0: none.",
                 ge=0, le=100_000),
     ] = 0.0  # fmt: skip
-    ageing_to: Annotated[
-        int, setting("The priority up to which age lifts a waiting job; above it nobody grows.", ge=0, le=100)
-    ] = 100
+    ageing_to: Annotated[int, setting("The priority up to which age lifts a waiting job.", ge=0, le=100)] = 100
     preempt_priority: Annotated[
         int,
         setting("Jobs of this priority or above end jobs of lower ones to start; 101: none does.", ge=1, le=101),
     ] = 101
     preempt_after: Annotated[
-        float, setting("What has run less is not ended for somebody else.", unit="s", ge=0, le=366 * 86400)
+        float,
+        setting("A job that has run for less than this is not ended for another.", unit="s", ge=0, le=366 * 86400),
     ] = 60.0
     reclaim: Annotated[
         bool,
@@ -125,7 +131,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     fair_share_half_life: Annotated[
         float,
-        setting("After so long a tenant's past usage counts half in its fair share.", unit="s", ge=1, le=366 * 86400),
+        setting(
+            "The time after which a tenant's past usage counts half in its fair share.", unit="s", ge=1, le=366 * 86400
+        ),
     ] = 3600.0
 
     def __post_init__(self) -> None:

@@ -90,7 +90,7 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
 
 
 class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet"):
-    """The leader's digest of the fleet for observers: one frame instead of one a worker. Names no job and no tenant."""
+    """The leader's summary of the fleet for observers, one frame for all workers. Names no job and no tenant."""
 
     epoch: int  # of the leader
     ledger: int  # the last record of the ledger

@@ -60,11 +60,11 @@ class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="join"):
-    """Asked once clearing is proven: a new lease session for this boot.
+    """A worker asks for a new lease session for this boot, once what ran before is proven to be over or is listed here.
 
-    `n` comes from the journal and only grows; `facts` are all unanswered ones under their old names; `holding` are
-    the members that live on here and that the new session adopts. What is not listed is over. `reign` is the highest
-    heard of the ledger `ledger`: a leader whose ledger ends below it has an older backup of it.
+    `n` comes from the journal and only grows. `facts` are all unanswered facts under their old names; `holding` are the
+    members that live on here and that the new session takes over; what is not listed is over. `reign` is the highest
+    that was heard of the ledger `ledger`: a leader whose ledger ends below it has an older backup of it.
     """
 
     machine: str
@@ -79,10 +79,10 @@ class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
 
 
 class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joined"):
-    """The new session and its numbers. `session` is a capability: never in a public frame.
+    """The new session and its numbers. `session` is a secret that proves who asks: it is never in a public frame.
 
-    The worker fences itself `lease_s` after it sent the last renewal that was answered; `grace_s` bounds the ending.
-    `formerly` is the id of the ledger that `ledger` was restored from, on an operator's word.
+    The worker begins to end its jobs `lease_s` after it sent the last renewal that was answered, and leaves them at
+    most `grace_s` to end. `formerly` is the id of the ledger that `ledger` was restored from, on an operator's word.
     """
 
     session: str
@@ -99,10 +99,11 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
 class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="renew"):
     """A renewal of the lease session, with what the worker holds for the scheduler.
 
-    `n` counts up in the session. `no` is the number of the last fact frame that was answered. `busy` lists slot
-    positions that local claimers hold; `waiting` says that a local claimer waits, so that the worker is full.
-    `unwell` are the devices that are in no state to be given out, whole each time; `well_n` is the newest word of an
-    operator on devices that the worker has taken (see `Wanted`). `reign` is the highest that it heard.
+    `n` counts up within the session. `no` is the number of the last fact frame that was answered. `busy` lists the
+    positions of slots that local claimers hold; `waiting` says that a local claimer waits, so that the worker counts as
+    full. `unwell` is the complete list of devices that must not be given out; `well_n` is the number of the newest
+    release of devices by an operator that the worker has carried out (see `Wanted`). `reign` is the highest that the
+    worker has heard.
     """
 
     session: str
@@ -119,7 +120,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
-    """Leaves only after a ledger acknowledgement later than the renewal's arrival: so it proves the reign.
+    """Sent once a ledger record is acknowledged that was appended after the renewal came: that proves the reign.
 
     `draining`: an operator drains the worker, which asks back what it lends to processes of its host.
     """
@@ -148,7 +149,7 @@ class FactAck(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="reco
 
 
 class Goodbye(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="goodbye"):
-    """The worker leaves for good, everything it held is over: its id is free at once. Sent on `.join`."""
+    """The worker leaves for good and everything it held is over, so its id is free at once. Sent on `.join`."""
 
     session: str
     v: int = VERSION
@@ -209,8 +210,9 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="wanted"):
     """What the ledger wants of a worker and its renewal does not yet show. Idempotent by member, sent until done.
 
-    A frame of another session, or of a lower reign than one heard, is dropped and counted. `well` are slots that an
-    operator says are well, whatever was seen of them before; `well_n` numbers that word, and the renewal repeats it.
+    A frame of another session, or of a lower reign than one heard before, is dropped and counted. `well` are slots that
+    an operator has released, whatever was seen of them before; `well_n` is the number of that release, and the renewal
+    repeats it.
     """
 
     worker: str

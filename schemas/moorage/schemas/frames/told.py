@@ -45,7 +45,7 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="event"):
-    """What a ledger record changed for one job: its state now and the transitions since the event before."""
+    """What a ledger record changed for one job: its state now and the transitions since the previous event."""
 
     tenant: str
     job: str
