@@ -24,8 +24,6 @@ from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 #: how users show who they are: an NKey, a certificate, or a password that the server reads from its environment
 Auth = Literal["nkey", "mtls", "env"]
-#: the schedulers' second user, in the ledger's account
-LEDGER_ROLE: Final = "ledger"
 PORT_DEFAULT: Final = 4222
 #: a cluster port for each client port
 ROUTES_BEHIND: Final = 2000

@@ -183,6 +183,6 @@ def _is_made_up(name: str) -> bool:
 
 
 def _begins_made_up(word: str, at_most: int = _MADE_UP_CHARS - 1) -> bool:
-    from moorage.client.values import JOB_ID_DIGITS
+    from moorage.schemas.names import JOB_ID_DIGITS
 
     return 1 < len(word) <= at_most and word[0] == "j" and set(word[1:]) <= set(JOB_ID_DIGITS)

@@ -21,7 +21,7 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.names import is_job
+from moorage.schemas.names import JOB, is_job
 
 if TYPE_CHECKING:
     from moorage.client.admin import Admin
@@ -158,7 +158,7 @@ class AsyncClient(Connected):
                 f"{id[:80]!r} is no job id",
                 field="$.job",
                 found=id,
-                allowed="[A-Za-z0-9_-]{1,64}",
+                allowed=JOB.pattern,
                 next="moorage ls",
             )
         return Job(self, id)

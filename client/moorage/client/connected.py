@@ -19,7 +19,7 @@ from moorage.client.values import Duration, Requests, seconds
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer
-from moorage.schemas.names import is_tenant
+from moorage.schemas.names import TENANT, is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Connected:
                 "invalid-argument",
                 f"{self.tenant!r} is no tenant",
                 found=self.tenant,
-                allowed="[a-z0-9-]{1,32}",
+                allowed=TENANT.pattern,
                 next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
             )
         self.subjects = Subjects(prefix)

@@ -18,13 +18,11 @@ from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.gpu import GpuSpec, Scheduling, parse_token
 from moorage.schemas.job import DURATION_S_MAX, Request, Resources, Secret
-from moorage.schemas.names import is_job
+from moorage.schemas.names import JOB_ID_DIGITS, is_job
 from moorage.schemas.units import duration_s
 
 Duration = float | str
 
-#: what ids that are made up here consist of, behind their j
-JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _DIGITS: Final = 14
 _CHANCE_BITS: Final = 25
 _MODELS: Final = re.compile(r"\s*[=A-Za-z][^:@]*")

@@ -25,7 +25,7 @@ from moorage.scheduler.core.records import actor, by_tenant
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
-from moorage.schemas.names import is_job, is_tenant, is_worker
+from moorage.schemas.names import JOB, JOB_ID_DIGITS, TENANT, WORKER, is_job, is_tenant, is_worker
 from moorage.schemas.roles import may_answer
 from moorage.schemas.subjects import API_VERBS, Subjects
 
@@ -43,7 +43,6 @@ _decode_load: Final = Decoder[Load](Load)
 _decode_hello: Final = Decoder[Hello](Hello)
 _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
 
-_BASE32: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (FactFrame,)}
 
 
@@ -52,8 +51,8 @@ def fresh_job_id() -> str:
     ms, text = int(time.time() * 1000), ""
     for _ in range(9):
         ms, digit = divmod(ms, 32)
-        text = _BASE32[digit] + text
-    return f"j{text}{''.join(_BASE32[byte & 31] for byte in os.urandom(5))}"
+        text = JOB_ID_DIGITS[digit] + text
+    return f"j{text}{''.join(JOB_ID_DIGITS[byte & 31] for byte in os.urandom(5))}"
 
 
 class Intake:
@@ -164,7 +163,7 @@ class Intake:
         if kinds is None:
             return  # wanted: our own frames
         if not is_worker(worker):
-            raise refuse("invalid-argument", "a worker id must match [A-Za-z0-9_-]{1,64}", found=worker)
+            raise refuse("invalid-argument", f"a worker id must match {WORKER.pattern}", found=worker)
         frame = _decode_from_worker(delivery.data)
         if not isinstance(frame, kinds):
             raise refuse("invalid-argument", f"a frame of this kind does not belong on .{verb}", field="$.kind")
@@ -175,7 +174,7 @@ class Intake:
 
     def _api(self, tenant: str, verb: str, delivery: Delivery) -> None:
         if not is_tenant(tenant):
-            raise refuse("invalid-argument", "a tenant must match [a-z0-9-]{1,32}", found=tenant)
+            raise refuse("invalid-argument", f"a tenant must match {TENANT.pattern}", found=tenant)
         if verb in API_VERBS:
             self.counters[f"api.{verb}"] += 1
         if verb == "submit":
@@ -266,9 +265,7 @@ def cancel_of(
     """A cancel from its arguments: `job`, and for the story `reason` and `by`, the caller's name. Raises `Refused`."""
     job = arguments.get("job")
     if not isinstance(job, str) or not is_job(job):
-        raise refuse(
-            "invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed="[A-Za-z0-9_-]{1,64}"
-        )
+        raise refuse("invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed=JOB.pattern)
     reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
     by = actor(by_tenant(tenant), arguments.get("by"))
     return Cancel(tenant, job, reason, by=by, reply=reply, json=json, sequence=sequence)

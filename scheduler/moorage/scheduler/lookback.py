@@ -25,8 +25,6 @@ from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 
 _PLACE: Final = int(Op.PLACE)
-#: of a transition, beside whose it is and when
-_TOLD: Final = ("state", "attempt", "worker", "gpus", "code", "why", "by")
 #: acts that are decisions, and what stands in them; `job` and `worker` are numbers there and names when told
 ACTS: Final[dict[str, tuple[str, ...]]] = {
     Act.EPOCH: ("ledger_id", "scheduler"),

@@ -14,7 +14,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.job import PRIORITY_MAX
-from moorage.schemas.names import is_job, is_tenant, is_worker
+from moorage.schemas.names import JOB, TENANT, WORKER, is_job, is_tenant, is_worker
 
 BY_CHARS_MAX: Final = 64
 WHY_CHARS_MAX: Final = 200
@@ -30,9 +30,6 @@ WEIGHT_MAX: Final = 10_000
 #: letters in one answer
 LETTERS_PAGE_MAX: Final = 200
 SEQUENCE_MAX: Final = 2**53
-
-_JOB_ALLOWED: Final = "[A-Za-z0-9_-]{1,64}"
-_TENANT_ALLOWED: Final = "[a-z0-9-]{1,32}"
 
 
 class _Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -81,7 +78,7 @@ class DrainAct(_Act, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not is_worker(self.worker):
-            raise ValueError(f"worker must match {_JOB_ALLOWED}, found {self.worker[:80]!r}")
+            raise ValueError(f"worker must match {WORKER.pattern}, found {self.worker[:80]!r}")
         for name, value in (("from_s", self.from_s), ("within_s", self.within_s), ("for_s", self.for_s)):
             if value is not None and not 0 <= value <= WINDOW_S_MAX:
                 raise ValueError(f"{name} must be 0..{WINDOW_S_MAX} seconds, found {value:g}")
@@ -116,7 +113,7 @@ class ReleaseAct(_Act, frozen=True, kw_only=True):
             if self.job is not None:
                 raise ValueError("release must name no job beside worker: a job is released with its tenant")
             if not is_worker(self.worker):
-                raise ValueError(f"worker must match {_JOB_ALLOWED}, found {self.worker[:80]!r}")
+                raise ValueError(f"worker must match {WORKER.pattern}, found {self.worker[:80]!r}")
         if self.slots is not None and (self.worker is None or not all(0 <= slot < 64 for slot in self.slots)):
             raise ValueError(f"slots must be positions 0..63 of a worker's devices, found {self.slots[:8]}")
         if self.tenant is not None:
@@ -284,12 +281,12 @@ def _converted(arguments: dict[str, Any], kind: type[_A], next_step: str) -> _A:
 
 def _check_tenant(tenant: str) -> None:
     if not is_tenant(tenant):
-        raise ValueError(f"tenant must match {_TENANT_ALLOWED}, found {tenant[:80]!r}")
+        raise ValueError(f"tenant must match {TENANT.pattern}, found {tenant[:80]!r}")
 
 
 def _check_job(job: str) -> None:
     if not is_job(job):
-        raise ValueError(f"job must match {_JOB_ALLOWED}, found {job[:80]!r}")
+        raise ValueError(f"job must match {JOB.pattern}, found {job[:80]!r}")
 
 
 # --------------------------------------------------------------------------------------------------------- answers

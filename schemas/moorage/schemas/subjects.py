@@ -25,9 +25,8 @@ ADMIN_VERBS: Final = (
     "tenants",
     "feature-level",
 )
+#: what a worker asks of the leader
 WORKER_VERBS: Final = ("join", "renew", "fact")
-#: asked of a worker by the leader
-WORKER_ASKED: Final = ("logs",)
 
 
 class SubjectRow(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Goodbye, Join, Renew
-from moorage.schemas.subjects import Subjects
+from moorage.schemas.subjects import WORKER_VERBS, Subjects
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.leases.session import LeaseSession
@@ -14,8 +14,6 @@ from moorage.worker.member_messages import SendFacts, SendGoodbye, SendJoin, Sen
 from moorage.worker.pool import GpuPool
 from moorage.worker.reporter import Reporter
 from moorage.worker.restoring import device_names
-
-VERBS: Final = ("join", "renew", "fact")
 
 
 class Post(Protocol):
@@ -41,7 +39,7 @@ class LeaderLink:
         worker = reporter.worker
         self._post = post
         self._inbox = f"{inbox}.{worker}"
-        self._subjects = {verb: subjects.worker(worker, verb) for verb in VERBS}
+        self._subjects = {verb: subjects.worker(worker, verb) for verb in WORKER_VERBS}
         self._session = session
         self._journal = journal
         self._reporter = reporter

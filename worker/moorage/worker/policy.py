@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS
 from moorage.schemas.job import Request, Run
-from moorage.schemas.names import is_tenant
+from moorage.schemas.names import TENANT, is_tenant
 
 if TYPE_CHECKING:
     from moorage.worker.settings import WorkerSettings
@@ -133,7 +133,7 @@ def check_rules(name: str, rules: Mapping[str, str]) -> None:
         raise ValueError(f"{name} may have at most {TENANTS_MAX} tenants, found {len(rules)}")
     for tenant, words in rules.items():
         if tenant != OTHERS and not is_tenant(tenant):
-            raise ValueError(f"{name} goes by tenant ([a-z0-9-]{{1,32}}, or * for all others), found {tenant[:80]!r}")
+            raise ValueError(f"{name} goes by tenant ({TENANT.pattern}, or * for all others), found {tenant[:80]!r}")
         if not words.strip() and name.startswith("run_as"):
             raise ValueError(f"{name} must name a user for {tenant}")
 

@@ -10,7 +10,7 @@ import msgspec
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.gpu import SHARERS_MAX
-from moorage.schemas.names import LABEL_KEY, is_worker
+from moorage.schemas.names import LABEL_KEY, WORKER, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.worker.device_health import PROBATION_S
@@ -144,7 +144,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.worker is not None and not is_worker(self.worker):
-            raise ValueError(f"id must match [A-Za-z0-9_-]{{1,64}}, found {self.worker[:80]!r}")
+            raise ValueError(f"id must match {WORKER.pattern}, found {self.worker[:80]!r}")
         if len(self.labels) > LABELS_MAX:
             raise ValueError(f"labels may have at most {LABELS_MAX} keys, found {len(self.labels)}")
         for key in self.labels:

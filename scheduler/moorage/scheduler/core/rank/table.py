@@ -30,7 +30,6 @@ ROOMS: Final = 102
 UNCOUNTED: Final = 1 << 40
 #: first index of `HostTable.cells`; from ROOM on, what each device has left
 CPU, MEMORY, FREE, CLASS, TYPE, KIND, NOTE, ROOM = range(8)
-_MODES: Final = {2: "mps", 3: "time-slice"}
 
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
