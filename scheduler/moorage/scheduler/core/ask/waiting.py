@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.ask.explain import HOLDERS_MAX, NEVER_REASONS, REASONS, explain, holders
+from moorage.scheduler.core.ask.explain import HOLDERS_MAX, NEVER_REASONS, REASONS, Explanation, explain, holders
 from moorage.scheduler.core.ask.relax import FIXES_MAX, Relaxer
 from moorage.scheduler.core.ask.remedies import remedies
 from moorage.scheduler.core.ask.trial import Trials
@@ -15,7 +15,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.line.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED, Job
+from moorage.scheduler.core.state import QUEUED, Job, Replica
 from moorage.scheduler.core.tell.outputs import slots_of
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import NOT_PERMITTED
@@ -41,33 +41,51 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     data: dict[str, Any] = {"job": name, "tenant": tenant, "state": job.state}
     waiting = [replica for replica in job.replicas if replica.state == QUEUED]
     if not waiting:
-        data["why"] = _last_why(job)
-        if not job.live:
-            data |= _ended(engine, job)
-        if leaves := _leaves(engine, job):
-            data["leaves"] = leaves
-        return data
-    replica, shape, request = waiting[0], engine.shape_of(job), engine.request_of(job)
-    priority = engine.priority_of(job)
-    barred = engine.planner.holding.barred(priority, shape, job.tenant)
-    leaving = engine.planner.lines.barred_by_limits(job.num, engine.state.time_ms)
-    with engine.fleet.avoiding(shape.avoid):
-        found = explain(engine.fleet, shape, barred, leaving)
+        return data | _not_waiting(engine, job)
+    trials = Trials(engine, job)
+    shape = trials.shape
     if shape.avoid:
         workers = engine.state.worker_by_num
         data["avoids"] = [f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}" for num, mask in shape.avoid]
-    trials = Trials(engine, job)
+    barred = engine.planner.holding.barred(trials.priority, shape, tenant)
+    leaving = engine.planner.lines.barred_by_limits(job.num, engine.state.time_ms)
+    with engine.fleet.avoiding(shape.avoid):
+        found = explain(engine.fleet, shape, barred, leaving)
+    data |= _reason(trials, found, barred, waiting[0])
+    data["waiting_replicas"] = len(waiting)
+    data |= _in_line(trials)
+    data["asks"] = format_token(trials.request.effective_gpu, len(job.replicas))
+    if found.missing:
+        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
+    if fixes and data["reason"] not in UNCURED:
+        data["fixes"] = _fixes(trials, data["reason"])
+    return data
+
+
+def _not_waiting(engine: Engine, job: Job) -> dict[str, Any]:
+    """Of a job of which nothing waits: how it ended, and which workers its replicas have to leave."""
+    data: dict[str, Any] = {"why": _last_why(job)}
+    if not job.live:
+        data |= _ended(engine, job)
+    if leaves := _leaves(engine, job):
+        data["leaves"] = leaves
+    return data
+
+
+def _reason(trials: Trials, found: Explanation, barred: frozenset[int], replica: Replica) -> dict[str, Any]:
+    """The dominant reason and its evidence: what an operator or the order says goes before what the filters found."""
+    engine, job, shape = trials.engine, trials.job, trials.shape
     standing = _standing(engine, job, found.reason) or _ahead(trials, found.reason)
     if standing:
         found.reason = standing["reason"]
-    data.update(found.as_data())
-    data["holders"] = holders(found.held_on, shape, tenant, of_host=found.reason == "host-busy")
-    data["held_by"] = found.troubles + (_told(data["holders"], name) if found.held_on else [])
+    data = found.as_data()
+    data["holders"] = holders(found.held_on, shape, job.tenant, of_host=found.reason == "host-busy")
+    data["held_by"] = found.troubles + (_told(data["holders"], job.name) if found.held_on else [])
     if found.reason == "reserved":
         data["held_by"] = _kept_for(engine, job, barred)
     data.update(standing)
     if found.reason == "rules":
-        data.update(_ruled_out(engine, shape, tenant))
+        data.update(_ruled_out(engine, shape, job.tenant))
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
         data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
         data["means"] = REASONS[data["reason"]]
@@ -75,20 +93,19 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     last = _last_why(job)
     if "because" not in data and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
         data["because"] = last
-    data["waiting_replicas"] = len(waiting)
-    data["priority"] = priority
-    place = _place(trials)
+    return data
+
+
+def _in_line(trials: Trials) -> dict[str, Any]:
+    """Its priority, its place among those who wait, and the turn of its tenant; no place where an operator holds it."""
+    engine, job, place = trials.engine, trials.job, _place(trials)
+    data: dict[str, Any] = {"priority": trials.priority}
     if job.hold is None:
-        data |= {"position": place["position"], **_aged(engine, job, priority)}
-        turn = engine.planner.lines.turn_of(trials.draft, tenant)
+        data |= {"position": place["position"], **_aged(engine, job, trials.priority)}
+        turn = engine.planner.lines.turn_of(trials.draft, job.tenant)
         if turn is not None:
             data["turn"], data["tenants"] = turn
     data["queued"] = place["queued"] - (job.hold is not None)
-    data["asks"] = format_token(request.effective_gpu, len(job.replicas))
-    if found.missing:
-        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
-    if fixes and data["reason"] not in UNCURED:
-        data["fixes"] = _fixes(trials, data["reason"])
     return data
 
 
