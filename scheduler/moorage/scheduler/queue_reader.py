@@ -269,18 +269,7 @@ class QueueReader:
         )
         if not messages:
             return False
-        events: list[tuple[StoredMessage, Submit | Cancel]] = []
-        unread: list[tuple[StoredMessage, Problem]] = []
-        for message in messages:
-            reply = f"{_REPLY_MARK}{message.seq}"
-            try:
-                if verb == "submit":
-                    events.append((message, self._submit(tenant, message, reply)))
-                else:
-                    arguments = _decode_cancel(message.data)
-                    events.append((message, cancel_of(tenant, arguments, reply=reply, sequence=message.seq)))
-            except Refused as refused:
-                unread.append((message, refused.problem))
+        events, unread = self._decoded(tenant, verb, messages)
         lost = await self._bury_unread(tenant, unread)
         through = lost - 1 if lost else messages[-1].seq
         for message, event in events:
@@ -294,6 +283,24 @@ class QueueReader:
         if lost:  # nobody else's queue waits for it
             asyncio.get_running_loop().call_later(AGAIN_S, self._look_at, (tenant, verb))
         return not lost
+
+    def _decoded(
+        self, tenant: str, verb: str, messages: list[StoredMessage]
+    ) -> tuple[list[tuple[StoredMessage, Submit | Cancel]], list[tuple[StoredMessage, Problem]]]:
+        """What was read as the core takes it, and what cannot be read, with why."""
+        events: list[tuple[StoredMessage, Submit | Cancel]] = []
+        unread: list[tuple[StoredMessage, Problem]] = []
+        for message in messages:
+            reply = f"{_REPLY_MARK}{message.seq}"
+            try:
+                if verb == "submit":
+                    events.append((message, self._submit(tenant, message, reply)))
+                else:
+                    arguments = _decode_cancel(message.data)
+                    events.append((message, cancel_of(tenant, arguments, reply=reply, sequence=message.seq)))
+            except Refused as refused:
+                unread.append((message, refused.problem))
+        return events, unread
 
     async def _bury_unread(self, tenant: str, unread: list[tuple[StoredMessage, Problem]]) -> int:
         """Lay what cannot be read with the dead letters; the sequence of the first that is not stored, or 0."""

@@ -107,8 +107,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
             host.reconnected()
 
     host: FleetHost | None = None
-    name = settings.worker or facts.worker
-    connection = await connect_told(target, f"moorage worker {name}", log, on_state=on_state)
+    connection = await connect_told(target, f"moorage worker {settings.worker or facts.worker}", log, on_state=on_state)
     host = FleetHost(connection, settings.prefix)
     await host.open()
     worker = Worker(host, connection, [])
@@ -116,17 +115,7 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds)
     try:
-        if hosts is None:
-            agent = _agent(host, name, settings, facts, await open_machine(), link)
-            worker.agents.append(agent)
-        faults = FaultFile(settings.state_dir / FAULTS_FILE)
-        for simulated in hosts or ():
-            name = settings.worker if settings.worker and len(hosts or ()) == 1 else simulated.name
-            of_host = HostFacts(
-                name, name, f"{facts.machine}-{name}", facts.boot, simulated.cpu_milli, simulated.memory_mib
-            )
-            agent = _agent(host, name, settings, of_host, SimulatedInventory(simulated, faults, name), link)
-            worker.agents.append(agent)
+        await _put_agents(worker, settings, facts, hosts, link)
         await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
         for agent in worker.agents:
             agent.where = where
@@ -210,6 +199,24 @@ def _own_driver(word: str) -> type[Driver]:
     except ValueError as error:
         raise refuse("failed-precondition", str(error), field="$.drivers", found=word) from None
     return found
+
+
+async def _put_agents(
+    worker: Worker, settings: WorkerSettings, facts: HostFacts, hosts: list[SimulatedHost] | None, link: SupervisorLink
+) -> None:
+    """One by one into `worker.agents`, so that those made before one that fails can be closed. Raises Refused."""
+    if hosts is None:
+        name = settings.worker or facts.worker
+        worker.agents.append(_agent(worker.host, name, settings, facts, await open_machine(), link))
+        return
+    faults = FaultFile(settings.state_dir / FAULTS_FILE)
+    for simulated in hosts:
+        name = settings.worker if settings.worker and len(hosts) == 1 else simulated.name
+        of_host = HostFacts(
+            name, name, f"{facts.machine}-{name}", facts.boot, simulated.cpu_milli, simulated.memory_mib
+        )
+        inventory = SimulatedInventory(simulated, faults, name)
+        worker.agents.append(_agent(worker.host, name, settings, of_host, inventory, link))
 
 
 def _agent(
