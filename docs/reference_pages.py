@@ -8,27 +8,13 @@ import os
 from typing import Final
 
 import moorage.client
-from moorage.cli import console
+from moorage.cli.console import EXIT_CODES
 from moorage.cli.lookup import FIXES, ends, error_codes, reasons
 from moorage.cli.main import VERBS, main
 from moorage.schemas.job import TRANSITIONS
 from moorage.schemas.roles import OPERATOR_READS, ROLES, names
 from moorage.schemas.subjects import Subjects
 
-#: what each exit code of the command says; `run` and `wait` end with the job's own
-EXITS: Final[dict[str, str]] = {
-    "EXIT_FAILED": "it failed or was refused; the code on stderr says why",
-    "EXIT_USAGE": "the command line or the request cannot be",
-    "EXIT_NOT_FOUND": "no such job, worker or code",
-    "EXIT_DENIED": "NATS does not permit it to this user",
-    "EXIT_UNREACHABLE": "no server or no scheduler was reached",
-    "EXIT_TIMED_OUT": "what was waited for did not happen in time; the job goes on",
-    "EXIT_NOT_NOW": "`plan`: it would not start now",
-    "EXIT_NEVER": "`plan`: it could never start on this fleet",
-    "EXIT_DRIFT": "`audit` found a difference between ledger and workers",
-    "EXIT_PIPE_CLOSED": "whoever read its output went away",
-    "EXIT_INTERRUPTED": "Ctrl-C: `run` and `logs` detach, and the job goes on",
-}
 #: what a replica in this state is doing, for who reads the story of a job
 STATES: Final[dict[str, str]] = {
     "QUEUED": "waits for a place; `explain` says for what",
@@ -95,9 +81,9 @@ def command() -> str:
         parts.append(f"\n## {title}\n")
         for verb in verbs:
             parts.append(f"\n### moorage {verb.name}\n\n```help\n{help_of(*verb.name.split())}\n```\n")
-    parts.append("\n## Exit codes\n\n| code | what it says |\n| --- | --- |\n| 0 | done |\n")
-    parts += [f"| {getattr(console, name)} | {text} |\n" for name, text in EXITS.items() if hasattr(console, name)]
-    parts.append("\n`run`, `wait` and `logs` end with the job's own exit code where it has one.\n")
+    parts.append("\n## Exit codes\n\n| code | what it says |\n| --- | --- |\n")
+    parts += [f"| {code} | {text} |\n" for code, text in EXIT_CODES.items()]
+    parts.append("\n`run`, `wait` and `logs` exit with the code of the job, if it has one.\n")
     return "".join(parts)
 
 

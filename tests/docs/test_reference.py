@@ -44,8 +44,9 @@ def test_every_state_has_a_meaning() -> None:
 
 
 def test_every_exit_code_is_explained() -> None:
-    codes = {name for name in vars(console) if name.startswith("EXIT_") and isinstance(getattr(console, name), int)}
-    assert codes <= set(reference_pages.EXITS)
+    codes = {code for name, code in vars(console).items() if name.startswith("EXIT_") and isinstance(code, int)}
+    assert codes | {0} == set(console.EXIT_CODES)
+    assert all(f"| {code} | {text} |\n" in reference("cli") for code, text in console.EXIT_CODES.items())
 
 
 def test_every_subject_is_somebodys_to_write_and_to_hear() -> None:

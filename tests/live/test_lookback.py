@@ -150,7 +150,7 @@ async def test_the_command_reads_ledger_and_backup(tmp_path: Path) -> None:
         beyond = await node.run("replay", "--at", "99999999")
         assert (beyond.code, "there is no record 99999999" in beyond.err) == (1, True), beyond.err
         none = await node.run("replay", "--job", "nosuch")
-        assert (none.code, "nothing of a job nosuch stands in the" in none.err) == (3, True), none.err
+        assert (none.code, "nothing about job nosuch is in the" in none.err) == (3, True), none.err
         await _of_a_backup(node, tmp_path, job.id, placed[0])
 
 
@@ -169,6 +169,6 @@ async def _of_a_backup(node: Node, folder: Path, job: str, seq: str) -> None:
     none = await moorage("replay", "--backup", f"{file}-not")
     assert (none.code, "fix: name a file of moorage admin backup" in none.err) == (2, True), none.err
     nobody = await moorage("replay", "--backup", file, "--job", "nosuch")
-    assert (nobody.code, "nothing of a job nosuch" in nobody.err) == (3, True), nobody.err
+    assert (nobody.code, "nothing about job nosuch" in nobody.err) == (3, True), nobody.err
     late = await moorage("replay", "--backup", file, "--at", "99999999")
     assert (late.code, "does not know of 99999999" in late.err) == (1, True), late.err

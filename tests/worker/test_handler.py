@@ -227,7 +227,7 @@ async def test_what_fails_fails_with_its_word_and_its_traceback(nats_url: str, u
             told[job] = (fact.code, fact.detail)
         assert told["raises"] == (1, "LookupError: no input in.mp4")
         assert told["no-json"][0] == 1
-        assert "the result is no bytes, text or JSON" in told["no-json"][1]
+        assert "the result is neither bytes nor text nor JSON" in told["no-json"][1]
         assert told["user"] == (126, "start-failed: a function has no user")
         assert told["secret"][0] == 126
         await until(lambda: "LookupError" in leader.text(name_of("raises"), "err"), what="the traceback")

@@ -39,7 +39,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     EXIT_NEVER: "plan says: never on this fleet",
     EXIT_DRIFT: "audit found a difference between the ledger and the workers",
     EXIT_INTERRUPTED: "Ctrl-C; of run, logs and wait: the job goes on",
-    EXIT_PIPE_CLOSED: "who read the output has gone",
+    EXIT_PIPE_CLOSED: "whoever read the output has gone",
 }
 #: error code -> exit code; every other code is EXIT_FAILED
 EXIT_OF_CODE: Final[Mapping[str, int]] = {

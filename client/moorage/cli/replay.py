@@ -74,7 +74,7 @@ def _none_of(job: str, where: str) -> Exception:
 
     return NotFound(
         problem(
-            "not-found", f"nothing of a job {job} stands in {where}", found=job,
+            "not-found", f"nothing about job {job} is in {where}", found=job,
             next="leave out --job to see which jobs do; one of another tenant's of that name is tenant/job",
         )
     )  # fmt: skip

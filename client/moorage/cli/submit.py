@@ -110,7 +110,7 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
             "invalid-argument",
             "no command to run",
             field="$.run.argv",
-            next="name it behind --, as: moorage run --gpu 1xH100 -- sleep 60",
+            next="name it after --, as: moorage run --gpu 1xH100 -- sleep 60",
         )
     request = _built(list(command), flags, fields)
     scheduling = scheduling_of(flags)

@@ -91,7 +91,9 @@ class Lease:
             async with asyncio.timeout(timeout_s):
                 return await self._borrowed.wait_asked_back()
         except TimeoutError:
-            raise TimedOut(client_problem("timed-out", f"nobody asked back within {timeout_s or 0:g} s")) from None
+            raise TimedOut(
+                client_problem("timed-out", f"the lease was not asked back within {timeout_s or 0:g} s")
+            ) from None
 
     async def give_back(self) -> None:
         """Give the devices back before the block ends. Does nothing if they were given back or lost before."""

@@ -66,7 +66,7 @@ def encode_result(value: object) -> Result:
         try:
             result = Result("application/json", _encode(value))
         except (TypeError, msgspec.MsgspecError) as error:
-            raise refuse("invalid-argument", f"the result is no bytes, text or JSON: {error}") from None
+            raise refuse("invalid-argument", f"the result is neither bytes nor text nor JSON: {error}") from None
     if len(result.data) > RESULT_BYTES_MAX:
         raise refuse("too-large", f"a result has at most {RESULT_BYTES_MAX} bytes", found=len(result.data))
     return result

@@ -59,7 +59,7 @@ class OutputReader:
         if session.phase != "live" or ask.session != session.session:
             raise refuse("session-over", f"{self._worker} is in another lease session")
         if not (is_tenant(ask.tenant) and is_job(ask.job)):
-            raise refuse("invalid-argument", "this names no member", found=f"{ask.tenant}/{ask.job}")
+            raise refuse("invalid-argument", "no tenant or no job can have this name", found=f"{ask.tenant}/{ask.job}")
         if ask.driver:
             driver = self._drivers.get(ask.driver)
             if driver is None:

@@ -181,7 +181,7 @@ def settings_from(table: Mapping[str, Any]) -> WorkerSettings:
     try:
         return msgspec.convert(table, WorkerSettings, dec_hook=_decode_path)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise refuse("failed-precondition", f"these settings cannot be: {error}", field="$") from error
+        raise refuse("failed-precondition", f"these settings cannot be used: {error}", field="$") from error
 
 
 def _decode_path(kind: type, value: object) -> object:
