@@ -1,7 +1,7 @@
-"""Requests that differ in nothing but their names, as a sweep's do: decoded and checked once, not each.
+"""Requests that differ only in their names, such as those of a sweep, are decoded and checked once.
 
-A body that begins with its job's name is looked up by what stands behind the name. Every rule holds as ever: a body
-is taken as known only if the very same bytes were decoded and checked before, and its name by itself.
+A body that begins with its job's name is looked up by the bytes after the name. No rule is weakened by that: a body
+counts as known only if the very same bytes were decoded and checked before, and its name is checked by itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is wrong with bytes that are no frame of a type, so that it can be mended: field, found, allowed, next.
+"""What is wrong with bytes that are not a frame of a type, so that it can be corrected: field, found, allowed, next.
 
-msgspec says it in a sentence with a path; our own rules say `name must be what is allowed, found what came`.
+msgspec reports it in a sentence with a path; moorage's own rules say `name must be what is allowed, found what came`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the fields of a frame are for: a JSON Schema, or a page, says of each what the code says of it.
+"""What the fields of a frame are for: the JSON Schemas and the reference pages quote the code's own comments.
 
-It stands in the code as a comment: `#:` above the field, or `#` behind it on its line. Needs the source; without it
-nothing is said.
+The comment is `#:` above the field, or `#` after it on its line. Reading it needs the source; without that,
+descriptions are empty.
 """
 
 from __future__ import annotations

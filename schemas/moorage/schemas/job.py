@@ -38,7 +38,7 @@ class Secret(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """Host resources a replica: `cpu_milli` in thousandths of a core, `memory_mib` in MiB."""
+    """Host resources per replica: `cpu_milli` in thousandths of a core, `memory_mib` in MiB."""
 
     cpu_milli: int = 0  # 4000 is four cores
     memory_mib: int = 0  # of the host
@@ -53,11 +53,11 @@ class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The workload of every replica. Durations are in seconds.
 
-    The checkpoint signal is sent once an attempt, before `timeout_s` or the job's `deadline_s` ends it (at once where
-    less is left than `checkpoint_before_s`), and with the notice before an operator or a failing GPU ends it. It goes
-    to the main process, or where that does not take it to the nearest processes below it that do, and never to one
-    that it would kill. A function finds `context.checkpoint_asked`. Any other end is SIGTERM, with `grace_s` to save
-    what there is.
+    The checkpoint signal is sent once in each attempt: before `timeout_s` or the job's `deadline_s` ends it (at once if
+    less time is left than `checkpoint_before_s`), and with the notice that an operator or a failing GPU will end it. It
+    goes to the main process, or, if that has no handler for it, to the nearest processes below it that have one, and
+    never to a process that it would kill. A function sees `context.checkpoint_asked`. In all other cases a job ends by
+    SIGTERM, and has `grace_s` to save what there is.
     """
 
     driver: str = "process"  # what runs it; workers say in hello which drivers they have

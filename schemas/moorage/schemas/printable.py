@@ -1,8 +1,7 @@
-"""Text that others have said, made safe to show: a terminal does what control characters say, and a log file is read on
-one.
+"""Text from others, made safe to show: a terminal obeys control characters, and log files are read on terminals.
 
-Names that have rules (`names`) need none of this. Labels, reasons, device and process names are free text on the wire:
-nothing is refused for how it would look, and whoever shows it escapes it.
+Names that have rules (see `names`) need none of this. Labels, reasons, device and process names are free text on the
+wire: nothing is refused for how it would look, so whoever shows it has to escape it.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ _OF_LINE: Final = {**_OF_TEXT, ord("\t"): "\\t", ord("\n"): "\\n"}
 
 
 def shown(text: str) -> str:
-    """The text with its lines, and with what is in them shown and not obeyed."""
+    """The text with its line ends kept and its other control characters shown as escapes."""
     return text if text.isprintable() else text.translate(_OF_TEXT)
 
 
 def carried(text: str) -> str:
-    """The text as a frame can carry it: what is no UTF-8 in it, as in some names of files, is shown as `\\udcff`."""
+    """The text as a frame can carry it: what is not UTF-8 in it, as in some file names, becomes `\\udcff`."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def in_one_line(text: str) -> str:
-    """As `shown`, and it is one line whatever it holds: none of it looks like another entry of a log."""
+    """As `shown`, but always in one line, so that no part of it can look like another entry of a log."""
     return text if text.isprintable() else text.translate(_OF_LINE)

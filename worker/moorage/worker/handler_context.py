@@ -1,4 +1,4 @@
-"""What a handler gets, and how it is asked to stop: `HandlerContext`."""
+"""`HandlerContext`: what a handler is given, and how it is asked to stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INPUT_KEY: Final = "input"
 
 
 class HandlerCancelled(Exception):
-    """Raised by `HandlerContext.raise_if_cancelled` in a function that is asked to stop; let it pass."""
+    """Raised by `HandlerContext.raise_if_cancelled` in a function that is asked to stop; do not catch it."""
 
     def __init__(self, reason: str) -> None:
         self.reason: Final = reason
@@ -32,14 +32,14 @@ class HandlerCancelled(Exception):
 class HandlerContext:
     """One run of a handler: whose job it is, what it was given, and whether it should go on.
 
-    `input` is what the request says in `driver_config.handler.input`, any JSON value, None where it says nothing;
-    `arguments` are the words of `argv` behind the handler's name.
-    `devices` are those of the lease, in its order; nobody else has them until the function returned (whole devices;
-    in a shared `mode` as many as share them). `environment` is what a process of this job would find in its own:
-    the request's variables, secrets resolved, and ours over them; the service's `os.environ` is never touched, so it
-    is for the function to hand `CUDA_VISIBLE_DEVICES` to what it starts, or `uuids` to the library that it uses.
+    `input` is the request's `driver_config.handler.input`, any JSON value, or None if it has none; `arguments` are the
+    words of `argv` after the handler's name. `devices` are those of the lease, in its order; nobody else has them until
+    the function has returned (in a shared `mode`, nobody but the other sharers). `environment` is what a process of
+    this job would find in its environment: the request's variables with secrets resolved, and moorage's own. The
+    service's `os.environ` is never touched: the function has to pass `CUDA_VISIBLE_DEVICES` to what it starts, or
+    `uuids` to the library that it uses.
 
-    `progress`, `cancelled` and what follows from it may be used from any thread.
+    `progress`, `cancelled` and the members that depend on `cancelled` may be used from any thread.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class HandlerContext:
         return tuple(device.uuid for device in self.devices)
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Tell how far it is, 0..1, with one line of at most 200 characters (more are cut).
+        """Report how far the function has come, 0..1, with one line of at most 200 characters (more are cut).
 
-        Said on the job's log subject as a line of JSON, some five times a second at most: of more, the newest.
-        Any number will do, as libraries have their own. Raises ValueError for a fraction outside 0..1.
+        Published on the job's log subject as a line of JSON, some five times a second at most: of more reports, the
+        newest. Any kind of number is accepted, since libraries have their own. Raises ValueError for a fraction outside
+        0..1.
         """
         number = float(fraction)
         if not 0 <= number <= 1:
@@ -86,15 +87,16 @@ class HandlerContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether to stop: cancelled, timed out, the worker leaves, or its lease of the fleet is over.
+        """Whether to stop: the job was cancelled or timed out, the worker leaves, or its lease session is over.
 
-        The last is looked up on the clock (CLOCK_BOOTTIME), so it is seen even while the event loop is blocked.
+        The end of the session is read from the clock (CLOCK_BOOTTIME), so it is seen even while the event loop is
+        blocked.
         """
         return self._cancelled.is_set() or (self.request.on_partition != "keep" and boottime_s() >= self._fence_s())
 
     @property
     def cancel_reason(self) -> str:
-        """Why, in a word or line; "" while it may go on."""
+        """Why to stop, in a word or a line; "" while the function may go on."""
         return self._reason or ("fence" if self.cancelled else "")
 
     def wait_cancelled(self, timeout_s: float) -> bool:
@@ -108,9 +110,9 @@ class HandlerContext:
 
     @property
     def checkpoint_asked(self) -> bool:
-        """Whether to save what it has: set once, `run.checkpoint_before_s` before the timeout or the job's deadline.
+        """Whether to save the work: set once, `run.checkpoint_before_s` before the timeout or the job's deadline.
 
-        Where the request names a `checkpoint_signal` alone; which one it is means nothing to a function.
+        Only if the request names a `checkpoint_signal`; which one makes no difference to a function.
         """
         return self._checkpoint.is_set()
 

@@ -1,11 +1,11 @@
 """What a driver is: how a worker runs a member, ends it, and proves that it is over.
 
-A newcomer derives from `Driver` in a file of its own, sets `name`, implements `start` and `end`, and reports what
-happens: `Started` and later `Ended` (everything of the member is proven gone), or `StartFailed` (nothing ever ran),
-or `NotStarted` (the same, for a reason of this host's: the job is tried again), or `Stuck` (it cannot be ended, or
-that cannot be proven). Methods are called from the event loop and must not block; whatever takes time is begun here
-and reported later. `end` may be called twice for one member, the second time with less grace, and for one that has
-just ended: then there is nothing to do, since `Ended` is on its way.
+A new driver derives from `Driver` in a file of its own, sets `name`, implements `start` and `end`, and reports what
+happens: `Started` and later `Ended` (nothing of the member is left, which is proven), or `StartFailed` (nothing ever
+ran), or `NotStarted` (nothing ever ran because of this host: the job is tried again), or `Stuck` (the member cannot be
+ended, or its end cannot be proven). Methods are called from the event loop and must not block: they begin what takes
+time, and report it later. `end` may be called twice for one member, the second time with less grace, and for a member
+that has just ended: then there is nothing to do, since `Ended` is on its way.
 """
 
 from __future__ import annotations
@@ -119,16 +119,16 @@ class Driver:
         self.publish: Publish = _unattached
 
     def attach(self, report: Report, publish: Publish) -> None:
-        """Where events and output go; called once, before `open`."""
+        """Set where events and output go; called once, before `open`."""
         self.report = report
         self.publish = publish
 
     async def open(self) -> list[Living]:
-        """Be ready to start members, and say what lives, or ended untold, from before. Raises MoorageError."""
+        """Get ready to start members; returns those from before that live, or ended untold. Raises MoorageError."""
         return []
 
     async def close(self) -> None:
-        """Let go; what runs goes on if the driver's members can outlive the agent."""
+        """Release what the driver holds; what runs goes on if the driver's members can outlive the agent."""
 
     def check(self, request: Request) -> None:
         """Raise `Refused` for a request that this driver could never run here: the placement is refused with it."""
@@ -136,29 +136,30 @@ class Driver:
     def start(self, assignments: list[Assignment]) -> None:
         """Begin these members and return at once; report `Started`, or `StartFailed` of those that never ran.
 
-        What it raises counts as `StartFailed` of all of them, though some may run: report what goes wrong instead.
+        An exception counts as `StartFailed` for all of them, even if some run: so report what goes wrong, and do not
+        raise.
         """
         raise NotImplementedError
 
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
         """Begin to end a member, by force once `grace_s` seconds are over; report `Ended`. See the module's text.
 
-        What it raises counts as `Stuck`: its devices stay quarantined.
+        An exception counts as `Stuck`: the member's devices stay quarantined.
         """
         raise NotImplementedError
 
     def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
-        """As `end`, so many seconds after it was told to save itself; a driver that can tell nobody ends it now.
+        """As `end`, but tell the member to save its work so many seconds before; a driver that cannot ends it now.
 
-        `end` may come meanwhile, and then holds.
+        `end` may be called meanwhile, and then takes precedence.
         """
         self.end(name, grace_s, why)
 
     def forget(self, names: list[MemberName]) -> None:
-        """Their ends are in the ledger."""
+        """The ends of these members are in the ledger: nothing need be remembered of them."""
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
-        """How long and how much it keeps of jobs that are over, for hello: `output_s`, `output_bytes` and the like."""
+        """For hello: how much is kept of jobs that are over, and how long: `output_s`, `output_bytes` and the like."""
         return {}
 
     async def read_log(self, ask: ReadLog) -> LogPage:

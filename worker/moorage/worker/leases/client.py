@@ -7,8 +7,8 @@
             save_checkpoint(within_s=lease.asked_back.left_s)
             break
 
-The devices go round once their memory is free, so let go of it before the block ends: what keeps a context on a device
-for as long as it lives (CUDA does) had better do its GPU work in a child process, with `lease.environment`.
+The devices go to the next user once their memory is free, so release it before the block ends. CUDA keeps a context on
+a device for as long as its process lives, so do GPU work in a child process, with `lease.environment`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class AskedBack:
 
 
 class BorrowedLease:
-    """Devices of this host, nobody else's until given back, or shared in their `mode`. Made by `borrow`.
+    """Devices of this host, for nobody else until given back, or shared in their `mode`. Made by `borrow`.
 
     `simulated`: the worker's devices are not real.
     """
@@ -95,17 +95,17 @@ class BorrowedLease:
 
     @property
     def lost(self) -> bool:
-        """The agent is gone and with it the lease: others may get the devices. `asked_back` says so too."""
+        """Whether the agent is gone, and the lease with it: others may get the devices. `asked_back` says so too."""
         return self._lost
 
     async def wait_asked_back(self) -> AskedBack:
-        """Wait until the lease is asked back or lost; at once where it was."""
+        """Wait until the lease is asked back or lost; returns at once if it was."""
         await self._news.wait()
         assert self.asked_back is not None
         return self.asked_back
 
     async def give_back(self) -> None:
-        """Give the devices back; the agent has heard it when this returns. Again, or once lost: nothing."""
+        """Give the devices back; the agent knows when this returns. Does nothing if they are given back or lost."""
         if self._over:
             return
         self._over = True
@@ -153,12 +153,13 @@ async def borrow(
     timeout_s: float | None = None,
     on_asked_back: Callable[[AskedBack], None] | None = None,
 ) -> AsyncIterator[BorrowedLease]:
-    """GPUs of this host's worker, in its line; given back on the way out.
+    """Borrow GPUs from this host's worker, waiting in its queue; they are given back at the end of the block.
 
-    `path` is the agent's socket. `gpu` is a token (`2xH100:80G`, `1xL40S@time-slice`) or a spec, of one replica: all of
-    it or nothing is granted. Waits first come, first served, `timeout_s` None for as long as it takes. The lease
-    belongs to this process: it ends with it. `on_asked_back` is called in the event loop. Raises LeaseRefused (no agent
-    there, not this user's, nothing that matches), SharingUnavailable, ValueError for a bad token, TimeoutError.
+    `path` is the agent's socket. `gpu` is a token (`2xH100:80G`, `1xL40S@time-slice`) or a spec for one replica: all of
+    it is granted or nothing. Waiting is first come, first served, for at most `timeout_s` (None: as long as it takes).
+    The lease belongs to this process and ends with it. `on_asked_back` is called in the event loop. Raises LeaseRefused
+    (no agent there, a user who may not borrow, nothing that matches), SharingUnavailable, ValueError for a bad token,
+    TimeoutError.
     """
     spec = gpu if isinstance(gpu, GpuSpec) else _spec_of(gpu)
     reader, writer = await _connect(Path(path))
@@ -177,7 +178,7 @@ async def borrow(
 
 
 async def recall(path: Path | str, reason: str, within_s: float, pid: int | None = None) -> int:
-    """An operator's: ask back what is lent, all of it or that of process `pid`; how many leases were asked.
+    """For operators: ask back what is lent, all of it or what process `pid` has; returns how many leases were asked.
 
     Only for the agent's own user and root. Raises LeaseRefused, TimeoutError.
     """

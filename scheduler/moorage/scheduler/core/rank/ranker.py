@@ -1,8 +1,7 @@
-"""How good is this host for this request: rankers choose a host and slots among those that fit now.
+"""Rankers: each chooses a host and slots for a request among those that fit now.
 
-A newcomer adds a ranking by writing one class with `choose` and naming it in `RANKERS`. Ties break by a stable key
-(bucket order is insertion order, classes are in order of joining), so the same input gives the same placement
-(fact 35).
+To add a ranking, write one class with `choose` and name it in `RANKERS`. Ties are broken by a stable key (buckets are
+in order of insertion, classes in order of joining), so the same input gives the same placement (fact 35).
 """
 
 from __future__ import annotations
@@ -49,12 +48,13 @@ class Ranker:
         raise NotImplementedError
 
     def arrived(self, shape: Shape, replicas: int) -> None:
-        """So many replicas of a shape were asked for: told once a job, in the ledger's order."""
+        """Told once for each job, in the ledger's order: so many replicas of this shape were asked for."""
 
     def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
         """The slot masks of at most `most` further replicas of this shape that `choose` would put on the same host.
 
-        `choice` is taken already. One after the other they must come to what `choose` would say; when in doubt, none.
+        `choice` is taken already. The result must be what asking `choose` again and again would give; when in doubt,
+        return none.
         """
         return []
 
