@@ -1,7 +1,7 @@
-"""Questions that wait to be answered: tenants in turn, behind whatever the leader lives by, and never without bound.
+"""Questions that wait for an answer: tenants take turns, renewals and requests come first, and every queue is bounded.
 
-A question is answered in memory, in some µs or in tens of ms: `ls` looks at every job of its tenant. So a few hundred
-at once would keep renewals and requests waiting for seconds, were they answered as they come.
+A question is answered from memory, within some µs or within tens of ms: `ls` looks at every job of its tenant. If
+questions were answered as they come, a few hundred at once would keep renewals and requests waiting for seconds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class InTurn(Generic[T]):
-    """What waits of each tenant, in its order; whose turn it was comes last the next time."""
+    """A queue for each tenant, and tenants take turns: whoever had a turn comes last in the next round."""
 
     def __init__(self) -> None:
         self._by_tenant: dict[str, deque[T]] = {}
         self.size = 0
 
     def put(self, tenant: str, item: T) -> bool:
-        """False where so much of this tenant waits that there is no room for more."""
+        """Enqueue; False if so much of this tenant waits already that there is no room for more."""
         mine = self._by_tenant.setdefault(tenant, deque())
         if len(mine) >= ASKED_MAX:
             return False

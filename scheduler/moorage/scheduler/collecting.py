@@ -1,8 +1,9 @@
 """Python's garbage collector, kept from long pauses while a reign lasts.
 
-What jobs leave goes by reference counts, so a collection finds nothing; but it walks everything that came since the one
-before, and with all jobs in memory come anew that is tens of milliseconds. `gc.freeze` takes what there is out of its
-sight, in no time. Circles that are broken off in there stay until a full collection: hardly any, in a calm hour.
+What jobs leave behind is freed by reference counts, so a collection finds nothing. But it walks everything that was
+allocated since the one before, and if that is all jobs in memory it takes tens of milliseconds. `gc.freeze` hides what
+exists from the collector, at no cost. Reference cycles in what is hidden stay until a full collection, but there are
+hardly any, and a full one is made in a calm hour.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ JOBS_MAX: Final = 15_000
 
 
 class Collecting:
-    """Of the one reign of this process."""
+    """The collector's schedule for one reign; a process has one reign at a time."""
 
     def __init__(self) -> None:
         self._events = 0
         self._full_s = self._event_s = time.monotonic()
 
     def begin(self) -> None:
-        """Look at everything once, the reign before too, and then at what is new."""
+        """Collect everything once, what an earlier reign left included; from then on only what is new."""
         gc.unfreeze()
         gc.collect()
         gc.freeze()
         gc.set_threshold(*THRESHOLDS)
 
     def wrote(self, events: int) -> None:
-        """A record let out so many events."""
+        """Note that a record had so many events."""
         if not events:
             return
         self._event_s = time.monotonic()
@@ -46,7 +47,7 @@ class Collecting:
             gc.freeze()
 
     def tidy(self, jobs: int) -> None:
-        """Look at everything where that is due and keeps nobody waiting; so many jobs are in memory."""
+        """Make a full collection if one is due and keeps nobody waiting; `jobs` is how many are in memory."""
         now_s = time.monotonic()
         if now_s - self._full_s > FULL_EVERY_S and now_s - self._event_s > CALM_S and jobs <= JOBS_MAX:
             self._full_s = now_s

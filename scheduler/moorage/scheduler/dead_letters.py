@@ -1,8 +1,9 @@
 """The dead letters: queued requests that could not be read or were refused, kept for a person to look at and resend.
 
-Nobody waits for the answer to what was published to the durable queue. So its refusal is laid aside with the message as
-it came: the reason, its sequence in the queue, the subject that its sender published to. An operator lists them, shows
-one, resends it (as it was, or mended; under the same job id, so that twice is once) or drops it.
+Nobody waits for the answer to what was published to the durable queue. So a refusal is stored with the message as it
+came: the reason, the sequence in the queue, the subject that the sender published to. An operator lists the letters,
+shows one, resends it (as it was, or corrected; under the same job id, so that it becomes one job even if this is done
+twice) or drops it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class DeadLetters:
             await asyncio.sleep(AGAIN_S)
 
     async def keep(self, tenant: str, message: StoredMessage, why: Problem) -> bool:
-        """One try of that; False where it is not stored now: why is in the log. A store that is gone is made again."""
+        """Try once to store it; False if that fails, and the log says why. A store that is gone is made again."""
         headers = {MESSAGE_ID: f"{self._subjects.request_stream}.{message.seq}", "Moorage-Code": why.code}
         trace = (message.headers or {}).get("traceparent", "")
         letter = encode(DeadLetter(message.subject, message.seq, why, message.data, trace[:256]))

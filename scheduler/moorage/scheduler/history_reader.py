@@ -1,7 +1,7 @@
 """What became of a job, from memory and from the history stream: the verb `history`, and `show` of what left memory.
 
-Where a frame stands is known (the row of a finished job, the parts of a long story), so a look-up reads that message
-and no other. It runs beside the loop, a few at a time; who comes on top of a bounded crowd is told to ask again.
+The sequence of a frame is known (from the row of a finished job, or the parts of a long story), so a look-up reads that
+message and no other. Look-ups run beside the loop, a few at a time; beyond a bound, whoever asks is told to ask again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Asking every worker to look at its own devices, for an audit: one question to all, answers until a time-out.
 
-Said, not answered: a worker replies on its own subject, which nobody else may write, so that an answer is proven to
-be its own. Audits that come while workers look share that look: one that is asked again is answered all the sooner.
+A worker does not reply to the question but publishes on its own subject, which nobody else may write, so that what it
+says is proven to be its own. Audits that come while workers look share that look.
 """
 
 from __future__ import annotations

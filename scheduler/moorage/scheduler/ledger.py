@@ -1,8 +1,8 @@
-"""The ledger: fenced appends with read-back, replay, and the stream they stand on.
+"""The ledger: fenced appends that are read back when in doubt, replay, and the stream itself.
 
-Window of one, two guards on every append, and only an acknowledgement is an answer: after anything else the same bytes
-are sent again and the end of the stream is read through its leader, until the record's fate is known (ledger-rules
-H1 to H6).
+One append is in flight at a time and carries two guards, and only an acknowledgement counts as an answer: after
+anything else the same bytes are sent again, and the end of the stream is read through its leader, until it is known
+whether the record is stored (ledger-rules H1 to H6).
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Ledger:
         self.appending = Appending()
 
     async def ensure(self, *, first_seq: int = 0) -> int:
-        """The ledger's stream: discard new, no age, no deletes; its settings are checked when it is there already.
+        """Make the ledger's stream (discard new, no age, no deletes), or check the settings of the one that is there.
 
-        A new one may begin at another sequence than 1. Where it ends; 0 for none.
+        A new stream may begin at another sequence than 1. Returns the last sequence; 0 for an empty one.
         """
         config: dict[str, Any] = {
             "name": self._subjects.ledger_stream,

@@ -1,8 +1,8 @@
-"""What was decided, read again from a ledger: records folded one by one, and what each changed with its evidence.
+"""What was decided, read again from a ledger: records are folded one by one, and each tells its changes and evidence.
 
-By reading alone, beside a running leader. Memory holds one folded state and one record, however long the ledger is.
-What was cut away behind a snapshot is not there any more: of it a snapshot knows only what it came to, and the reader
-says so. Lease sessions and inventories, which records hold too, are not shown.
+This only reads, and may run beside a leader. Memory holds one folded state and one record, however long the ledger is.
+Records before the last snapshots are deleted: of them only the outcome is known, and the reader says so. Lease sessions
+and inventories, which records hold too, are not shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams are made, or found, with patience: a cluster that elects a stream's leader says nothing of it meanwhile."""
+"""Streams are made, or found, with patience: a cluster that elects a stream's leader does not answer for it meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 async def patiently(make: Callable[[], Awaitable[T]]) -> T:
-    """What `make` returns, asked again where nobody answered; it must be harmless twice. Raises what it raises last."""
+    """What `make` returns; called again while nobody answers, so twice must do no harm. Raises what it raises last."""
 
     async def once() -> T:  # tenacity awaits what an `async def` returns, and no other function's
         return await make()

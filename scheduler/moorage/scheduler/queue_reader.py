@@ -1,10 +1,11 @@
-"""The durable queue: requests and cancels that were published while nobody may have led.
+"""The durable queue: requests and cancels that are published to a stream, also while no scheduler leads.
 
-No consumer, but a cursor a tenant in the ledger, read with batched direct get (ledger-rules H16): no tenant's flood
-hides another, nothing is redelivered, and the stream is purged behind the cursor. What cannot be read goes to the dead
-letters before the cursor passes it; what is read and then refused (a conflict, say) goes there behind it, since nobody
-waits for an answer. A stream that is gone is made again behind the cursors, which are its sequences; one that ends
-before a cursor is another one, and is read from its beginning: what it acknowledged is not passed over.
+There is no JetStream consumer. The ledger holds a cursor for each tenant, and the stream is read from there with
+batched direct get (ledger-rules H16): no tenant's flood hides another, nothing is redelivered, and the stream is purged
+up to the cursor. What cannot be read goes to the dead letters before the cursor passes it. What is read and then
+refused (a conflict, say) goes there afterwards, since nobody waits for an answer. A stream that is gone is made again,
+beginning after the cursors, which are sequences of it. A stream that ends before a cursor is another stream, and is
+read from its beginning, so that nothing that it acknowledged is skipped.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Everything that a leader decided by, archived as it came: with it, its decisions re-run byte for byte.
+"""A recording: all input of a leader as it came, from which its decisions can be made again, byte for byte.
 
-The ledger says what was decided; hello, load and renewals, which decisions also rest on, are in no record. With
-`--record FILE` a leader appends, reign by reign, the state that it began with and then whatever comes through the
-engine's door, in order, and the bytes of each record. Plain frames: a length of four bytes (big endian), then msgpack.
-The file holds request bodies and lease sessions: it is for operators' eyes, and is made readable by its owner alone.
+The ledger says what was decided; but hello, load and renewals, on which decisions also depend, are in no record. With
+`--record FILE` a leader appends, reign by reign, the state that it began with, then every input of the engine in order,
+and the bytes of each record. Each frame is a length of four bytes (big endian), then msgpack. The file holds request
+bodies and lease sessions: it is for operators only, and only its owner may read it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Recorder:
 
 
 class RecordedEngine(Engine):
-    """An engine whose door is written down."""
+    """An engine whose inputs and records are written to a `Recorder`."""
 
     def __init__(
         self, state: State, config: Config, subjects: Subjects, leader: int, mono_ms: int, recorder: Recorder
@@ -186,7 +186,7 @@ class CannotReplay(Exception):
 
 
 class Replayed(NamedTuple):
-    """A record decided anew: `same` says whether it came out byte for byte as it was."""
+    """A record that was decided again: `same` says whether it came out byte for byte as it was."""
 
     seq: int
     record: Record

@@ -1,6 +1,7 @@
 """A scheduler stands by until the ledger falls silent, then leads (see `reign`) until somebody newer does.
 
-Crash-only: when a record's fate is that of another reign, everything in memory is dropped and folded again.
+It is crash-only: when another reign's record is found in place of ours, everything in memory is dropped and folded
+again.
 """
 
 from __future__ import annotations
@@ -168,9 +169,9 @@ class Scheduler:
                 heard = max(heard, time.monotonic() - silence_s / 2)
 
     async def _catch_up(self, state: State) -> int:
-        """Fold the ledger, and what came while that was folded: else its leader seems silent for as long as it took.
+        """Fold the ledger, and what came meanwhile: else its leader would seem silent for as long as folding took.
 
-        How many records there were.
+        Returns how many records there were.
         """
         records = 0
         while True:

@@ -1,8 +1,8 @@
 """Snapshots: written by a follower process in chunks, named by the leader, and what recovery begins with.
 
 `python -m moorage.scheduler.snapshots` is that follower: it folds the ledger from the last snapshot, writes the state
-at the end it saw, and prints `name sequence digest`. A crash at any point leaves chunks that no record names: they
-are overwritten by nobody, counted by nobody and purged with the next one.
+at the end it saw, and prints `name sequence digest`. A crash at any point leaves chunks that no record names: nobody
+overwrites or uses them, and they are purged with the next snapshot.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who leads and who stands by: every scheduler says so, and which feature level it can write and fold.
 
-Said, so it proves nothing; an operator who raises the level names how many schedulers must have said it.
+It is only said and proves nothing; so an operator who raises the level names how many schedulers must have said it.
 """
 
 from __future__ import annotations

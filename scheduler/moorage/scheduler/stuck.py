@@ -1,8 +1,9 @@
-"""Whoever asks a leader whose ledger takes no record is told so, instead of hearing nothing.
+"""While the ledger takes no record, whoever sends a request is told so, instead of hearing nothing.
 
-A request that comes meanwhile is kept back, in no record and no queue of the engine's. Once the ledger takes records
-again it is read as ever; before that it is refused, after a while in which another leader, if there is one, answers
-first: a request has one answer, and a leader that is cut off from the ledger must not give it for one that leads.
+A request that comes meanwhile is kept back, in no record and in no queue of the engine's. If the ledger takes records
+again in time, it is read as usual. Otherwise it is refused, but only after a while in which another leader, if there is
+one, would have answered: a request has one answer, and a leader that is cut off from the ledger must not give it in
+place of the one that leads.
 """
 
 from __future__ import annotations
