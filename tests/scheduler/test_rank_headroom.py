@@ -1,4 +1,4 @@
-"""The ranker `headroom` (fact 33): its score in integers, what it counts as busy, and its stable ties."""
+"""The ranker `headroom`: its score in integers, what it counts as busy, and its stable ties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request's shape: facts 1 to 7 and 14, every bound, and that a refusal names the field, what came and what may."""
+"""The request's shape: its fields, every bound, and that a refusal names the field, what came and what may."""
 
 from __future__ import annotations
 

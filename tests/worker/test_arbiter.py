@@ -1,4 +1,4 @@
-"""LeaseArbiter: helpers on spare GPUs that never get into anybody's way (facts 43 and 45, promise 4)."""
+"""LeaseArbiter: helpers on spare GPUs that never get into anybody's way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job finds: the variables of its GPUs, its gang and its secrets (contract §5, facts 47 to 53)."""
+"""What a job finds: the variables of its GPUs, its gang and its secrets."""
 
 from __future__ import annotations
 

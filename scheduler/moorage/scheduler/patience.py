@@ -1,4 +1,4 @@
-"""Streams are made, or found, with patience: a cluster that elects a stream's leader does not answer for it meanwhile."""
+"""Streams are made, or found, with patience: a cluster that elects a stream's leader gives no answer meanwhile."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class QueueReader:
         return 0 if row is None else (row.submit_cursor if verb == "submit" else row.cancel_cursor)
 
     def _may_remember(self, tenant: str) -> bool:
-        """Whether a batch of cancels may all be of unknown jobs: else their cursor waits (contract §2)."""
+        """Whether a batch of cancels may all be of unknown jobs: else their cursor waits."""
         row = self._engine.state.tenants.get(tenant)
         return row is None or len(row.tombstones) + BATCH <= self._engine.config.tombstones_max
 

@@ -14,7 +14,7 @@ SHARING_MODES: Final[tuple[Sharing, ...]] = ("exclusive", "mps", "time-slice")
 GPUS_PER_REPLICA_MAX: Final = 64  # a worker's slots are one 64-bit mask in the ledger
 MODELS_MAX: Final = 16
 MEMORY_MIB_MAX: Final = 16 * 1024 * 1024
-#: sharers a GPU takes unless the worker says less (fact 26)
+#: sharers a GPU takes unless the worker says less
 SHARERS_MAX: Final[dict[str, int]] = {"mps": 8, "time-slice": 4}
 #: an "80 GB" card shows a little more or less than 80e9 bytes; the token is nominal within this tolerance
 NOMINAL_TOLERANCE: Final = 0.02
@@ -100,7 +100,7 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def effective_vendor(self) -> str:
-        """The vendor to match, lower case; "" matches any (contract §4, fact 22)."""
+        """The vendor to match, lower case; "" matches any."""
         if self.vendor is None:
             return "" if self.model is not None else "nvidia"
         return self.vendor.lower()

@@ -184,7 +184,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     @property
     def effective_gpu(self) -> GpuSpec | None:
-        """The GPU spec, from `gpu` or from OpenShell's shape; None asks for no GPU at all (fact 2)."""
+        """The GPU spec, from `gpu` or from OpenShell's shape; None asks for no GPU at all."""
         if self.gpu is not None:
             return self.gpu
         if self.resource_requirements is not None and self.resource_requirements.gpu is not None:

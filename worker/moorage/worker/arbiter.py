@@ -2,7 +2,7 @@
 
 A job is one or more works, each a queue of pieces. Every work gets a worker of its own first, the smallest work first;
 then, whenever a GPU is free and nobody waits for one, a helper joins a work that has pieces waiting. Helpers are
-guests: they are started only while no claim waits in the pool (fact 45), they take what `try_claim` gives and never
+guests: they are started only while no claim waits in the pool, they take what `try_claim` gives and never
 queue, and they never decide how the job ends.
 
 Render the frames of a film on one GPU, or on all that happen to be free::
@@ -37,7 +37,7 @@ from moorage.schemas.errors import refuse
 from moorage.worker.pool import GpuPool
 from moorage.worker.pool_lease import GpuLease
 
-ROUND_S: Final = 0.2  # the source's period: how long a free GPU may go unnoticed
+ROUND_S: Final = 0.2  # how long a free GPU may go unnoticed
 WORKS_MAX: Final = 1024
 #: helpers of one work that may fail before it gets no more: then its own worker does the rest
 HELPER_FAILURES_MAX: Final = 3

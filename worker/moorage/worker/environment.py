@@ -20,7 +20,7 @@ from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
 from moorage.schemas.job import Secret
 
-#: where the daemon of an MPS host keeps its sockets and logs unless the request says otherwise (fact 48)
+#: where the daemon of an MPS host keeps its sockets and logs unless the request says otherwise
 MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -44,12 +44,12 @@ RESERVED: Final = frozenset(
 )
 RESERVED_PREFIX: Final = "MOORAGE_"
 
-#: the interface's variable by backend of the gang; any other backend has none (fact 50)
+#: the interface's variable by backend of the gang; any other backend has none
 _INTERFACE_NAMES: Final = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 #: a uuid as ROCm's runtime takes it; a device without one shows GPU-XX
 _ROCM_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{16}")
 _SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_TF_PATHS: Final = ("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH")  # fact 53: these three and no others
+_TF_PATHS: Final = ("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH")  # these three and no others
 
 SecretFault = Literal["name", "folder", "missing", "not-a-file", "readable-by-others", "too-large", "not-text"]
 
@@ -155,7 +155,7 @@ def _indices(devices: Sequence[Device]) -> str:
 
 
 def _visible_devices(devices: Sequence[Device]) -> dict[str, str]:
-    """Each vendor's own variables (fact 47). Sources: CUDA's environment variables, ROCm's GPU isolation, Level Zero.
+    """Each vendor's own variables. Sources: CUDA's environment variables, ROCm's GPU isolation, Level Zero.
 
     NVIDIA by uuid, since indices depend on the driver's order; HIP counts after ROCR has filtered, so 0..n-1.
     Level Zero knows devices by index alone, so what it counts is fixed beside the mask: cards and not their tiles (by
@@ -199,7 +199,7 @@ def _check_time_slice(spec: GpuSpec, devices: Sequence[Device], *, must_exist: b
 
 
 def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
-    """One rank a replica: a member sees only its own devices, so its local world is 1 (facts 50, 51)."""
+    """One rank a replica: a member sees only its own devices, so its local world is 1."""
     variables = {
         "WORLD_SIZE": str(gang.world_size),
         "RANK": str(rank),

@@ -1,4 +1,4 @@
-"""The scheduler's numbers, with their units; defaults are those of one node (contract §7)."""
+"""The scheduler's numbers, with their units; defaults are those of one node."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.finished_keep * 1000)
 
 
-#: what differs where the ledger has copies on three servers, R3 (contract §7)
+#: what differs where the ledger has copies on three servers, R3
 CLUSTER_DEFAULTS: Final = {
     "renew_s": 3.0,
     "lease_s": 30.0,

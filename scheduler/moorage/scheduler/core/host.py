@@ -29,7 +29,7 @@ _MODE_WORDS: Final = {int(Mode.EXCLUSIVE): "exclusive", int(Mode.MPS): "mps", in
 
 
 class SharedDevice:
-    """A device that sharers of one mode use: never two modes on one device (fact 27)."""
+    """A device that sharers of one mode use: never two modes on one device."""
 
     __slots__ = ("memory_mib", "mode", "percent", "users")
 

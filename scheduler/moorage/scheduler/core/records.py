@@ -97,7 +97,7 @@ def placing(mode: int, rate_milli: int) -> int:
 
 
 class Count(IntEnum):
-    """Which bound an attempt that is over counts against (promise 6)."""
+    """Which bound an attempt that is over counts against."""
 
     NONE = 0
     RETRY = 1
@@ -106,7 +106,7 @@ class Count(IntEnum):
 
 
 class GangPhase(IntEnum):
-    """The phase of a whole gang attempt; changed by one record for all its members (promise 3)."""
+    """The phase of a whole gang attempt; changed by one record for all its members."""
 
     NONE = 0
     HOLDING = 1

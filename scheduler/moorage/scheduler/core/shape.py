@@ -71,7 +71,7 @@ class Shape:
         self.gpus = self.count * self.together  # that it takes at once
 
     def device_rank(self, vendor: str, name: str, memory_mib: int, index: int) -> int:
-        """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all (facts 21-23)."""
+        """How well one device answers: 2 whole words or no model named, 1 inside a word, 0 not at all."""
         if self.vendor and vendor.lower() != self.vendor:
             return 0
         if memory_mib < self.min_memory_mib or memory_mib < self.share_mib:

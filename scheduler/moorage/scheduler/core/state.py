@@ -433,7 +433,7 @@ class State:
             yield from worker.members.values()
 
     def full_digest(self) -> int:
-        """The digest computed from nothing but the rows: what the incremental one must equal (promise 9)."""
+        """The digest computed from nothing but the rows: what the incremental one must equal."""
         total = self.finished.row
         for job in self.jobs.values():
             total += job.digest_row()

@@ -5,7 +5,7 @@ Our own format is JSON lines, a job a line:
     {"at_s": 12.5, "runs_s": 3600, "tenant": "vision", "request": {"job": "train-1", "gpu": {"count": 8}}}
 
 `at_s` counts from the trace's beginning and `runs_s` is how long one attempt runs, both in seconds; `tenant` is
-`default` where it is left out. `request` is the request as it would be submitted (contract §4); `run` may be left out.
+`default` where it is left out. `request` is the request as it would be submitted; `run` may be left out.
 A CSV says the same of simpler jobs, with these columns (the first two are needed, the others may be left out):
 
     at_s,runs_s,tenant,job,gpu,replicas,gang,priority,cpu_milli,memory_mib,workload,timeout_s

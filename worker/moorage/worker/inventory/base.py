@@ -82,7 +82,7 @@ class Inventory(Protocol):
         ...
 
     async def memory_is_free(self, slot: int) -> bool:
-        """Whether the device's memory is seen back at its idle baseline (promise 10). No answer is no."""
+        """Whether the device's memory is seen back at its idle baseline. No answer is no."""
         ...
 
     def memory_baseline_mib(self, slot: int) -> int:

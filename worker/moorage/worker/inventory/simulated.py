@@ -93,8 +93,8 @@ class SimulatedInventory:
 
     `faults` plays what is wrong with them, under the name `worker`, the host's unless given.
 
-    Memory is free at once by default. `keep_memory` models what promise 10 is about, a device whose memory does not
-    come back after its processes are gone; `set_reading` puts any reading in place of the idle one.
+    Memory is free at once by default. `keep_memory` models a device whose memory does not come
+    back after its processes are gone; `set_reading` puts any reading in place of the idle one.
     """
 
     simulated = True

@@ -114,7 +114,7 @@ class Placing:
             choice = self.ranker.choose(fleet, shape, _NO_PEERS, barred)
             if choice is None:
                 before = fleet.changes
-                for done in taken:  # of its own alone (fact 30)
+                for done in taken:  # of its own alone
                     fleet.give(done.host, shape, done.mask)
                 fleet.unchanged_since(before)  # whoever was blocked still is
                 return None

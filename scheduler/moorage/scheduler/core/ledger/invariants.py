@@ -38,8 +38,8 @@ class Broken(AssertionError):
 def validate(state: State) -> None:
     """Check the promises that one look at the state can check. Raises `Broken`.
 
-    One exclusive lease a device, sharers of one mode (promise 1); one live attempt a replica (5); gang members in
-    one phase (3); the digest (9); conservation of jobs and members (2).
+    One exclusive lease a device, or sharers of one mode; one live attempt a replica; gang members in one phase; the
+    digest; conservation of jobs and members.
     """
     live_members: dict[tuple[int, int], int] = {}
     held: dict[int, int] = {}

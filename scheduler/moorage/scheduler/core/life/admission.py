@@ -1,6 +1,6 @@
 """Requests and cancels in: idempotence, tombstones, bounds, and what no worker could ever run.
 
-Refuse or wait (contract §4): malformed is refused at the edge; over a set limit is refused here; what no known worker
+Refuse or wait: malformed is refused at the edge; over a set limit is refused here; what no known worker
 could ever run waits with a warning, or is refused where `on_no_match` says so and every session has been heard.
 """
 

@@ -179,7 +179,7 @@ class Lifecycle:
         gang = draft.gang_of(job)[0] == GangPhase.HOLDING
         draft.claim(replica, member, detail if gang and replica.index == 0 and is_address(detail) else "")
         if gang and all(draft.state_of(peer) == CLAIMED for peer in job.replicas):
-            draft.gang(job, GangPhase.STARTED)  # one record moves all of them (promise 3)
+            draft.gang(job, GangPhase.STARTED)  # one record moves all of them
 
     def _started(self, draft: Draft, replica: Replica, member: Member, state: int) -> None:
         if state == PLACED:
@@ -246,7 +246,7 @@ class Lifecycle:
         self._give(member)
 
     def _next_after(self, replica: Replica, count: int) -> int:
-        """QUEUED while the bound allows, else FAILED; refusals are never fatal (contract §7)."""
+        """QUEUED while the bound allows, else FAILED; refusals are never fatal."""
         if count == Count.RETRY:
             return QUEUED if replica.retries < self.request_of(replica.job).retries else FAILED
         if count == Count.LOSS:

@@ -1,7 +1,7 @@
 """Workers' lease sessions: join, renewals, goodbye, loss, and what a renewal does not yet show.
 
-A session ends at the worker's own fence and, later by grace and margin, at the scheduler: the two never overlap
-(contract §7). Times here are the leader's own monotonic milliseconds; ledger time never decides a loss.
+A session ends at the worker's own fence and, later by grace and margin, at the scheduler: the two never overlap.
+Times here are the leader's own monotonic milliseconds; ledger time never decides a loss.
 """
 
 from __future__ import annotations

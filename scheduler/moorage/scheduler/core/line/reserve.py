@@ -1,4 +1,4 @@
-"""Hosts held back, so that a stream of small jobs cannot starve a big one (promise 11), and what may still use them.
+"""Hosts held back, so that a stream of small jobs cannot starve a big one, and what may still use them.
 
 Whoever is first (see `claims`) and has waited beyond the setting `reserve_after` gets a reservation: the hosts on which
 it would fit soonest are closed to everybody else until it starts. Behind its back goes only who surely ends before it

@@ -1,4 +1,4 @@
-"""The ranker `headroom`: the host with the most room left, by the source's score (fact 33).
+"""The ranker `headroom`: the host with the most room left, by a score of idle time and free devices.
 
     score = 0.7 * (100 - utilisation) + 0.3 * free
 
@@ -8,7 +8,7 @@ utilisation of its devices in its last load frame. Reserved devices are what `fr
 second time there. A host that did not say how many processors it has counts none as reserved.
 
 The score is kept as an integer, in thousandths, and equal scores go to the worker that joined first: the same input
-gives the same placement on every machine (fact 35).
+gives the same placement on every machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rankers: each chooses a host and slots for a request among those that fit now.
 
 To add a ranking, write one class with `choose` and name it in `RANKERS`. Ties are broken by a stable key (buckets are
-in order of insertion, classes in order of joining), so the same input gives the same placement (fact 35).
+in order of insertion, classes in order of joining), so the same input gives the same placement.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Pack(Ranker):
         return None
 
     def _spread(self, fleet: Fleet, shape: Shape, avoid: dict[int, int], barred: frozenset[int]) -> Choice | None:
-        """The host with the fewest of this job's replicas, then best fit (fact 32)."""
+        """The host with the fewest of this job's replicas, then best fit."""
         best: Choice | None = None
         best_key: tuple[int, int, int, int] | None = None
         for cls, fit in fleet.capable(shape):
