@@ -187,7 +187,7 @@ async def test_a_lease_hides_its_devices_from_the_fleet_until_it_is_given_back(
             assert (lease.asked_back, lease.lost) == (None, False)
             assert lease.device == f"cuda:{lease.devices[0].index}"
             await until(w.shows("x·"), what="the fleet sees that somebody of the host holds it")
-            with pytest.raises(TimedOut, match="nobody asked back"):
+            with pytest.raises(TimedOut, match="was not asked back"):
                 await lease.wait_asked_back("50ms")
             await lease.give_back()
             await until(w.shows("··"), what="both are free")
