@@ -1,7 +1,7 @@
 """Virtual time: an asyncio loop that never waits but jumps to the next timer, and a clock that the whole process reads.
 
-What runs on it takes the order that its timers and messages have, and no other: no socket, no thread, no real second.
-One thing is left to chance by asyncio itself: `asyncio.wait` and TaskGroup walk sets of tasks.
+What runs on it is ordered by its timers and messages alone: there is no socket, no thread and no real second. One thing
+is left to chance by asyncio itself: `asyncio.wait` and TaskGroup walk sets of tasks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SimulatedClock:
         return self._wall_start_s + self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass at once, as for a process that was stopped: what was due meanwhile runs next, late.
+        """Let time pass at once, as if the process had been stopped: what was due meanwhile runs next, late.
 
         To wait as everybody else does, `await asyncio.sleep(seconds)`. Raises ValueError for a step backwards.
         """
@@ -57,14 +57,14 @@ class SimulatedClock:
         self.now_s += seconds
 
     def jump_wall(self, seconds: int) -> None:
-        """The wall clock is set, forward or back; monotonic time does not notice."""
+        """Set the wall clock forward or back; monotonic time does not change."""
         self._wall_start_s += seconds
 
     def run(self, main: Coroutine[Any, Any, T], limit_s: float = LIMIT_S) -> T:
         """Run a coroutine to its end in virtual time; what it leaves running is cancelled, as `asyncio.run` does.
 
-        Meanwhile the functions of `time` tell this clock. Raises what `main` raises, and `Stalled` when nothing can
-        happen any more or `limit_s` virtual seconds have passed.
+        Meanwhile the functions of `time` return this clock's time. Raises what `main` raises, and `Stalled` when
+        nothing can happen any more or `limit_s` virtual seconds have passed.
         """
         with (
             self.installed(),

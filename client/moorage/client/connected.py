@@ -153,12 +153,14 @@ class Connected:
         return data_of(await self.answer(verb, arguments))
 
     async def answer(self, verb: str, arguments: Mapping[str, Any]) -> Answer:
-        """Ask a reading verb of this tenant, or `cancel`; the whole answer frame."""
+        """Ask one of this tenant's verbs that read, or `cancel`; returns the whole answer frame."""
         return await self._ask(verb, encode(arguments), decode_answer)
 
     async def operate(self, verb: str, asked: Any = None) -> Answer:
-        """Ask a verb of the operators that is answered with data; the whole answer frame. Of a large fleet the workers
-        come in several, and are put together."""
+        """Ask an operators' verb that is answered with data; returns the whole answer frame.
+
+        The workers of a large fleet come in several frames, which are put together.
+        """
         subject, payload = self.subjects.admin(verb), b"{}" if asked is None else encode(asked)
         answer: Answer = await self._request(subject, payload, decode_answer)
         while verb == "fleet" and asked is None and (after := answer.data.pop("next", "")):
@@ -176,7 +178,7 @@ class Connected:
         return ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
-        """`once` until it is answered, for `timeout`; errors of the bus as the SDK's."""
+        """Call `once` until it is answered, for `timeout`; errors of the bus are raised as the SDK's."""
 
         async def call() -> T:  # tenacity awaits what a coroutine function gives, and no other
             return await once()
@@ -185,13 +187,13 @@ class Connected:
 
     @property
     def link(self) -> Link:
-        """The connection, for what has no method here. Raises RuntimeError where the client is not open."""
+        """The connection, for what has no method here. Raises RuntimeError if the client is not open."""
         if self._connection is None:
             raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
         return self._connection
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
-        """Hear a subject; the handler may only enqueue. Raises `NotPermitted`."""
+        """Subscribe to a subject; the handler must not block, and should only enqueue. Raises `NotPermitted`."""
         try:
             return await self.link.subscribe(subject, handler)
         except PermissionRefused as error:

@@ -34,7 +34,7 @@ LINE_CHARS_MAX: Final = 128 * 1024
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a handler says it is: `fraction` 0..1, with a line of text."""
+    """How far a handler has come, by its own report: `fraction` 0..1, with a line of text."""
 
     fraction: float
     text: str = ""

@@ -1,5 +1,4 @@
-"""Output of the past, page by page, from the worker that keeps it; and output as it comes joined to it without gap or
-double."""
+"""Earlier output, page by page, from the worker that keeps it, and new output joined to it: no gaps, no duplicates."""
 
 from __future__ import annotations
 
@@ -26,10 +25,10 @@ _Key = tuple[int, int | None, str]
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
-    """A piece of output: of a replica's attempt and stream, the bytes from `offset` up to `next`.
+    """A piece of output: the bytes from `offset` up to `next` of one stream of a replica's attempt.
 
-    `text` is decoded with replacement; `data` has the bytes themselves where they are no UTF-8.
-    `end` marks the last piece of a stream.
+    `text` is decoded with replacement; if the bytes are not UTF-8, `data` has them as they are. `end` marks the last
+    piece of a stream.
     """
 
     replica: int

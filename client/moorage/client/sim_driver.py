@@ -1,4 +1,4 @@
-"""The driver `process` of a `SimFleet`: claims are real, and what would run is a function of the test's own.
+"""The driver `process` of a `SimFleet`: claims are real, and a function of the test takes the place of what would run.
 
 Nothing is executed: the function says how each member ends, and what it would have written.
 """

@@ -1,4 +1,4 @@
-"""`SimFleet`: the real scheduler and real worker agents in this process, for the tests of a service of your own.
+"""`SimFleet`: the real scheduler and real worker agents in this process, for the tests of your own service.
 
     async def test_it_asks_for_two_gpus() -> None:
         async with AsyncClient(transport=SimFleet("2x8xH100+4xL40S")) as moorage:
@@ -7,12 +7,12 @@
 
     SimulatedClock().run(test_it_asks_for_two_gpus())    # in virtual time; `asyncio.run` takes real time
 
-What is real: the scheduler, its ledger code and its placement, the agents, their pools, leases and fences, the SDK, and
-every frame between them, byte by byte. What is not: NATS (`bus.simulated` takes its place, JetStream included, so the
-ledger is a list in this process's memory and gone with it), the GPUs, and what runs on them: nothing is executed, a
-function of yours says how each job ends; but handlers of yours (`moorage.worker.embed`) are called, and their results
-kept. Frames that name a worker or a GPU say `simulated`, and uuids begin with `SIM-`. Leases for running processes,
-permissions, clusters and the speed of a network are not simulated.
+The scheduler is real, with its ledger code and its placement; so are the agents, their pools, leases and fences, the
+SDK, and every frame between them, byte by byte. Not real are NATS (`bus.simulated` takes its place, JetStream included,
+so the ledger is a list in this process's memory and gone with it), the GPUs, and what runs on them: nothing is
+executed, and a function of yours says how each job ends. Handlers of yours (`moorage.worker.embed`) are called, and
+their results kept. Frames that name a worker or a GPU say `simulated`, and uuids begin with `SIM-`. Leases for running
+processes, permissions, clusters and the speed of a network are not simulated.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class SimFleet:
     `fleet` is a word as `moorage up --simulate` takes it: `8xH100` is one host, `4x8xH100+2x4xL40S` are six, and
     `8xH100,2xL40S` is one host with two models; workers are named `sim-0000` and so on. `script` says how each member
     ends (default: at once, with code 0); it may be a coroutine function, which is cancelled when its member is ended.
-    The driver `noop` is offered, too. `handlers` are functions by name, as `EmbeddedWorker.handler` takes them, offered
-    by every worker: in this event loop, so a plain one cannot be asked to stop while it runs. `config` holds the
-    scheduler's numbers, `network` the faults between all parties.
+    The driver `noop` is offered, too. `handlers` are functions by name, as `EmbeddedWorker.handler` takes them; every
+    worker offers them. They run in this event loop, so a plain function cannot be asked to stop while it runs. `config`
+    holds the scheduler's numbers, `network` the faults between all parties.
 
     Opened by its first client and closed with the last, or by `async with`. It lives in one event loop.
     """
@@ -88,7 +88,7 @@ class SimFleet:
         network: FaultyNetwork | None = None,
         prefix: str = PREFIX_DEFAULT,
     ) -> None:
-        """Raises `Rejected` for a word that is no fleet, and for a name that is none of a handler."""
+        """Raises `Rejected` for a word that does not describe a fleet, and for a name that no handler may have."""
         try:
             self._hosts = {host.name: host for host in simulated_hosts(fleet)}
         except ValueError as error:
@@ -152,28 +152,28 @@ class SimFleet:
         return list(self._workers)
 
     async def kill_scheduler(self) -> None:
-        """The leader dies without a word, and another starts at once: it takes over after the usual silence."""
+        """Kill the leader without a word, and start another at once, which takes over after the usual silence."""
         await self._end_scheduler()
         self._start_scheduler()
 
     async def kill_worker(self, worker: str) -> None:
-        """The worker dies with what it ran; the scheduler hears of it when its lease is over. Raises KeyError."""
+        """Kill a worker with what it runs; the scheduler notices when its lease is over. Raises KeyError."""
         if worker not in self._workers:
             raise KeyError(f"no worker {worker} runs, but {', '.join(self._workers) or 'none'}")
         await self._end_worker(self._workers.pop(worker))
 
     async def start_worker(self, worker: str) -> None:
-        """Start a worker of this fleet again, on a new boot. Raises KeyError for one that is none, or runs."""
+        """Start a worker of this fleet again, on a new boot. Raises KeyError for one that is none, or that runs."""
         if worker in self._workers:
             raise KeyError(f"{worker} runs")
         await self._start_worker(self._hosts[worker])
 
     def cut_off(self, *workers: str) -> None:
-        """Nothing reaches these workers any more, nor leaves them, until `reconnect`."""
+        """Let no message reach or leave these workers until `reconnect`."""
         self.network.partition(workers, {SERVER, *(each.name for each in self._bus.connections)} - {*workers})
 
     def reconnect(self) -> None:
-        """All parties reach each other again, without faults."""
+        """Let all parties reach each other again, without faults."""
         self.network.heal()
 
     # -- inside -------------------------------------------------------------------------------------------------

@@ -144,8 +144,8 @@ def build_request(
     """A checked request that has a job id: from argv, from a mapping as on the wire, or from a `Request`.
 
     `gpu` may be a token (`2xH100:80G`, `3x2xA100` for three replicas), a count or a spec. What is given beside a
-    request replaces its fields. Raises `Rejected` with invalid-argument, naming the field, and TypeError for a field
-    that there is not.
+    request replaces its fields. Raises `Rejected` with invalid-argument, naming the field, and TypeError for an unknown
+    field.
     """
     named = dict(fields or {})
     if not named.keys() <= FIELDS:
@@ -203,9 +203,9 @@ def build_request(
 
 
 class Requests:
-    """`build_request` for a caller that asks for the same again and again: what is alike is checked and encoded once.
+    """`build_request` for a caller that asks for the same again and again: what does not change is checked only once.
 
-    What commands share is kept as a template; of one command said again and again nothing but the job's id is new.
+    What the requests share is kept as a template; if the same command comes again, only the job's id is new.
     """
 
     def __init__(self) -> None:
@@ -274,8 +274,9 @@ def Gpu(
 ) -> GpuSpec:
     """The GPUs of one replica, in parts: `Gpu("H100 | A100", count=2, memory="80G")` is `2xH100|A100:80G`.
 
-    `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB); `share` is what stands behind the token's `@`:
-    `time-slice`, `mps`, `mps=50%,4G`. `vendor` None is any where a model is named, else nvidia. Raises `Rejected`.
+    `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB); `share` is what a token has after its `@`:
+    `time-slice`, `mps`, `mps=50%,4G`. `vendor` None means any vendor if a model is named, else nvidia. Raises
+    `Rejected`.
     """
     if not _MODELS.fullmatch(model):
         raise rejected(

@@ -1,8 +1,8 @@
-"""One job followed: its events without gap or double, and where asked its output, until it is over.
+"""One job followed until it is over: its events without gaps or duplicates, and if asked for, its output.
 
-Subscribe first, then ask `show` for what was before, and `history` where that does not reach back far enough, then
-merge by the job's own revision number. Events are said and may be lost, so a gap, a reconnection, an overflow or a long
-silence asks again.
+It subscribes first, then asks `show` for what was before (and `history` if that does not reach back far enough), and
+merges by the job's own revision number. Events may be lost, so after a gap, a reconnection, an overflow or a long
+silence it asks again.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _decode_output: Final[Decoder[Output]] = Decoder(Output)
 class Watch:
     """An async context manager and iterator over `Event` and `Piece`; ends by itself once the job is over.
 
-    `output` gives what is said from now on. With `past` it is joined to what the workers keep: everything from the
-    beginning (of that the last `tail` lines of each stream, where it is not None), without gap and without double;
-    `replica` chooses one. `state` is the last one seen; `lost` counts pieces of output that were thrown away here.
-    With `request`, what will be submitted once this is open, its story is heard from the beginning, and nothing needs
-    to be asked; its `events` say where. Without, the job's own subject is heard, or where `CROWD` others are open on
-    this client the tenant's frames, once for all of them.
+    With `output` it yields output from now on. With `past` this is joined to what the workers keep, without gaps or
+    duplicates: everything from the beginning, or the last `tail` lines of each stream of that; `replica` chooses one
+    replica. `state` is the last state seen; `lost` counts pieces of output that were dropped here. `request` is what
+    will be submitted once this is open: its history is then heard from the beginning, nothing needs to be asked, and
+    its `events` say on which subject. Without it, the job's own subject is heard, or, if `CROWD` others are open on
+    this client, the tenant's frames, once for all of them.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Watch:
 
     @property
     def driver(self) -> str:
-        """What runs the job; "" before it was asked for, and where nobody knows any more."""
+        """What runs the job; "" before that was asked, and if nobody knows any more."""
         return driver_of(self.shown) if self._request is None else self._request.workload.driver
 
     # -- what comes in: only enqueued
