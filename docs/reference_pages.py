@@ -26,7 +26,7 @@ STATES: Final[dict[str, str]] = {
     "CANCELLING": "it is being ended because somebody cancelled it",
     "LOST_KEPT": "its worker is lost and `on_partition` is keep: nobody else may run it before it is heard of again",
     "SUCCEEDED": "over, with code 0",
-    "FAILED": "over, otherwise, and no retry is left",
+    "FAILED": "over, with an error, and no retry is left",
     "TIMED_OUT": "over: it ran longer than `timeout_s` or `deadline_s`",
     "CANCELLED": "over, because somebody cancelled it",
     "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
@@ -90,7 +90,7 @@ def command() -> str:
 def errors() -> str:
     """Every code with whose fault it is and its exit code, every reason for waiting or ending with its fix."""
     parts = [
-        "# Errors\n\nOne code, one fault; the same in the answer, the log line and the command's output.\n\n",
+        "# Errors\n\nEach code means one fault, and is the same in answers, log lines and the command's output.\n\n",
         "| code | whose fault | exit code | what it means |\n| --- | --- | ---: | --- |\n",
     ]
     for name, code in sorted(error_codes().items()):
@@ -111,7 +111,7 @@ def errors() -> str:
 
 def states() -> str:
     """What each state means and which may follow, as a table and as a diagram."""
-    parts = ["# States of a replica\n\nEvery legal step; anything else is refused by the ledger itself.\n\n"]
+    parts = ["# States of a replica\n\nThese are all legal steps; the ledger itself refuses any other.\n\n"]
     parts.append("| state | what it means | may become |\n| --- | --- | --- |\n")
     for state, targets in TRANSITIONS.items():
         following = ", ".join(f"`{target}`" for target in sorted(targets)) or "nothing: it is final"
@@ -135,12 +135,12 @@ def permissions() -> str:
         "place of the words in angle brackets. `moorage admin nats-config` writes them as nats-server's configuration "
         "([how](../how-to/give-everybody-a-key.md)). Besides:\n\n"
         "- Everybody subscribes to an inbox of their own, `_INBOX.<role>.<name>.>`, and to nobody else's.\n"
-        "- A scheduler answers in every inbox (`_INBOX.>`, and `_R_.>` for accounts that import it), keeps its streams "
-        "by JetStream's API on their names alone, and is found by `$SRV`.\n"
-        "- A worker answers each question that it hears once (`allow_responses`).\n"
-        f"- An operator also asks {', '.join(f'`{verb}`' for verb in OPERATOR_READS)} of any tenant.\n"
-        "- A submitter has `moorage.request` on a single server and in an account of its own alone.\n\n"
-        "Why, and why the ledger is in an account of its own: [the security model](../explanation/security.md).\n",
+        "- A scheduler may answer in every inbox (`_INBOX.>`, and `_R_.>` for accounts that import it), may use "
+        "JetStream's API on its own streams only, and can be found by `$SRV`.\n"
+        "- A worker may answer each question that it hears once (`allow_responses`).\n"
+        f"- An operator may also ask {', '.join(f'`{verb}`' for verb in OPERATOR_READS)} of any tenant.\n"
+        "- A submitter may use `moorage.request` only on a single server, and only in an account of its own.\n\n"
+        "[The security model](../explanation/security.md) says why, and why the ledger has an account of its own.\n",
     ]
     for role, (who, words) in ROLES.items():
         writes = [row for row in rows if names(row.writes) & set(words)]

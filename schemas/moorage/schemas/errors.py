@@ -27,7 +27,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "moved-on": ("caller", "the ledger has moved on since the plan that if_seq names: what it said may not hold"),
     "cannot-start-in-time": (
         "fleet",
-        "by what is known of how long such work runs, it cannot start within start_within_s, whoever waits before it",
+        "as far as known run times tell, it cannot start within start_within_s, even if nothing waited before it",
     ),
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
@@ -46,7 +46,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "worker-lost": ("fleet", "the worker that holds this does not answer; the message says since when it is lost"),
     "overloaded": (
         "moorage",
-        "too many questions of this kind are under way, or what they need cannot be read now; ask after retry_after_s",
+        "too many such questions are under way, or their data cannot be read now; ask again after retry_after_s",
     ),
     "bad-settings": ("caller", "a setting is unknown, of the wrong type or unit, or out of its bounds"),
     "internal": ("moorage", "a defect in moorage; nothing was recorded"),

@@ -29,7 +29,7 @@ REASONS: Final[dict[str, str]] = {
     "closed": "the workers that could run it are cordoned, draining, stale or kept by local claims",
     "busy": "the GPUs that could run it are leased",
     "sick": "the GPUs that could run it are sick, quarantined or used by somebody outside",
-    "foreign": "the GPUs that could run it are used by processes that no lease of ours explains",
+    "foreign": "the GPUs that could run it are used by processes that belong to no lease",
     "leaving": "the workers it would fit on are to be drained before its time limit is over",
     "host-busy": "the workers with free GPUs have no CPU or memory left",
     "gang": "some of the gang would fit now, not all of it",
