@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.line.durations import Durations, workload_of
+from moorage.scheduler.core.line.durations import Durations, Groups, groups_of, workload_of
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import PLACED, RUNNING, Job, Member
+from moorage.scheduler.core.state import AT_RUNNING, PLACED, RUNNING, Job, Member
 from moorage.schemas.job import Request
 
 #: entries of one line that are looked at behind a first one that a reservation bars
@@ -47,27 +47,52 @@ class Estimates:
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
         """(the ledger ms at which a member is expected to end, whether anything tells)."""
         job = member.replica.job
-        request = self.request_of(job)
-        run = request.workload
-        began = began_ms(member, now_ms)
-        elapsed = max(0, now_ms - began)
-        limit = int(run.timeout_s * 1000) if run.timeout_s is not None else None
-        found = self.durations.remaining(
-            job.tenant, workload_of(request), self.shape_of(job), elapsed, limit, job.accepted_ms
-        )
-        if found is not None:
-            return now_ms + found.p50_ms, True
+        runs_as: _RunsAs | None = member.runs_as
+        if runs_as is None or runs_as.shape is not job.shape:
+            runs_as = member.runs_as = self._runs_as(job)
+        since_ms = runs_as.since_ms
+        if since_ms < 0:
+            found = _since(member)
+            if found is not None and member.phase >= AT_RUNNING:
+                runs_as.since_ms = found
+            since_ms = now_ms if found is None else found
+        elapsed = now_ms - since_ms if now_ms > since_ms else 0
+        left_ms = self.durations.half_left_ms(runs_as.groups, elapsed, runs_as.limit_ms, job.accepted_ms)
+        if left_ms is not None:
+            return now_ms + left_ms, True
         return now_ms + max(elapsed, UNKNOWN_MS), False
+
+    def _runs_as(self, job: Job) -> _RunsAs:
+        request, shape = self.request_of(job), self.shape_of(job)
+        limit_s = request.workload.timeout_s
+        groups = groups_of(job.tenant, workload_of(request), shape)
+        return _RunsAs(shape, groups, None if limit_s is None else int(limit_s * 1000))
+
+
+class _RunsAs:
+    """What does not change while a member runs, of what tells its end: thousands are asked for at one look.
+
+    `since_ms` is the ledger ms since which it runs; -1 while that is not known for good.
+    """
+
+    __slots__ = ("groups", "limit_ms", "shape", "since_ms")
+
+    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None) -> None:
+        self.shape = shape
+        self.groups = groups
+        self.limit_ms = limit_ms
+        self.since_ms = -1
 
 
 def began_ms(member: Member, now_ms: int) -> int:
     """Since which ledger ms a member runs, else since when it is placed; now where its story tells neither."""
-    placed = now_ms
+    since_ms = _since(member)
+    return now_ms if since_ms is None else since_ms
+
+
+def _since(member: Member) -> int | None:
     for row in reversed(member.replica.job.story):
-        if row[2] == member.replica.index and row[9] == member.fence:
-            if row[4] == RUNNING:
-                return row[1]
-            if row[4] == PLACED:
-                placed = row[1]
-                break
-    return placed
+        if row[2] == member.replica.index and row[9] == member.fence and row[4] in (RUNNING, PLACED):
+            since_ms: int = row[1]
+            return since_ms
+    return None
