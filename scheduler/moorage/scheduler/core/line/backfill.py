@@ -46,41 +46,48 @@ class Estimates:
 
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
         """(the ledger ms at which a member is expected to end, whether anything tells)."""
-        job = member.replica.job
-        runs_as: _RunsAs | None = member.runs_as
-        if runs_as is None or runs_as.shape is not job.shape:
-            runs_as = member.runs_as = self._runs_as(job)
+        runs_as = self.runs_as(member)
         since_ms = runs_as.since_ms
         if since_ms < 0:
             found = _since(member)
-            if found is not None and member.phase >= AT_RUNNING:
-                runs_as.since_ms = found
             since_ms = now_ms if found is None else found
         elapsed = now_ms - since_ms if now_ms > since_ms else 0
-        left_ms = self.durations.half_left_ms(runs_as.groups, elapsed, runs_as.limit_ms, job.accepted_ms)
+        accepted_ms = member.replica.job.accepted_ms
+        left_ms = self.durations.half_left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
         if left_ms is not None:
             return now_ms + left_ms, True
         return now_ms + max(elapsed, UNKNOWN_MS), False
 
-    def _runs_as(self, job: Job) -> _RunsAs:
+    def runs_as(self, member: Member) -> RunsAs:
+        """What tells the end of a member, looked up once for all that stays as it is."""
+        job = member.replica.job
+        found: RunsAs | None = member.runs_as
+        if found is None or found.shape is not job.shape:
+            found = member.runs_as = self._read(job)
+        if found.since_ms < 0 and member.phase >= AT_RUNNING and (since_ms := _since(member)) is not None:
+            found.since_ms = since_ms
+        return found
+
+    def _read(self, job: Job) -> RunsAs:
         request, shape = self.request_of(job), self.shape_of(job)
         limit_s = request.workload.timeout_s
-        groups = groups_of(job.tenant, workload_of(request), shape)
-        return _RunsAs(shape, groups, None if limit_s is None else int(limit_s * 1000))
+        limit_ms = None if limit_s is None else int(limit_s * 1000)
+        return RunsAs(shape, groups_of(job.tenant, workload_of(request), shape), limit_ms, request.priority)
 
 
-class _RunsAs:
-    """What does not change while a member runs, of what tells its end: thousands are asked for at one look.
+class RunsAs:
+    """How a member runs, as far as that tells its end: thousands are asked for at one look.
 
-    `since_ms` is the ledger ms since which it runs; -1 while that is not known for good.
+    `since_ms` is the ledger ms since which it runs; -1 before it does, and where its story does not tell.
     """
 
-    __slots__ = ("groups", "limit_ms", "shape", "since_ms")
+    __slots__ = ("groups", "limit_ms", "priority", "shape", "since_ms")
 
-    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None) -> None:
+    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None, priority: int) -> None:
         self.shape = shape
         self.groups = groups
         self.limit_ms = limit_ms
+        self.priority = priority  # that it was asked for with
         self.since_ms = -1
 
 
@@ -91,6 +98,7 @@ def began_ms(member: Member, now_ms: int) -> int:
 
 
 def _since(member: Member) -> int | None:
+    """As `began_ms`; None where its story tells neither."""
     for row in reversed(member.replica.job.story):
         if row[2] == member.replica.index and row[9] == member.fence and row[4] in (RUNNING, PLACED):
             since_ms: int = row[1]

@@ -203,6 +203,11 @@ class Durations:
         within_ms = max(0, limit_ms - elapsed_ms)
         return within_ms if left_ms is None else min(left_ms, within_ms)
 
+    def least_left_ms(self, groups: Groups, elapsed_ms: int, samples: int) -> int:
+        """The `least_ms` of `remaining` alone, of no siblings; 0 where fewer runs than `samples` are known."""
+        known = self._known(groups, None)
+        return _left_ms(known, elapsed_ms, 0) if known is not None and len(known) >= samples else 0
+
     def _known(self, groups: Groups, accepted_ms: int | None) -> list[int] | None:
         """The runs of the narrowest group that has seen enough; else of the narrowest that has seen any.
 
