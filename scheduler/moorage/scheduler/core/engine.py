@@ -376,6 +376,8 @@ class Engine:
             self._read_through(draft, event)
             return
         event.shape = self.shape_for(event.shape, event.tenant)
+        if event.shape.requires:
+            self.fleet.tell_apart(event.shape.requires)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             self._reply_submit(flight, event, outcome)

@@ -223,7 +223,7 @@ class HostTable:
                     new.append((num, host))
             elif host is None:
                 self._bury(row)
-            elif self.hosts[row] is host:
+            elif self.hosts[row] is host and self.classes[self._is[row][0]] is host.cls:
                 self._write(row, host)
             elif len(host.cls.devices) > self.width:  # it came back with more devices than any host had
                 self._build()
