@@ -9,6 +9,7 @@ import pytest
 from moorage.scheduler.core import fleet
 from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.rank.table import HostTable, nearly
 from moorage.scheduler.core.state import QUEUED
 from tests.scheduler.driving import Driving
 
@@ -46,6 +47,18 @@ def test_hosts_are_one_class_but_for_labels_that_were_required() -> None:
     drive.submit("zone", gpu={}, requires={"zone": ["c"]}, replicas=4)
     assert {int(worker[1:]) % 3 for worker in where(drive, "zone")} == {2}
     assert sizes(drive) == [1, 4, HOSTS - 5]
+
+
+def test_hosts_that_tell_a_little_more_memory_or_less_are_of_one_type() -> None:
+    """As machines of one kind do; a ranker weighs each type of hosts anew with each mix of requests."""
+    drive = Driving()
+    for number in range(HOSTS):
+        drive.worker(f"w{number}", cpu_milli=128_000, memory_mib=1_031_000 + number)
+    drive.worker("half", cpu_milli=128_000, memory_mib=515_500)
+    table = HostTable(drive.engine.fleet)
+    assert [(kind.memory_mib, kind.gpus) for kind in table.types] == [(1_024_000, 1), (512_000, 1)]
+    assert table.kinds_of_type.tolist() == [[0, 0]]
+    assert [nearly(memory) for memory in (0, 1, 127, 262_144, 393_216)] == [0, 1, 127, 262_144, 393_216]
 
 
 def test_what_was_required_before_a_host_came_is_found_on_it() -> None:
