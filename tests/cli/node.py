@@ -76,6 +76,27 @@ async def moorage(*argv: str, env: dict[str, str] | None = None, stdin: str = ""
     return Ran(process.returncode, out.decode(), err.decode())
 
 
+async def unread(*argv: str, env: dict[str, str] | None = None) -> Ran:
+    """As `moorage`, into a pipe that nobody reads any more: what `| head` does to what is longer."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=write,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(**(env or {})),
+        )
+    finally:
+        os.close(write)
+    async with asyncio.timeout(COMMAND_S_MAX):
+        _, err = await ends_with_the_test(process).communicate()
+    assert process.returncode is not None
+    return Ran(process.returncode, "", err.decode())
+
+
 class Lines:
     """What a running command writes to one pipe, as it comes."""
 

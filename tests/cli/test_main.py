@@ -14,6 +14,7 @@ import pytest
 from moorage.cli.arguments import read
 from moorage.cli.console import EXIT_OF_CODE
 from moorage.cli.examples import EXAMPLES
+from moorage.cli.habits import OURS
 from moorage.cli.main import FIRST_HELP_MAX, LOOKUP, VERBS, find, main
 from moorage.cli.topics import TOPICS
 from tests.cli.node import Ran, moorage
@@ -100,10 +101,18 @@ def test_every_example_can_be_read(command: Command) -> None:
             assert f"moorage {verb}" in line
 
 
+def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
+    assert set(OURS.values()) <= set(ALL)
+    assert not set(OURS) & {name.partition(" ")[0] for name in ALL}
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "name", "fix"),
     [
         (["lss"], 2, "unknown-verb", "moorage ls --help"),
+        (["squeue", "--me"], 2, "unknown-verb", "moorage ls --help"),
+        (["why", "last"], 2, "unknown-verb", "moorage explain --help"),
+        (["help", "nodes"], 3, "not-found", "moorage help fleet"),
         (["ls", "--limt", "3"], 2, "invalid-argument", "moorage ls --limit 3"),
         (["ls", "--limt=3"], 2, "invalid-argument", "moorage ls --limit=3"),
         (["ls", "extra"], 2, "invalid-argument", "moorage ls --help"),

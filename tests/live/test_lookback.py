@@ -12,6 +12,7 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import Ack, JetStream
+from moorage.cli.console import EXIT_PIPE_CLOSED
 from moorage.client import AsyncClient
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken
@@ -20,7 +21,7 @@ from moorage.scheduler.ledger import Ledger
 from moorage.scheduler.lookback import CannotShow, Lookback, concerns, rows
 from moorage.scheduler.snapshots import Snapshots
 from moorage.schemas.subjects import Subjects
-from tests.cli.node import Node, moorage, node_on
+from tests.cli.node import Node, moorage, node_on, unread
 from tests.scheduler.driving import Driving
 from tests.servers import Server
 
@@ -151,6 +152,8 @@ async def test_the_command_reads_ledger_and_backup(tmp_path: Path) -> None:
         assert (beyond.code, "there is no record 99999999" in beyond.err) == (1, True), beyond.err
         none = await node.run("replay", "--job", "nosuch")
         assert (none.code, "nothing about job nosuch is in the" in none.err) == (3, True), none.err
+        gone = await unread("replay", env=node.env())
+        assert (gone.code, gone.err) == (EXIT_PIPE_CLOSED, "")
         await _of_a_backup(node, tmp_path, job.id, placed[0])
 
 

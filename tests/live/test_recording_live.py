@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from moorage.cli.console import EXIT_PIPE_CLOSED
 from moorage.client.client import AsyncClient
 from moorage.scheduler.recording import replay
-from tests.cli.node import moorage
+from tests.cli.node import moorage, unread
 from tests.live.stack import ANSWER_S, caller, stack
 from tests.servers import Server
 
@@ -42,3 +43,5 @@ async def test_decisions_of_a_real_leader_come_out_byte_for_byte(
     assert ran.code == 0, ran.err
     assert len(ran.rows) == 3
     assert "byte for byte" in ran.err
+    gone = await unread("replay", str(path))
+    assert (gone.code, gone.err) == (EXIT_PIPE_CLOSED, "")

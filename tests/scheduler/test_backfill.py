@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.decide import holding
 from moorage.scheduler.core.line.backfill import FREED_MS
 from moorage.scheduler.core.line.reserve import LATE_MIN_MS, LATE_TIMES, PATIENCE_MS
 from tests.scheduler.driving import Driving
@@ -122,8 +123,12 @@ def test_the_biggest_gang_starts_when_what_ran_has_ended(limits: bool) -> None:
     assert drive.now - began <= 1.2 * longest + PATIENCE_MS
 
 
-def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most() -> None:
-    """A stream of jobs for whole hosts, one always waiting."""
+@pytest.mark.parametrize("others", [0, 6])
+def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of jobs for whole hosts, one always waiting; with others, more shapes wait than are looked at."""
+    monkeypatch.setattr(holding, "LINES_MAX", 3)
     drive = Driving()
     drive.worker("w0", 8)
     drive.worker("w1", 8)
@@ -131,6 +136,8 @@ def test_whole_hosts_go_first_and_pass_an_older_small_one_once_a_host_at_most() 
     drive.submit("second", gpu={"count": 8})
     drive.settle()
     drive.submit("half", gpu={"count": 5})
+    for number in range(others):
+        drive.submit(f"other-{number}", gpu={"count": 7}, resources={"memory_mib": 1 + number})
     for number in range(6):
         drive.submit(f"whole-{number}", gpu={"count": 8})
     order: list[str] = []

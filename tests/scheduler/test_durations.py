@@ -8,8 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.line import durations
-from moorage.scheduler.core.line.durations import OUTLIVED_P90, SAMPLES_MAX, SIBLINGS_MS, Durations, rank, workload_of
+from moorage.scheduler.core.line.backfill import UNKNOWN_MS
+from moorage.scheduler.core.line.durations import (
+    OUTLIVED_P90,
+    SAMPLES_MAX,
+    SIBLINGS_MS,
+    Durations,
+    _left_ms,
+    groups_of,
+    rank,
+    workload_of,
+)
 from moorage.scheduler.core.shape import Shape, Shapes
+from moorage.scheduler.core.state import started_ms
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
 from tests.scheduler.driving import Driving
@@ -150,6 +161,51 @@ def test_siblings_tell_before_all_others() -> None:
         found = known.estimate("t", "train", asked, None, accepted_ms)
         assert found is not None
         assert (found.p50_ms, found.samples) == (p50_ms, samples)
+
+
+_RUNS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 6 * SIBLINGS_MS)), max_size=3 * SAMPLES_MAX)
+
+
+@given(_RUNS, st.lists(st.integers(0, 6 * SIBLINGS_MS), min_size=1), st.integers(0, 10**6), st.none() | st.integers(0))
+def test_what_is_kept_ready_is_what_is_counted_anew(
+    runs: list[tuple[int, int]], accepted: list[int], elapsed: int, limit: int | None
+) -> None:
+    known, asked = Durations(), shape()
+    groups = groups_of("t", "train", asked)
+    for number, (ms, accepted_ms) in enumerate(runs, 1):
+        known.observe("t", "train", asked, ms, accepted_ms)
+        last = runs[max(0, number - SAMPLES_MAX) : number]
+        for at in accepted:
+            siblings = sorted(ms for ms, came in last if abs(came - at) <= SIBLINGS_MS)
+            assert known._runs[groups[0]].siblings(at) == siblings
+            for percent in (50, 90):
+                lasted = [ms for ms in siblings if ms > elapsed] if elapsed else siblings
+                assert not lasted or _left_ms(siblings, elapsed, percent) == rank(lasted, percent) - elapsed
+    for at in accepted:
+        found = known.remaining("t", "train", asked, elapsed, limit, at)
+        assert known.half_left_ms(groups, elapsed, limit, at) == (None if found is None else found.p50_ms)
+
+
+def test_when_a_member_ends_is_told_by_what_it_is_by_now() -> None:
+    """Its start, its shape, and what was learned meanwhile; what stays as it is, is looked up once."""
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.submit("j", gpu={}, run={"driver": "noop", "argv": ["train"]})
+    drive.tick()
+    (member,) = drive.state.workers["w0"].members.values()
+    engine, job, placed_ms = drive.engine, drive.job("j"), drive.state.time_ms
+    end_ms = engine.estimates.end_ms
+    assert end_ms(member, placed_ms + 1_000) == (placed_ms + 1_000 + UNKNOWN_MS, False)
+    drive.now += 5_000
+    drive.settle()
+    running_ms = started_ms(job, member)
+    assert running_ms > placed_ms
+    assert end_ms(member, running_ms + 90_000) == (running_ms + 180_000, False), "as long again as it has run"
+    engine.durations.observe("t", engine.workload_of(job), engine.shape_of(job), 100_000, job.accepted_ms)
+    assert end_ms(member, running_ms + 90_000) == (running_ms + 100_000, True)
+    job.shape = engine.shapes.of(Request(gpu=GpuSpec(count=2), run=Run(driver="noop", argv=["train"])))
+    engine.durations.observe("t", engine.workload_of(job), job.shape, 95_000, job.accepted_ms)
+    assert end_ms(member, running_ms + 90_000) == (running_ms + 95_000, True)
 
 
 def test_an_end_that_somebody_asked_for_says_nothing() -> None:

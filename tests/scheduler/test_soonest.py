@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from moorage.scheduler.core.line import soonest
 from moorage.scheduler.core.line.soonest import SAMPLES_SURE
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_forecast import MINUTE, learned, submit
@@ -79,3 +82,16 @@ def test_what_fits_now_is_never_refused() -> None:
     drive.settle()
     assert asked(drive, "now", 0)["kind"] == "accepted"
     assert drive.states("now") == ["PLACED"]
+
+
+def test_whoever_asks_in_ever_other_shapes_takes_little_of_the_leaders_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look a shape and second is a walk over thousands of members; there are more shapes than any cache holds."""
+    drive = full()
+    monkeypatch.setattr(soonest, "LOOKED_A_SECOND_MAX", 4)  # a host with a member counts two
+    drive.now += 1_000
+    drive.renew()
+    kinds = [asked(drive, f"late-{n}", 1, resources={"memory_mib": n})["kind"] for n in range(1, 5)]
+    assert kinds == ["error", "error", "accepted", "accepted"]
+    drive.now += 1_000
+    drive.renew()
+    assert asked(drive, "later", 1, resources={"memory_mib": 5})["kind"] == "error"

@@ -48,10 +48,11 @@ def help(
         import difflib
 
         from moorage.cli.console import fail
+        from moorage.cli.habits import OURS
         from moorage.client.errors import NotFound
         from moorage.schemas.errors import problem
 
-        near = difflib.get_close_matches(word, [*all_verbs(), *TOPICS], n=1)
+        near = [OURS[word]] if word in OURS else difflib.get_close_matches(word, [*all_verbs(), *TOPICS], n=1)
         fix = f"moorage help {near[0]}" if near else "moorage help"
         return fail(NotFound(problem("not-found", f"no verb and no topic {word!r}", found=word, next=fix)))
     return 0

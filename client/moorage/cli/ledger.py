@@ -147,6 +147,8 @@ def ledger_guarded(options: Options, act: Any) -> int:
 
         try:
             result: int | None = act()
+        except BrokenPipeError:
+            raise  # who read our output has gone: that is no error of the ledger's
         except (LedgerBroken, OSError) as error:
             at = isinstance(error, OSError) and error.filename
             text = f"{error.strerror}: {error.filename}" if at else str(error)  # type: ignore[union-attr]

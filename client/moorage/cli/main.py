@@ -187,12 +187,14 @@ def _is_text(word: str) -> bool:
 def _unknown(words: Sequence[str]) -> int:
     import difflib
 
+    from moorage.cli.habits import OURS
+
     if words[0] in ("-v", "version"):
         return _refuse("unknown-verb", f"no verb {words[0]!r}", words, ("moorage --version",))
     if words[0].startswith("-"):
         return _refuse_options_first(words)
     word = " ".join(words[:2]) if below(words[0]) else words[0]
-    near = difflib.get_close_matches(word, all_verbs(), n=1)
+    near = [OURS[word]] if word in OURS else difflib.get_close_matches(word, all_verbs(), n=1)
     return _refuse(
         "unknown-verb", f"no verb {word!r}", words, (f"moorage {near[0]} --help" if near else "moorage --help",)
     )

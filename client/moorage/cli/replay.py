@@ -212,6 +212,8 @@ def _decide_again(file: Path, at: int | None, job: str | None, options: Options)
                 if job in (None, row["job"], f"{row['tenant']}/{row['job']}"):
                     placed += 1
                     _show_placement(row, options)
+    except BrokenPipeError:
+        raise  # of our output, and not of the file
     except (CannotReplay, OSError) as error:
         said = f"{file.name} cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
         meant = f"moorage replay --backup {shlex.quote(str(file))}" if _is_backup(file) else "name a file of --record"

@@ -111,7 +111,7 @@ class Engine:
         self._indexing = Indexing(state, reading, self.planner, self.timers, self.admission, self.durations)
         self.leaving = Leaving(state, config, self.sessions, self.request_of, self._indexing.arm)
         self.own_subject = self.leaving.own_subject
-        self._soonest = Soonest(state, self.fleet, reading, self.durations)
+        self._soonest = Soonest(state, self.fleet, self.estimates)
         self.admission.soonest_ms = self._soonest_ms
         self._operating = Operating(state, self.windows, self.sessions.health)
         self._trust = Trust(state, self.sessions, config, mono_ms)
@@ -147,7 +147,7 @@ class Engine:
         return self.windows.barred_to(request.workload.timeout_s, deadline_ms, now_ms)
 
     def _soonest_ms(self, shape: Shape, priority: int) -> int:
-        return self._soonest.of(shape, priority) if self.admission.all_heard() else 0
+        return self._soonest.of(shape, priority, self.admission.all_heard)
 
     # ------------------------------------------------------------------------------------------- offer
 
@@ -376,6 +376,8 @@ class Engine:
             self._read_through(draft, event)
             return
         event.shape = self.shape_for(event.shape, event.tenant)
+        if event.shape.requires:
+            self.fleet.tell_apart(event.shape.requires)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             self._reply_submit(flight, event, outcome)

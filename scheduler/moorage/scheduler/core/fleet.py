@@ -1,15 +1,16 @@
 """The soft view of the workers, indexed by what requests ask for; rebuilt after a takeover.
 
-Hosts with the same devices, labels and drivers form a class: whether a shape fits is answered once a class. In a
-class, usable hosts stand in buckets by their number of wholly free devices, so best-fit is the first bucket that is
-not empty, not a scan.
+Hosts with the same devices and drivers form a class: whether a shape fits is answered once a class. In a class, usable
+hosts stand in buckets by their number of wholly free devices, so best-fit is the first bucket that is not empty, not a
+scan. Labels tell hosts apart as far as some request has required them (`tell_apart`): most hosts have one that is
+theirs alone, as their name or serial number, and each a class to itself would make every answer a scan.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from moorage.schemas.frames import OTHERS
 
 #: tenants that workers' rules name, in all; who would name more is taken to have none, and refuses by itself
 NAMED_MAX: Final = 10_000
+#: labels with a value that are remembered as required; with more, hosts are told apart by all of theirs
+ASKED_MAX: Final = 4_096
 #: in place of a worker's number: hosts that nobody counted
 ANYWHERE: Final = -1
 #: changes of which it is known where they were
@@ -43,6 +46,10 @@ class Fleet:
         self.redrawn: set[int] = set()
         #: tenants that rules of some worker name: what they ask for is told apart
         self.named: set[str] = set()
+        #: label -> value -> the hosts that have it
+        self.labelled: dict[str, dict[str, list[int]]] = {}
+        self._asked: dict[str, set[str]] = {}  # label -> values that some request has required
+        self._asked_count = 0
         #: for a ranker that asked for it: members of each host by `rank_classic.tag_of`
         self.tags: dict[int, dict[int, int]] | None = None
 
@@ -86,21 +93,72 @@ class Fleet:
             islands_of(hello["gpu_pool"]),
             tuple(hello["drivers"]),
             tuple(hello["modes"]),
-            tuple(sorted(hello["labels"].items())),
             tuple(sorted(hello["sharers_max"].items())),
             tuple(sorted((tenant, tuple(sorted(drivers))) for tenant, drivers in rules.items())),
         )
-        cls = self.classes.get(key)
-        if cls is None:
-            cls = self.classes[key] = HostClass(key, hello, rules)
-        host = Host(worker, cls)
-        cls.hosts[worker.num] = self.hosts[worker.num] = host
-        cls.sizes.setdefault(host.size, {})[worker.num] = host
+        for label, value in hello["labels"].items():
+            self.labelled.setdefault(label, {}).setdefault(value, []).append(worker.num)
+        host = Host(worker, self._class_of(key, hello, rules))
+        self.hosts[worker.num] = host
+        self._enter(host)
         for member, shape in members:
             self.take(host, shape, member.mask)
         self.inventory += 1
         self.refresh(host)
         return host
+
+    def _class_of(self, alike: Any, hello: dict[str, Any], rules: Rules) -> HostClass:
+        """The class of hosts that are alike but for labels, and have those that were required as this one has them."""
+        labels: dict[str, str] = hello["labels"]
+        if self._asked_count <= ASKED_MAX:
+            none: set[str] = set()
+            labels = {label: value for label, value in labels.items() if value in self._asked.get(label, none)}
+        key = (alike, tuple(sorted(labels.items())))
+        cls = self.classes.get(key)
+        if cls is None:
+            cls = self.classes[key] = HostClass(key, hello, labels, rules)
+        return cls
+
+    def _enter(self, host: Host) -> None:
+        host.cls.hosts[host.worker.num] = host
+        host.cls.sizes.setdefault(host.size, {})[host.worker.num] = host
+
+    def _exit(self, host: Host) -> None:
+        """It leaves its class, which goes with its last host."""
+        self._unfile(host)
+        cls, num = host.cls, host.worker.num
+        del cls.hosts[num]
+        alike = cls.sizes[host.size]
+        del alike[num]
+        if not alike:
+            del cls.sizes[host.size]
+        if not cls.hosts:
+            del self.classes[cls.key]
+
+    def tell_apart(self, requires: Mapping[str, frozenset[str]]) -> None:
+        """A request requires these labels: who has one of their values is told from who has another from now on.
+
+        Asked before a class is asked whether a shape of it fits. It costs some 30 µs for each host that has one of
+        them, the first time.
+        """
+        for label, values in requires.items():
+            asked = self._asked.setdefault(label, set()) if self._asked_count <= ASKED_MAX else self._asked.get(label)
+            hosts = self.labelled.get(label, {})
+            for value in sorted(values if asked is None else values - asked):
+                self._asked_count += 1
+                if asked is not None and self._asked_count <= ASKED_MAX:
+                    asked.add(value)
+                for num in list(hosts.get(value, ())):
+                    if self.hosts[num].cls.labels.get(label) != value:
+                        self._sort_anew(self.hosts[num])
+
+    def _sort_anew(self, host: Host) -> None:
+        cls = self._class_of(host.cls.key[0], host.worker.hello, host.cls.drivers_for)
+        self._exit(host)
+        host.cls = cls
+        self._enter(host)
+        self.inventory += 1
+        self.refresh(host)
 
     def rules_of(self, hello: dict[str, Any]) -> Rules:
         """Its rules; the tenants that they name are told apart from now on. Of an older worker there are none."""
@@ -115,16 +173,16 @@ class Fleet:
         host = self.hosts.pop(worker_num, None)
         if host is None:
             return
-        self._unfile(host)
+        self._exit(host)
         if self.tags is not None:
             self.tags.pop(worker_num, None)
-        del host.cls.hosts[worker_num]
-        alike = host.cls.sizes[host.size]
-        del alike[worker_num]
-        if not alike:
-            del host.cls.sizes[host.size]
-        if not host.cls.hosts:
-            del self.classes[host.cls.key]
+        for label, value in host.labels.items():
+            values = self.labelled[label]
+            values[value].remove(worker_num)
+            if not values[value]:
+                del values[value]
+            if not values:
+                del self.labelled[label]
         self.inventory += 1
         self.touched.add(worker_num)
         self.redrawn.add(worker_num)
@@ -289,6 +347,11 @@ class Fleet:
             assert all(cls.sizes.values()), "a size that no host has"
             filed = {num: count for count, bucket in enumerate(cls.buckets) for num in bucket}
             for num, host in cls.hosts.items():
+                assert cls.labels.items() <= host.labels.items(), f"{host.worker.id} stands with others' labels"
+                for label, value in host.labels.items():
+                    assert num in self.labelled[label][value], f"{host.worker.id} is not known by its {label}"
+                    required = value in self._asked.get(label, ())
+                    assert not required or label in cls.labels, f"{host.worker.id} is not told apart by {label}"
                 expected = host.open.bit_count() if host.usable else -1
                 assert host.bucket == expected, f"{host.worker.id} is filed under {host.bucket}, not {expected}"
                 assert filed.get(num, -1) == host.bucket, f"{host.worker.id} stands in bucket {filed.get(num)}"

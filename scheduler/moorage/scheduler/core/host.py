@@ -95,7 +95,7 @@ class HostClass:
         "sizes",
     )
 
-    def __init__(self, key: Any, hello: dict[str, Any], drivers_for: Rules) -> None:
+    def __init__(self, key: Any, hello: dict[str, Any], labels: dict[str, str], drivers_for: Rules) -> None:
         self.key = key
         self.drivers_for = drivers_for
         self.devices = [
@@ -103,7 +103,7 @@ class HostClass:
         ]
         self.drivers = frozenset(hello["drivers"])
         self.modes = frozenset(hello["modes"])
-        self.labels: dict[str, str] = hello["labels"]
+        self.labels = labels  # of those that its hosts have, the ones that some request has required
         self.sharers_max = {
             mode: max(1, min(most, int(hello["sharers_max"].get(mode, most)))) for mode, most in SHARERS_MAX.items()
         }
@@ -196,6 +196,7 @@ class Host:
         "free",
         "heard",
         "held",
+        "labels",
         "last_ms",
         "lent",
         "load_ms",
@@ -220,6 +221,7 @@ class Host:
         every = (1 << len(cls.devices)) - 1
         self.lent = every if lent is None else sum(1 << slot for slot in set(lent) if 0 <= slot < 64) & every
         self.held = 0  # members counted in
+        self.labels: dict[str, str] = hello["labels"]
         self.closed = worker.flag != "open"  # cordoned or draining, from the operator's word on
         self.free = self.lent  # slots that nobody of ours uses
         self.shared: dict[int, SharedDevice] = {}

@@ -219,6 +219,7 @@ class Member(msgspec.Struct, eq=False, dict=False):
     notice_s: int = 0  # asked to end with such a notice
     row: int = 0
     missed: int = 0  # soft: renewals in a row that did not list it
+    runs_as: Any = None  # soft: what `backfill` goes by, to say when it ends
 
     def digest_row(self) -> int:
         row = hash(

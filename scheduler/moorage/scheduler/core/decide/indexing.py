@@ -65,6 +65,8 @@ class Indexing:
     def _index(self, job: Job, request: Request) -> None:
         """Put a live job's waiting replicas in the queue and its times in the timers."""
         shape = self.shape_of(job)
+        if shape.requires:
+            self.fleet.tell_apart(shape.requires)
         waiting = [replica for replica in job.replicas if replica.state == QUEUED]
         for replica in waiting[:1] if shape.together > 1 else waiting:
             if replica.not_before > self.state.time_ms:

@@ -121,7 +121,8 @@ def _label(shape: Shape, classes: list[HostClass]) -> str:
     label = min(count, key=lambda name: (count[name], name))
     if count[label]:
         return "no worker has all the labels that it requires, though each of them somebody has"
-    known = sorted({cls.labels[label] for cls in classes if label in cls.labels})
+    hosts = (host for cls in classes for host in cls.hosts.values())
+    known = sorted({host.labels[label] for host in hosts if label in host.labels})
     wanted = " or ".join(f"{label}={value}" for value in sorted(shape.requires[label]))
     has = f"the fleet has {label}={_shown(known)}" if known else f"nobody has the label {label}"
     return f"no worker is labelled {wanted}: {has}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from moorage.scheduler.core.line.durations import Durations, workload_of
+from moorage.scheduler.core.line.durations import Durations, Groups, groups_of, workload_of
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import PLACED, RUNNING, Job, Member
+from moorage.scheduler.core.state import AT_RUNNING, PLACED, RUNNING, Job, Member
 from moorage.schemas.job import Request
 
 #: entries of one line that are looked at behind a first one that a reservation bars
@@ -46,28 +46,61 @@ class Estimates:
 
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
         """(the ledger ms at which a member is expected to end, whether anything tells)."""
-        job = member.replica.job
-        request = self.request_of(job)
-        run = request.workload
-        began = began_ms(member, now_ms)
-        elapsed = max(0, now_ms - began)
-        limit = int(run.timeout_s * 1000) if run.timeout_s is not None else None
-        found = self.durations.remaining(
-            job.tenant, workload_of(request), self.shape_of(job), elapsed, limit, job.accepted_ms
-        )
-        if found is not None:
-            return now_ms + found.p50_ms, True
+        runs_as = self.runs_as(member)
+        since_ms = runs_as.since_ms
+        if since_ms < 0:
+            found = _since(member)
+            since_ms = now_ms if found is None else found
+        elapsed = now_ms - since_ms if now_ms > since_ms else 0
+        accepted_ms = member.replica.job.accepted_ms
+        left_ms = self.durations.half_left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
+        if left_ms is not None:
+            return now_ms + left_ms, True
         return now_ms + max(elapsed, UNKNOWN_MS), False
+
+    def runs_as(self, member: Member) -> RunsAs:
+        """What tells the end of a member, looked up once for all that stays as it is."""
+        job = member.replica.job
+        found: RunsAs | None = member.runs_as
+        if found is None or found.shape is not job.shape:
+            found = member.runs_as = self._read(job)
+        if found.since_ms < 0 and member.phase >= AT_RUNNING and (since_ms := _since(member)) is not None:
+            found.since_ms = since_ms
+        return found
+
+    def _read(self, job: Job) -> RunsAs:
+        request, shape = self.request_of(job), self.shape_of(job)
+        limit_s = request.workload.timeout_s
+        limit_ms = None if limit_s is None else int(limit_s * 1000)
+        return RunsAs(shape, groups_of(job.tenant, workload_of(request), shape), limit_ms, request.priority)
+
+
+class RunsAs:
+    """How a member runs, as far as that tells its end: thousands are asked for at one look.
+
+    `since_ms` is the ledger ms since which it runs; -1 before it does, and where its story does not tell.
+    """
+
+    __slots__ = ("groups", "limit_ms", "priority", "shape", "since_ms")
+
+    def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None, priority: int) -> None:
+        self.shape = shape
+        self.groups = groups
+        self.limit_ms = limit_ms
+        self.priority = priority  # that it was asked for with
+        self.since_ms = -1
 
 
 def began_ms(member: Member, now_ms: int) -> int:
     """Since which ledger ms a member runs, else since when it is placed; now where its story tells neither."""
-    placed = now_ms
+    since_ms = _since(member)
+    return now_ms if since_ms is None else since_ms
+
+
+def _since(member: Member) -> int | None:
+    """As `began_ms`; None where its story tells neither."""
     for row in reversed(member.replica.job.story):
-        if row[2] == member.replica.index and row[9] == member.fence:
-            if row[4] == RUNNING:
-                return row[1]
-            if row[4] == PLACED:
-                placed = row[1]
-                break
-    return placed
+        if row[2] == member.replica.index and row[9] == member.fence and row[4] in (RUNNING, PLACED):
+            since_ms: int = row[1]
+            return since_ms
+    return None

@@ -21,6 +21,7 @@ lasts another t with even odds (Harchol-Balter and Downey, "Exploiting Process L
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from typing import Any, Final, NamedTuple
 
@@ -47,11 +48,14 @@ WORKLOAD_CHARS_MAX: Final = 128
 WORKLOAD_LABEL: Final = "workload"
 #: how many times as long as it has lasted goes on what outlived all others, at most in nine of ten cases
 OUTLIVED_P90: Final = 9
+_OUTLIVED: Final = {0: 0, 50: 1, 90: OUTLIVED_P90}
 
 #: ends that say how long the work holds its devices; an end that somebody asked for says nothing
 _RAN: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, EXITED})
 
 _Group = tuple[str, str, int]
+#: from narrow to wide, see `groups_of`
+Groups = tuple[_Group, _Group, _Group]
 
 
 class Estimate(NamedTuple):
@@ -89,20 +93,26 @@ def _image(config: Any) -> str:
 
 
 class _Runs:
-    """The last runs of one group, in ms, with when their jobs were accepted; sorted when asked."""
+    """The last runs of one group, in ms, with when their jobs were accepted; put in order when asked."""
 
-    __slots__ = ("_accepted", "_sorted", "ring")
+    __slots__ = ("_accepted", "_at", "_near", "_sorted", "ring")
 
     def __init__(self) -> None:
         self.ring: deque[int] = deque(maxlen=SAMPLES_MAX)
         self._accepted: deque[int] = deque(maxlen=SAMPLES_MAX)
         self._sorted: list[int] = []
+        self._at: list[tuple[int, int]] = []  # accepted, and the run; in this order
+        # from a first to behind a last place of these, the runs in rising order. A window as wide as ever has at most
+        # two such pairs for each run, so this needs no bound of its own
+        self._near: dict[tuple[int, int], list[int]] = {}
 
     def add(self, ms: int, accepted_ms: int) -> None:
         self.ring.append(ms)
         self._accepted.append(accepted_ms)
         if self._sorted:
             self._sorted = []
+        if self._at:
+            self._at, self._near = [], {}
 
     @property
     def sorted(self) -> list[int]:
@@ -111,9 +121,15 @@ class _Runs:
         return self._sorted
 
     def siblings(self, accepted_ms: int) -> list[int]:
-        """The runs of jobs accepted at about that time, in rising order."""
-        first, last = accepted_ms - SIBLINGS_MS, accepted_ms + SIBLINGS_MS
-        return sorted(ms for at, ms in zip(self._accepted, self.ring, strict=True) if first <= at <= last)
+        """The runs of jobs accepted at about that time, in rising order; not to be changed."""
+        at = self._at
+        if not at:
+            at = self._at = sorted(zip(self._accepted, self.ring, strict=True))
+        window = bisect_left(at, (accepted_ms - SIBLINGS_MS,)), bisect_left(at, (accepted_ms + SIBLINGS_MS + 1,))
+        near = self._near.get(window)
+        if near is None:
+            near = self._near[window] = sorted(ms for _, ms in at[slice(*window)])
+        return near
 
 
 class Durations:
@@ -131,7 +147,7 @@ class Durations:
         `accepted_ms` is the ledger ms at which the job was accepted.
         """
         runs = self._runs
-        for group in _groups(tenant, workload, shape):
+        for group in groups_of(tenant, workload, shape):
             known = runs.get(group)
             if known is None:
                 if len(runs) >= GROUPS_MAX:
@@ -170,28 +186,38 @@ class Durations:
         With `accepted_ms`, when its job was accepted, its siblings tell before all others.
         """
         left = None if limit_ms is None else max(0, limit_ms - elapsed_ms)
-        known = self._known(tenant, workload, shape, accepted_ms)
+        known = self._known(groups_of(tenant, workload, shape), accepted_ms)
         if known is None:
             return None if left is None else Estimate(left, left, 0, 0)
-        lasted = [ms for ms in known if ms > elapsed_ms] if elapsed_ms else known
-        if lasted:
-            p50, p90, least = (rank(lasted, percent) - elapsed_ms for percent in (50, 90, 0))
-        else:
-            p50, p90, least = elapsed_ms, OUTLIVED_P90 * elapsed_ms, 0
+        p50, p90, least = (_left_ms(known, elapsed_ms, percent) for percent in (50, 90, 0))
         if left is not None:
             p50, p90, least = min(p50, left), min(p90, left), min(least, left)
         return Estimate(p50, p90, least, len(known))
 
-    def _known(self, tenant: str, workload: str, shape: Shape, accepted_ms: int | None) -> list[int] | None:
+    def half_left_ms(self, groups: Groups, elapsed_ms: int, limit_ms: int | None, accepted_ms: int) -> int | None:
+        """The `p50_ms` of `remaining` alone, of whoever asks for thousands of members."""
+        known = self._known(groups, accepted_ms)
+        left_ms = None if known is None else _left_ms(known, elapsed_ms, 50)
+        if limit_ms is None:
+            return left_ms
+        within_ms = max(0, limit_ms - elapsed_ms)
+        return within_ms if left_ms is None else min(left_ms, within_ms)
+
+    def least_left_ms(self, groups: Groups, elapsed_ms: int, samples: int) -> int:
+        """The `least_ms` of `remaining` alone, of no siblings; 0 where fewer runs than `samples` are known."""
+        known = self._known(groups, None)
+        return _left_ms(known, elapsed_ms, 0) if known is not None and len(known) >= samples else 0
+
+    def _known(self, groups: Groups, accepted_ms: int | None) -> list[int] | None:
         """The runs of the narrowest group that has seen enough; else of the narrowest that has seen any.
 
         Of siblings a single one is enough: what runs longer than it counts as outliving all.
         """
-        own = self._runs.get((tenant, workload, shape.index)) if accepted_ms is not None else None
+        own = self._runs.get(groups[0]) if accepted_ms is not None else None
         if own is not None and accepted_ms is not None and (near := own.siblings(accepted_ms)):
             return near
         some: list[int] | None = None
-        for group in _groups(tenant, workload, shape):
+        for group in groups:
             known = self._runs.get(group)
             if known is None:
                 continue
@@ -212,11 +238,19 @@ class Durations:
                 self.observe(job.tenant, workload, shape, ends.pop(key) - row[1], job.accepted_ms)
 
 
-def rank(ordered: list[int], percent: int) -> int:
-    """The nearest-rank quantile of sorted values, `percent` 0..100; 0 is the least."""
-    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
+def rank(ordered: list[int], percent: int, first: int = 0) -> int:
+    """The nearest-rank quantile of sorted values from the place `first` on, `percent` 0..100; 0 is the least."""
+    return ordered[first + max(0, -(-percent * (len(ordered) - first) // 100) - 1)]
 
 
-def _groups(tenant: str, workload: str, shape: Shape) -> tuple[_Group, _Group, _Group]:
+def _left_ms(known: list[int], elapsed_ms: int, percent: int) -> int:
+    """How much longer than `elapsed_ms` so many of 100 run at most, of those that have lasted so long."""
+    first = bisect_right(known, elapsed_ms) if elapsed_ms else 0
+    if first < len(known):
+        return rank(known, percent, first) - elapsed_ms
+    return elapsed_ms * _OUTLIVED[percent]
+
+
+def groups_of(tenant: str, workload: str, shape: Shape) -> Groups:
     """From narrow to wide. A workload is never empty: `driver` at least."""
     return (tenant, workload, shape.index), (tenant, workload, -1), (tenant, "", shape.gpus)

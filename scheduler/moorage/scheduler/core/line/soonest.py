@@ -12,8 +12,7 @@ from typing import Final
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.line.durations import Durations
-from moorage.scheduler.core.line.reading import Reading
+from moorage.scheduler.core.line.backfill import Estimates
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, Member, State, started_ms
 
@@ -21,30 +20,37 @@ from moorage.scheduler.core.state import AT_EXITED, AT_RUNNING, Member, State, s
 SAMPLES_SURE: Final = 8
 #: members that are looked at; with more of them no bound is found
 MEMBERS_MAX: Final = 4_096
+#: hosts and members that are looked at in one second of the ledger, for whatever is asked: some 30 ms of the leader's
+#: time. Behind that no bound is found, and nobody refused
+LOOKED_A_SECOND_MAX: Final = 2 * MEMBERS_MAX
 
 #: how long a member lasts at least from now, in ms; 0 where nothing is sure
 Least = Callable[[Member], int]
 
 
-def soonest_ms(fleet: Fleet, shape: Shape, least: Least) -> int:
-    """In how many ms the fleet could hold it, all of it for a gang; 0 for now, and where no bound stands."""
-    missing, looked = shape.together, 0
+def soonest_ms(fleet: Fleet, shape: Shape, least: Least) -> tuple[int, int]:
+    """In how many ms the fleet could hold it, all of it for a gang; 0 for now, and where no bound stands.
+
+    And how many hosts and members were looked at for that.
+    """
+    missing, members, hosts = shape.together, 0, 0
     frees: list[tuple[int, int]] = []  # after how many ms, and how many replicas more
     for cls, _ in fleet.capable(shape):
         for host in cls.hosts.values():
-            looked += len(host.worker.members)
-            if not host.usable or host.waiting or looked > MEMBERS_MAX:
-                return 0
+            hosts += 1
+            members += len(host.worker.members)
+            if not host.usable or host.waiting or members > MEMBERS_MAX:
+                return 0, hosts + members
             missing -= host.replicas_of(shape, "now")
             frees += _frees(host, shape, least)
     if missing <= 0:
-        return 0
+        return 0, hosts + members
     frees.sort()
     for after_ms, more in frees:
         missing -= more
         if missing <= 0:
-            return after_ms
-    return 0  # it is not what runs that it waits for
+            return after_ms, hosts + members
+    return 0, hosts + members  # it is not what runs that it waits for
 
 
 def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
@@ -79,23 +85,34 @@ def _frees(host: Host, shape: Shape, least: Least) -> list[tuple[int, int]]:
 class Soonest:
     """How soon something could start at the earliest, whoever waits before it."""
 
-    def __init__(self, state: State, fleet: Fleet, reading: Reading, durations: Durations) -> None:
+    def __init__(self, state: State, fleet: Fleet, estimates: Estimates) -> None:
         self._state = state
         self._fleet = fleet
-        self._reading = reading
-        self._durations = durations
+        self._estimates = estimates
+        self._second = -1  # of the ledger, and how many hosts and members may still be looked at in it
+        self._left = 0
 
-    def of(self, shape: Shape, priority: int) -> int:
-        """In how many ms, where every worker was heard in this reign."""
-        return soonest_ms(self._fleet, shape, lambda member: self._least_ms(member, priority))
+    def of(self, shape: Shape, priority: int, all_heard: Callable[[], bool]) -> int:
+        """In how many ms; 0 for now, where no bound stands, and while not every worker was heard in this reign."""
+        second = self._state.time_ms // 1000
+        if second != self._second:
+            self._second, self._left = second, LOOKED_A_SECOND_MAX
+        if self._left <= 0:
+            return 0
+        if not all_heard():
+            return 0
+        after_ms, looked = soonest_ms(self._fleet, shape, lambda member: self._least_ms(member, priority))
+        self._left -= looked
+        return after_ms
 
     def _least_ms(self, member: Member, priority: int) -> int:
         """How long a member lasts at least, by what was seen; 0 where nothing is sure, or where it may be preempted."""
-        job = member.replica.job
-        if member.phase == AT_EXITED or self._reading.priority_of(job) < priority:
+        job, runs_as = member.replica.job, self._estimates.runs_as(member)
+        given = job.priority if job.priority >= 0 else runs_as.priority
+        if member.phase == AT_EXITED or given < priority:
             return 0
-        elapsed_ms = max(0, self._state.time_ms - started_ms(job, member)) if member.phase == AT_RUNNING else 0
-        found = self._durations.remaining(
-            job.tenant, self._reading.workload_of(job), self._reading.shape_of(job), elapsed_ms
-        )
-        return found.least_ms if found is not None and found.samples >= SAMPLES_SURE else 0
+        elapsed_ms = 0
+        if member.phase == AT_RUNNING:
+            since_ms = runs_as.since_ms if runs_as.since_ms >= 0 else started_ms(job, member)
+            elapsed_ms = max(0, self._state.time_ms - since_ms)
+        return self._estimates.durations.least_left_ms(runs_as.groups, elapsed_ms, SAMPLES_SURE)

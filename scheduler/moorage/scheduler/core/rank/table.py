@@ -61,7 +61,7 @@ class Kind:
 
 
 class HostType:
-    """Hosts with the same devices, processors and memory when empty."""
+    """Hosts with the same devices and processors, and nearly as much memory, when empty."""
 
     __slots__ = ("cpu_milli", "gpus", "index", "kinds", "memory_mib")
 
@@ -112,8 +112,7 @@ class HostTable:
         self.modes = 0  # the shared modes that were ever seen in use, as bits
         self.types.clear()
         self._type_of.clear()
-        self.kind_of_type: Ints = _NO_ROWS
-        self.kinds_of_type: Ints = _NO_ROWS
+        self._kinds_of_type: Ints = _NO_ROWS
         self.classes.clear()
         self._class_of.clear()
         for num in nums:
@@ -180,16 +179,21 @@ class HostTable:
             self._index_kind((vendor, name, memory, cls.sharers(2), cls.sharers(3)))
             for _, vendor, name, memory in cls.devices
         )
-        key = (kinds, host.cpu_milli, host.memory_mib)
+        key = (kinds, host.cpu_milli, nearly(host.memory_mib))
         index = self._type_of.get(key)
         if index is None:
             index = self._type_of[key] = len(self.types)
             self.types.append(HostType(*key, index))
             self.mixed = self.mixed or len(set(kinds)) > 1
-            self.kind_of_type = np.array([t.kinds[0] if t.kinds else 0 for t in self.types], np.int64)
-            padded = [[*t.kinds, *[0] * (self.width - t.gpus)] for t in self.types]
-            self.kinds_of_type = np.array(padded, np.int64).reshape(len(self.types), self.width).T.copy()
         return self.types[index]
+
+    @property
+    def kinds_of_type(self) -> Ints:
+        """The kind of each device of each type; a column a type."""
+        if self._kinds_of_type.size != len(self.types) * self.width:
+            padded = [[*t.kinds, *[0] * (self.width - t.gpus)] for t in self.types]
+            self._kinds_of_type = np.array(padded, np.int64).reshape(len(self.types), self.width).T.copy()
+        return self._kinds_of_type
 
     def _index_kind(self, key: tuple[Any, ...]) -> int:
         index = self._kind_of.get(key)
@@ -222,7 +226,7 @@ class HostTable:
                     new.append((num, host))
             elif host is None:
                 self._bury(row)
-            elif self.hosts[row] is host:
+            elif self.hosts[row] is host and self.classes[self._is[row][0]] is host.cls:
                 self._write(row, host)
             elif len(host.cls.devices) > self.width:  # it came back with more devices than any host had
                 self._build()
@@ -279,6 +283,12 @@ class HostTable:
                     self.hidden = True
         if self.modes & self.modes - 1:
             self.mode[:, row] = modes or 0
+
+
+def nearly(memory_mib: int) -> int:
+    """Less by under a hundredth: machines of one kind tell some MiB more or less, and are still of one type."""
+    step = max(0, memory_mib.bit_length() - 7)
+    return memory_mib >> step << step
 
 
 def rooms_of(host: Host, width: int) -> tuple[list[int], list[int] | None, int]:

@@ -1,0 +1,20 @@
+"""Verbs as other tools say them (Slurm, PBS, Kubernetes, Docker, a shell): a wrong word is answered with ours."""
+
+from typing import Final
+
+#: a verb of ours, and the words that people who come from elsewhere type for it
+_SAID_FOR: Final = {
+    "run": "srun exec",
+    "submit": "sbatch qsub create launch enqueue apply",
+    "show": "get describe inspect info",
+    "ls": "squeue qstat sacct queue ps jobs list status",
+    "logs": "tail output attach",
+    "events": "follow history",
+    "explain": "why pending reason",
+    "plan": "whatif what-if estimate eta",
+    "cancel": "scancel qdel kill stop delete rm abort terminate",
+    "fleet": "sinfo pbsnodes nodes workers hosts gpus top nvidia-smi",
+    "uncordon": "undrain resume",
+    "doctor": "check health ping diagnose",
+}
+OURS: Final = {word: verb for verb, words in _SAID_FOR.items() for word in words.split()}

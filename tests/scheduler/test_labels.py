@@ -1,0 +1,147 @@
+"""Labels tell hosts apart as far as some request has required them: each host has one of its own, as its name."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from moorage.scheduler.core import fleet
+from moorage.scheduler.core.ask.waiting import explain_job
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.rank.table import HostTable, nearly
+from moorage.scheduler.core.state import QUEUED
+from tests.scheduler.driving import Driving
+
+HOSTS = 12
+
+
+def named(hosts: int = HOSTS, ranker: str = "fragments", gpus: int = 1) -> Driving:
+    """Hosts in zones a, b and c, each with its own name."""
+    drive = Driving(Config(ranker=ranker))
+    for number in range(hosts):
+        drive.worker(f"w{number}", gpus, labels=labels_of(number))
+    return drive
+
+
+def labels_of(number: int) -> dict[str, str]:
+    return {"host": f"n{number}", "zone": "abc"[number % 3]}
+
+
+def where(drive: Driving, job: str) -> list[str]:
+    return [replica.member.worker.id for replica in drive.job(job).replicas if replica.member is not None]
+
+
+def sizes(drive: Driving) -> list[int]:
+    """How many hosts each class has."""
+    return sorted(len(cls.hosts) for cls in drive.engine.fleet.classes.values())
+
+
+def test_hosts_are_one_class_but_for_labels_that_were_required() -> None:
+    drive = named()
+    drive.submit("any", gpu={})
+    assert sizes(drive) == [HOSTS]
+    drive.submit("one", gpu={}, requires={"host": ["n7", "nobody"]})
+    assert where(drive, "one") == ["w7"]
+    assert sizes(drive) == [1, HOSTS - 1]
+    drive.submit("zone", gpu={}, requires={"zone": ["c"]}, replicas=4)
+    assert {int(worker[1:]) % 3 for worker in where(drive, "zone")} == {2}
+    assert sizes(drive) == [1, 4, HOSTS - 5]
+
+
+def test_hosts_that_tell_a_little_more_memory_or_less_are_of_one_type() -> None:
+    """As machines of one kind do; a ranker weighs each type of hosts anew with each mix of requests."""
+    drive = Driving()
+    for number in range(HOSTS):
+        drive.worker(f"w{number}", cpu_milli=128_000, memory_mib=1_031_000 + number)
+    drive.worker("half", cpu_milli=128_000, memory_mib=515_500)
+    table = HostTable(drive.engine.fleet)
+    assert [(kind.memory_mib, kind.gpus) for kind in table.types] == [(1_024_000, 1), (512_000, 1)]
+    assert table.kinds_of_type.tolist() == [[0, 0]]
+    assert [nearly(memory) for memory in (0, 1, 127, 262_144, 393_216)] == [0, 1, 127, 262_144, 393_216]
+
+
+def test_what_was_required_before_a_host_came_is_found_on_it() -> None:
+    drive = named(1)
+    drive.submit("late", gpu={}, requires={"zone": ["c"], "host": ["n5"]})
+    data = explain_job(drive.engine, "t", "late")
+    assert isinstance(data, dict)
+    assert data["reason"] == "label"
+    drive.worker("w4", labels=labels_of(4))
+    drive.tick()
+    assert drive.states("late") == ["QUEUED"]
+    drive.worker("w5", labels=labels_of(5))
+    drive.tick()
+    assert where(drive, "late") == ["w5"]
+
+
+def test_a_new_leader_tells_them_apart_by_what_waits() -> None:
+    drive = named(3)
+    drive.submit("hog", gpu={}, requires={"zone": ["b"]})
+    drive.settle()
+    drive.submit("waits", gpu={}, requires={"zone": ["b"]})
+    drive.lead()
+    drive.renew()
+    drive.run_out("w1")
+    drive.settle()
+    assert where(drive, "waits") == ["w1"]
+
+
+def test_a_host_that_is_told_apart_keeps_what_it_holds() -> None:
+    drive = Driving()
+    drive.worker("w0", 4, labels={"host": "n0"})
+    drive.worker("w1", 4, labels={"host": "n1"})
+    drive.submit("whole", gpu={"count": 2}, replicas=2)
+    drive.submit("shared", gpu={"sharing": "mps"}, replicas=3)
+    drive.settle()
+    before = {host.worker.id: (host.free, host.held) for host in drive.engine.fleet.hosts.values()}
+    drive.submit("apart", gpu={"count": 4}, requires={"host": ["n0"]})  # each tick looks at the shelves, too
+    assert {host.worker.id: (host.free, host.held) for host in drive.engine.fleet.hosts.values()} == before
+    (host,) = {worker.replace("w", "n") for worker in where(drive, "shared")}
+    drive.submit("beside", gpu={"sharing": "mps"}, requires={"host": [host]})
+    assert where(drive, "beside") == where(drive, "shared")[:1]
+
+
+@pytest.mark.parametrize("remembered", [0, 5, 4_096])
+@pytest.mark.parametrize("ranker", ["fragments", "pack", "headroom", "fgd"])
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_is_required_runs_on_hosts_that_have_it_and_waits_only_where_none_is_free(
+    seed: int, ranker: str, remembered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "ASKED_MAX", remembered)
+    chance, drive = random.Random(seed), named(6, ranker, gpus=2)
+    asked: dict[str, dict[str, list[str]]] = {}
+    for number in range(40):
+        if chance.random() < 0.2 and number % 2:
+            drive.worker(f"w{6 + number}", 2, labels=labels_of(6 + number))
+        if chance.random() < 0.3 and asked:
+            drive.cancel(chance.choice(list(asked)))
+            drive.settle()
+        requires: dict[str, list[str]] = {}
+        if chance.random() < 0.7:
+            requires["zone"] = chance.sample("abcd", chance.randint(1, 2))
+        if chance.random() < 0.4:
+            requires["host"] = [f"n{chance.randrange(50)}" for _ in range(chance.randint(1, 20))]
+        asked[f"j{number}"] = requires
+        drive.submit(f"j{number}", gpu={"count": chance.choice((1, 1, 2))}, requires=requires)
+        drive.settle()
+        _check(drive, asked)
+
+
+def _check(drive: Driving, asked: dict[str, dict[str, list[str]]]) -> None:
+    engine, hosts = drive.engine, drive.engine.fleet.hosts
+    for name, requires in asked.items():
+        job = drive.job(name)
+        able = {
+            num
+            for num, host in hosts.items()
+            if all(host.labels.get(label) in values for label, values in requires.items())
+        }
+        found = engine.fleet.capable(engine.shape_of(job))
+        assert {host.worker.num for cls, _ in found for host in cls.hosts.values()} == able
+        (replica,) = job.replicas
+        if replica.member is not None:
+            assert replica.member.worker.num in able
+        elif replica.state == QUEUED:
+            most = max((hosts[num].open.bit_count() for num in able), default=0)
+            assert most < engine.shape_of(job).count, f"{name} waits beside free GPUs"
