@@ -135,7 +135,7 @@ def test_a_url_that_is_none_is_refused_without_its_password(home: Home, url: str
         ({"url": "nats://u:p@a", "user": "me"}, ("u", "p", "")),
     ],
 )
-def test_who_one_is(fields: dict[str, str], login: tuple[str, str, str]) -> None:
+def test_who_one_is(fields: dict[str, Any], login: tuple[str, str, str]) -> None:
     assert Context(**fields).login == login
 
 

@@ -39,7 +39,7 @@ def test_the_routes_of_a_cluster_name_an_address_in_brackets() -> None:
 
 
 async def test_a_cluster_on_addresses_of_version_6_with_certificates() -> None:
-    """It is ready once a client that checks the servers' certificates has found JetStream, whose leader routes elect."""
+    """It is ready once a client that checks the certificates finds JetStream, whose leader is elected by the routes."""
     assert socket.has_ipv6
     async with (
         running(servers=3, host="::1", auth="mtls") as site,

@@ -23,6 +23,7 @@ from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
 from moorage.scheduler.settings import (
     LEDGER_URL_FILE_VARIABLE,
+    NATS_VARIABLE,
     SECTION,
     SchedulerSettings,
     ledger_url,
@@ -50,11 +51,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     ledger_world = world
     if ledger_target:
         ledger_world = await connect_told(ledger_target, "moorage-ledger", log, role=" (the ledger)")
-    follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", prefix, "--replicas", str(replicas)]
-    if target and not ledger_target:
-        follower += ["--nats", target]
-    if settings.ledger_url_file is not None:
-        os.environ[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)  # for the follower
+    follower = follower_of(settings, target)
     recorder = None if settings.record is None else Recorder(settings.record)
     scheduler = Scheduler(
         world,
@@ -85,6 +82,16 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             recorder.close()
         for connection in {world, ledger_world}:
             await connection.close()
+
+
+def follower_of(settings: SchedulerSettings, target: str | None) -> list[str]:
+    """What writes a snapshot. It finds the ledger by this process's environment: `ps` shows everybody an argument."""
+    if settings.ledger_url_file is not None:
+        os.environ[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)
+    if target and not ledger_url(settings.ledger_url_file):
+        os.environ[NATS_VARIABLE] = target
+    at = ["--prefix", settings.prefix, "--replicas", str(settings.replicas)]
+    return [sys.executable, "-m", "moorage.scheduler.snapshots", *at]
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
