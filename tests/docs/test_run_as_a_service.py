@@ -1,4 +1,4 @@
-"""The units and the settings of the page, by what they start: with keys at the page's paths, below a folder of the test."""
+"""The units and the settings of the page, by what they start: with keys at its paths, below a folder of the test."""
 
 from __future__ import annotations
 
