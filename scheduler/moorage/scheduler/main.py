@@ -15,7 +15,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from moorage.bus.errors import BusError
+from moorage.bus.connection import Connection
+from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.logged import begin_log
 from moorage.bus.told import connect_told
 from moorage.scheduler.ledger import LedgerBroken
@@ -23,6 +25,7 @@ from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
 from moorage.scheduler.settings import (
     LEDGER_URL_FILE_VARIABLE,
+    LEDGER_URL_VARIABLE,
     NATS_VARIABLE,
     SECTION,
     SchedulerSettings,
@@ -38,6 +41,10 @@ EXIT_UNREACHABLE: Final = 5
 EXIT_BROKEN: Final = 1
 EXIT_USAGE: Final = 2
 
+#: whose jobs are asked for to find out whether somebody answers
+TENANT_ASKED: Final = "default"
+ASKED_S: Final = 2.0
+
 log = logging.getLogger("moorage.scheduler")
 
 
@@ -51,6 +58,12 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     ledger_world = world
     if ledger_target:
         ledger_world = await connect_told(ledger_target, "moorage-ledger", log, role=" (the ledger)")
+    elif await is_led_elsewhere(world, Subjects(prefix)):
+        await world.close()
+        raise LedgerBroken(
+            f"somebody leads here, and its ledger is not in this account: name its account with {LEDGER_URL_VARIABLE}"
+            f" or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end what the fleet runs"
+        )
     follower = follower_of(settings, target)
     recorder = None if settings.record is None else Recorder(settings.record)
     scheduler = Scheduler(
@@ -82,6 +95,19 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             recorder.close()
         for connection in {world, ledger_world}:
             await connection.close()
+
+
+async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
+    """Whether a leader answers on these subjects though this account, where a ledger would begin, holds none."""
+    try:
+        await world.request(subjects.api(TENANT_ASKED, "ls"), b"{}", ASKED_S)
+    except BusError:  # nobody, or nobody whom this user may ask
+        return False
+    try:  # it wrote its ledger's first record before it answered
+        await JetStream(world).stream_info(subjects.ledger_stream)
+    except JetStreamRefused as refused:
+        return refused.err_code == ERR_STREAM_NOT_FOUND
+    return False
 
 
 def follower_of(settings: SchedulerSettings, target: str | None) -> list[str]:
