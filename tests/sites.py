@@ -92,24 +92,25 @@ class RunningSite:
         await until(answers, READY_S, "JetStream of the site")
 
 
-def free_servers(count: int) -> tuple[Server, ...]:
+def free_servers(count: int, host: str = HOST) -> tuple[Server, ...]:
     """Ports that nobody has now, with those of their routes."""
     found: list[Server] = []
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     while len(found) < count:
         port = 20_000 + secrets.randbelow(9_000)
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
-            one.bind((HOST, port))
-            other.bind((HOST, port + ROUTES_BEHIND))
+        with contextlib.suppress(OSError), socket.socket(family) as one, socket.socket(family) as other:
+            one.bind((host, port))
+            other.bind((host, port + ROUTES_BEHIND))
             if all(abs(port - each.port) not in (0, ROUTES_BEHIND) for each in found):
-                found.append(Server(HOST, port))
+                found.append(Server(host, port))
     return tuple(found)
 
 
 @contextlib.asynccontextmanager
-async def running(*, servers: int = 1, **of: Any) -> AsyncIterator[RunningSite]:
+async def running(*, servers: int = 1, host: str = HOST, **of: Any) -> AsyncIterator[RunningSite]:
     """The servers of a site with these settings, and nothing left of them at the end."""
     site = Site(**{"tenants": ("acme", "beta"), "workers": ("w1", "w2"), "operators": ("ana",), "observers": ("graf",),
-                   "servers": free_servers(servers), **of})  # fmt: skip
+                   "servers": free_servers(servers, host), **of})  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="moorage-site-") as name, contextlib.ExitStack() as ending:
         folder, witness = Path(name), f"w{secrets.token_hex(8)}"
         write(site, folder)

@@ -101,6 +101,45 @@ def test_nothing_shown_holds_a_secret(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://u:hun/ter2@h:4222", "nats://***@h:4222"),
+        ("nats://u:hun/t@er2@h:4222", "nats://***@h:4222"),
+        ("nats://u:hun#ter2@h", "nats://***@h"),
+        ("nats://u:hun?ter2@h", "nats://***@h"),
+        ("nats://u:hunter2@[::1:4222", "nats://***@[::1:4222"),
+        ("nats://u:hunter2,hunter2@h", "***"),
+        ("u:hun/ter2@h:4222", "nats://***@h:4222"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_without_its_password(home: Home, url: str, shown: str) -> None:
+    with pytest.raises(BadContext) as refused:
+        resolve(url, home.env)
+    problem = refused.value.problem
+    assert repr(shown) in problem.message
+    assert "ter2" not in f"{problem}"
+    assert "%2F" in problem.next
+
+
+@pytest.mark.parametrize(
+    ("fields", "login"),
+    [
+        ({}, ("", "", "")),
+        ({"url": "nats://u:p@a"}, ("u", "p", "")),
+        ({"url": "nats://u%40x:p%2F%25@a"}, ("u@x", "p/%", "")),
+        ({"url": "nats://to%23ken@a:4222"}, ("", "", "to#ken")),
+        ({"url": "nats://u:p@a,u:p@b,nats://c"}, ("u", "p", "")),
+        ({"url": "nats://u:p@a,nats://v:q@b"}, ("", "", "")),
+        ({"url": "nats://u:p@a", "user": "me", "password": "mine"}, ("me", "mine", "")),
+        ({"url": "nats://u:p@a", "token": "mine"}, ("", "", "mine")),
+        ({"url": "nats://u:p@a", "user": "me"}, ("u", "p", "")),
+    ],
+)
+def test_who_one_is(fields: dict[str, Any], login: tuple[str, str, str]) -> None:
+    assert Context(**fields).login == login
+
+
+@pytest.mark.parametrize(
     ("fields", "key"),
     [
         ({"url": "http://h:80"}, "url"),

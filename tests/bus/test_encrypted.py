@@ -104,3 +104,14 @@ async def test_one_that_is_trusted_encrypts(tmp_path: Path) -> None:
     ):
         writer = connection._client._transport._io_writer  # type: ignore[union-attr]
         assert writer.get_extra_info("cipher") is not None
+
+
+async def test_the_end_of_an_encrypted_connection_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """nats-py's reader does not know that it reads through TLS, and asyncio warned of it, on the command's screen."""
+    async with tls_server(tmp_path) as url:
+        connection = await connect(Context(url=url, ca=str(tmp_path / "cert.pem")), "in secret")
+    await until(lambda: not connection.is_connected)
+    await connection.close()
+    assert not [each for each in caplog.records if each.name == "asyncio"]

@@ -206,6 +206,11 @@ def test_no_password_stands_in_it(tmp_path: Path) -> None:
         settled(tmp_path, 'server = "nats://ana:geheim@host:4222"')
     assert "geheim" not in str(refused.value.problem)
     assert settled(tmp_path, 'server = "nats://host:4222"').server == "nats://host:4222"
+    for url in ("nats://ana:ge/heim@host:4222", "ana:geheim@host:4222"):
+        file = read_file(file_with(tmp_path, f'[worker]\nnats = "{url}"\n'))
+        with pytest.raises(Refused, match="password or token") as refused:
+            worker_settings({}, tmp_path, file=file)
+        assert "heim" not in str(refused.value.problem)
 
 
 def test_where_it_is_looked_for(tmp_path: Path) -> None:
@@ -276,12 +281,19 @@ def test_a_cluster_has_its_own_defaults_and_what_is_said_stays() -> None:
     assert told(found) == "takeover_s = 10s (--takeover-s); replicas = 3 (--replicas)"
 
 
-@pytest.mark.parametrize("url", ["nats://user:word@h:1", "nats://user:wo@rd@h:1,tls://t:word@i", "nats://word@h"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://user:word@h:1", "nats://user:wo@rd@h:1,tls://t:word@i", "nats://word@h", "nats://user:wo/rd@h:1",
+        "user:word@h:1", "word@h:1",
+    ],
+)  # fmt: skip
 def test_a_url_is_told_without_its_password(url: str) -> None:
     rows = [each.setting for each in effective(NO_FILE)]
     one = next(each for each in rows if (each.section, each.key) == ("scheduler", "nats"))
     assert "rd@" not in shown(one, url)
-    assert shown(one, url).startswith("nats://***@h")
+    assert shown(one, url).removeprefix("nats://").startswith("***@h")
+    assert shown(one, "site@ana") == "site@ana"
 
 
 def test_a_choice_is_one_of_its_words() -> None:

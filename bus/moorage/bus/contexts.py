@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -24,6 +24,7 @@ URL_DEFAULT: Final = "nats://127.0.0.1:4222"
 CONTEXT_BYTES_MAX: Final = 64 * 1024
 SCHEMES: Final = ("nats", "tls", "ws", "wss")
 _HIDDEN: Final = "***"
+_ESCAPES: Final = "in a password / ? # , @ [ ] and % are written %2F %3F %23 %2C %40 %5B %5D %25"
 _NAME: Final = re.compile(r"[^\s/\\]{1,256}")
 #: Settings of a context that change how one connects and that we do not know: ignoring them would connect wrongly.
 _UNSUPPORTED: Final = {
@@ -68,6 +69,25 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     def safe_url(self) -> str:
         """The URLs without user, password or token in them: fit for logs and screens."""
         return ",".join(_without_secrets(server) for server in self.servers)
+
+    @property
+    def login(self) -> tuple[str, str, str]:
+        """User, password and token, each "" where there is none: the context's own, else what the URLs say.
+
+        They are for every server, also for one that another has told of: its address has no password in it. Where
+        URLs say different ones, each is for its own server, and all are "" here.
+        """
+        if self.user and self.password:
+            return self.user, self.password, ""
+        if self.token:
+            return "", "", self.token
+        parts = [urlsplit(server) for server in self.servers]
+        said = {(each.username, each.password) for each in parts if each.username}
+        if len(said) != 1:
+            return "", "", ""
+        user, password = said.pop()
+        who = unquote(user or "")
+        return ("", "", who) if password is None else (who, unquote(password), "")
 
     @property
     def api_prefix(self) -> str:
@@ -232,11 +252,14 @@ def _check(context: Context, file: Path | None) -> None:
         except ValueError:
             usable = False
         if not usable:
+            # a comma in a password cuts it in two, and the first part looks like a server
+            is_whole = "@" in server or "@" not in context.url
+            fix = f"{', '.join(SCHEMES)} with a host, for example {URL_DEFAULT}"
             raise BadContext(
-                f"{_without_secrets(server)!r} is no NATS URL",
+                f"{_without_secrets(server) if is_whole else _HIDDEN!r} is no NATS URL",
                 file=file,
                 key="url",
-                next_step=f"{', '.join(SCHEMES)} with a host, for example {URL_DEFAULT}",
+                next_step=f"{fix}; {_ESCAPES}" if "@" in context.url else fix,
             )
     if context.key and not context.cert:
         raise BadContext("key without cert", file=file, key="key", next_step="set cert as well")
@@ -281,11 +304,8 @@ def _nearest(name: str, env: Mapping[str, str]) -> str:
 
 
 def _without_secrets(server: str) -> str:
-    if "@" not in server:
+    scheme, separator, rest = server.partition("://")
+    if "@" not in rest:
         return server
-    try:
-        parts = urlsplit(server)
-        host = parts.netloc.rpartition("@")[2]
-        return urlunsplit((parts.scheme, f"{_HIDDEN}@{host}", parts.path, "", ""))
-    except ValueError:
-        return _HIDDEN
+    # not by the rules of URLs: by those, what stands behind a slash in a password is no part of it
+    return f"{scheme}{separator}{_HIDDEN}@{re.split('[?#]', rest.rpartition('@')[2])[0]}"

@@ -150,6 +150,7 @@ async def quietly(awaitable: Awaitable[object]) -> None:
 
 
 def _options(context: Context) -> dict[str, Any]:
+    user, password, token = context.login
     options: dict[str, Any] = {
         "allow_reconnect": True,
         # Only the handshake's: every server is tried twice, then the cause is known.
@@ -163,9 +164,9 @@ def _options(context: Context) -> dict[str, Any]:
         "flush_timeout": BACKLOG_WAIT_S_MAX,
         "tls": context.tls(),
         "tls_handshake_first": context.tls_first,
-        "user": context.user or None,
-        "password": context.password or None,
-        "token": context.token or None,
+        "user": user or None,
+        "password": password if user else None,
+        "token": token or None,
     }
     if context.creds or context.nkey or context.user_seed:
         _nkeys()

@@ -77,6 +77,12 @@ class DirectClient(Client):
                 self._transport._io_writer.transport.abort()
                 self._transport._io_writer = None
             raise
+        if isinstance(self._transport, TcpTransport) and self._transport._io_writer is not None:
+            stream = self._transport._io_writer.transport
+            if stream.get_extra_info("ssl_object") is not None:
+                # its reader began without TLS, would keep open at its end what cannot be, and asyncio warns of that
+                protocol: Any = stream.get_protocol()
+                protocol._over_ssl = True
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # a handshake that came first, and a web socket's, are over by now

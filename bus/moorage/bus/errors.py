@@ -123,6 +123,18 @@ class RequestTimeout(BusError):
 _ACTS: Final = {"publish": "publish to", "subscription": "subscribe to"}
 
 
+def _right_for(operation: str, subject: str) -> str:
+    """What to do about a refusal. Most are of somebody who is here as the wrong one, and need no right more."""
+    words = subject.lower().split(".")
+    if operation == "subscription" and words[0].startswith("_inbox"):
+        return "set inbox_prefix in the nats context to the one that the user's permissions name"
+    if operation == "subscription" and words[-1] in ("wanted", "logs") and words[-3:-2] == ["worker"]:
+        return f"a worker's key is for one id: give {words[-2]} its own, or name by --id whose key this is"
+    if words[0] == "$js" and words[-1].endswith(("_ledger", "_snapshot")):
+        return "name the ledger's account, which is not the users': MOORAGE_LEDGER_URL or MOORAGE_LEDGER_URL_FILE"
+    return "give the user's role that permission"
+
+
 class PermissionRefused(BusError):
     """Arrives asynchronously from the server; `subject` is as the server named it, but lower-cased by the client."""
 
@@ -133,7 +145,7 @@ class PermissionRefused(BusError):
         self.subject = subject
         super().__init__(
             f"this NATS user may not {_ACTS.get(operation, operation)} {subject}",
-            next_step="give the user's role that permission",
+            next_step=_right_for(operation, subject),
         )
 
 

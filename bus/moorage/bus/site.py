@@ -12,6 +12,7 @@ there, and so the queue and the results of functions are not for submitters (H37
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -56,17 +57,28 @@ class Identity(NamedTuple):
 
 
 class Server(NamedTuple):
-    """Where clients and other servers find one nats-server."""
+    """Where clients and other servers find one nats-server: a name, or an address of either kind without brackets."""
 
     host: str
     port: int = PORT_DEFAULT
 
     @property
     def is_loopback(self) -> bool:
-        return self.host in ("127.0.0.1", "localhost", "::1")
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     def listen(self, port: int) -> str:
-        return f"{self.host if self.is_loopback else '0.0.0.0'}:{port}"
+        everywhere = "::" if ":" in self.host else "0.0.0.0"
+        return _with_port(self.host if self.is_loopback else everywhere, port)
+
+    def reached(self, port: int | None = None) -> str:
+        return _with_port(self.host, self.port if port is None else port)
+
+
+def _with_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +274,7 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
         lines.append("}")
     if site.clustered:
         user = f"route:{route_password}@" if route_password else ""
-        routes = [f"nats-route://{user}{each.host}:{each.port + ROUTES_BEHIND}" for each in site.servers]
+        routes = [f"nats-route://{user}{each.reached(each.port + ROUTES_BEHIND)}" for each in site.servers]
         lines += ["cluster {", f'  name: "{ORGANISATION}"', f'  listen: "{me.listen(me.port + ROUTES_BEHIND)}"']
         if route_password:
             lines.append(f"  authorization {{ user: route, password: {quoted(route_password)} }}")
@@ -308,4 +320,4 @@ def quoted(text: str) -> str:
 
 
 def url_of(servers: Sequence[Server], scheme: str = "nats") -> str:
-    return ",".join(f"{scheme}://{each.host}:{each.port}" for each in servers)
+    return ",".join(f"{scheme}://{each.reached()}" for each in servers)

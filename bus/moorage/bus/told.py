@@ -1,4 +1,4 @@
-"""A connection of a service whose log says how it is doing: nobody there, lost, back."""
+"""A connection of a service whose log says how it is doing: nobody there, lost, refused, back."""
 
 from __future__ import annotations
 
@@ -10,9 +10,32 @@ from typing import Final
 
 from moorage.bus.connection import GIVE_UP_AFTER_S, Connection, State, connect
 from moorage.bus.contexts import Context, resolve
+from moorage.bus.errors import BusError
+from moorage.bus.link import OnError
 
 #: a server that did not answer for so long is told to be missing
 TOLD_AFTER_S: Final = 1.0
+
+
+#: one refusal is told this often at most, and so many of them in that time: whoever asks chooses a word in some
+REFUSED_AGAIN_S: Final = 600.0
+REFUSED_MAX: Final = 16
+
+
+def told_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic) -> OnError:
+    """For `on_error` of a connection: what its server refuses, and who we are to it, which nobody waits to hear."""
+    told: dict[str, float] = {}
+
+    def on_error(error: BusError) -> None:
+        moment = now()
+        for text in [text for text, at in told.items() if at <= moment - REFUSED_AGAIN_S]:
+            del told[text]
+        if str(error) not in told and len(told) < REFUSED_MAX:
+            told[str(error)] = moment
+            fix = error.problem.next
+            log.warning("%s%s", error, f": {fix}" if fix else "")
+
+    return on_error
 
 
 def told_states(log: logging.Logger, where: str) -> Callable[[State], None]:
@@ -53,6 +76,6 @@ async def connect_told(
         TOLD_AFTER_S, log.info, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
     )
     try:
-        return await connect(context, name, on_state=both)
+        return await connect(context, name, on_state=both, on_error=told_refusals(log))
     finally:
         waiting.cancel()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -24,6 +26,7 @@ CONTEXTS: Final = "nats/context"
 ACCOUNTS: Final = "accounts.conf"
 #: nats-server 2.15 passes on what a new account imports only once it reads its files for the second time
 RELOADS: Final = 2
+_SERVER: Final = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{1,5}))?")
 #: users left out that a line names
 GONE_MAX: Final = 8
 
@@ -154,15 +157,22 @@ def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
 
 
 def _server(text: str) -> Server:
-    """`host` or `host:port`. Raises ValueError."""
+    """`host` or `host:port`, an address of IPv6 in brackets. Raises ValueError."""
     from moorage.bus.site import PORT_DEFAULT, ROUTES_BEHIND, Server
 
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        host, port = text, str(PORT_DEFAULT)
-    if not host or not port.isdigit() or not 0 < int(port) <= 65535 - ROUTES_BEHIND or any(c in host for c in '/@ "'):
-        raise ValueError(f"{text!r} is no server: write HOST or HOST:PORT, the port at most {65535 - ROUTES_BEHIND}")
-    return Server(host, int(port))
+    port_max = 65535 - ROUTES_BEHIND
+    found = _SERVER.fullmatch(text)
+    port = int(found["port"] or PORT_DEFAULT) if found else 0
+    if found is None or not 0 < port <= port_max or not _is_address(found["six"]):
+        raise ValueError(f"{text!r} is no server: write HOST, HOST:PORT or [IPV6]:PORT, the port at most {port_max}")
+    return Server(found["six"] or found["host"], port)
+
+
+def _is_address(text: str | None) -> bool:
+    try:
+        return text is None or bool(ipaddress.IPv6Address(text))
+    except ValueError:
+        return False
 
 
 def _replace(path: Path, text: str) -> None:

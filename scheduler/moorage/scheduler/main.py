@@ -15,7 +15,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from moorage.bus.errors import BusError
+from moorage.bus.connection import Connection
+from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.logged import begin_log
 from moorage.bus.told import connect_told
 from moorage.scheduler.ledger import LedgerBroken
@@ -23,6 +25,8 @@ from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
 from moorage.scheduler.settings import (
     LEDGER_URL_FILE_VARIABLE,
+    LEDGER_URL_VARIABLE,
+    NATS_VARIABLE,
     SECTION,
     SchedulerSettings,
     ledger_url,
@@ -37,6 +41,10 @@ EXIT_UNREACHABLE: Final = 5
 EXIT_BROKEN: Final = 1
 EXIT_USAGE: Final = 2
 
+#: whose jobs are asked for to find out whether somebody answers
+TENANT_ASKED: Final = "default"
+ASKED_S: Final = 2.0
+
 log = logging.getLogger("moorage.scheduler")
 
 
@@ -50,11 +58,13 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     ledger_world = world
     if ledger_target:
         ledger_world = await connect_told(ledger_target, "moorage-ledger", log, role=" (the ledger)")
-    follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", prefix, "--replicas", str(replicas)]
-    if target and not ledger_target:
-        follower += ["--nats", target]
-    if settings.ledger_url_file is not None:
-        os.environ[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)  # for the follower
+    elif await is_led_elsewhere(world, Subjects(prefix)):
+        await world.close()
+        raise LedgerBroken(
+            f"somebody leads here, and its ledger is not in this account: name its account with {LEDGER_URL_VARIABLE}"
+            f" or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end what the fleet runs"
+        )
+    follower = follower_of(settings, target)
     recorder = None if settings.record is None else Recorder(settings.record)
     scheduler = Scheduler(
         world,
@@ -85,6 +95,29 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             recorder.close()
         for connection in {world, ledger_world}:
             await connection.close()
+
+
+async def is_led_elsewhere(world: Connection, subjects: Subjects) -> bool:
+    """Whether a leader answers on these subjects though this account, where a ledger would begin, holds none."""
+    try:
+        await world.request(subjects.api(TENANT_ASKED, "ls"), b"{}", ASKED_S)
+    except BusError:  # nobody, or nobody whom this user may ask
+        return False
+    try:  # it wrote its ledger's first record before it answered
+        await JetStream(world).stream_info(subjects.ledger_stream)
+    except JetStreamRefused as refused:
+        return refused.err_code == ERR_STREAM_NOT_FOUND
+    return False
+
+
+def follower_of(settings: SchedulerSettings, target: str | None) -> list[str]:
+    """What writes a snapshot. It finds the ledger by this process's environment: `ps` shows everybody an argument."""
+    if settings.ledger_url_file is not None:
+        os.environ[LEDGER_URL_FILE_VARIABLE] = str(settings.ledger_url_file)
+    if target and not ledger_url(settings.ledger_url_file):
+        os.environ[NATS_VARIABLE] = target
+    at = ["--prefix", settings.prefix, "--replicas", str(settings.replicas)]
+    return [sys.executable, "-m", "moorage.scheduler.snapshots", *at]
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+from moorage.bus.errors import BadContext
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.core.rank.ranker import maker_of
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
@@ -16,6 +17,7 @@ SECTION: Final = "scheduler"
 LEDGER_URL_VARIABLE: Final = "MOORAGE_LEDGER_URL"
 RECORD_VARIABLE: Final = "MOORAGE_RECORD"
 LEDGER_URL_FILE_VARIABLE: Final = "MOORAGE_LEDGER_URL_FILE"
+NATS_VARIABLE: Final = "MOORAGE_SCHEDULER_NATS"
 RECORDS_BETWEEN: Final = 50_000
 
 
@@ -58,9 +60,20 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
 
 def ledger_url(file: Path | None = None) -> str | None:
     """The ledger account's URL: from the file, else from the one that MOORAGE_LEDGER_URL_FILE names, else
-    MOORAGE_LEDGER_URL. Raises OSError."""
+    MOORAGE_LEDGER_URL. Raises OSError, BadContext: a file that says nothing is no word for the users' account."""
     named = file or os.environ.get(LEDGER_URL_FILE_VARIABLE)
-    return Path(named).read_text().strip() if named else os.environ.get(LEDGER_URL_VARIABLE) or None
+    if not named:
+        return os.environ.get(LEDGER_URL_VARIABLE) or None
+    try:
+        if found := Path(named).read_text(encoding="utf-8").strip():
+            return found
+    except UnicodeDecodeError:
+        pass
+    raise BadContext(
+        "the file of the ledger's URL holds none",
+        file=Path(named),
+        next_step="write nats://USER:PASSWORD@HOST:4222 there, or the name of a nats context",
+    )
 
 
 def scheduler_settings(

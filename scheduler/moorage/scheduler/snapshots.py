@@ -98,7 +98,7 @@ async def recover(ledger: Ledger, snapshots: Snapshots) -> State:
     return State()
 
 
-async def follow_and_write(ledger_target: str, prefix: str, replicas: int) -> tuple[str, int, str]:
+async def follow_and_write(ledger_target: str | None, prefix: str, replicas: int) -> tuple[str, int, str]:
     subjects = Subjects(prefix)
     async with await connect(ledger_target, "moorage-snapshots") as connection:
         jetstream = JetStream(connection)
@@ -111,15 +111,14 @@ async def follow_and_write(ledger_target: str, prefix: str, replicas: int) -> tu
 
 
 def main() -> None:
-    from moorage.scheduler.settings import ledger_url
+    from moorage.scheduler.settings import NATS_VARIABLE, ledger_url
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nats", default=None)
     parser.add_argument("--prefix", default=PREFIX_DEFAULT)
     parser.add_argument("--replicas", type=int, default=1)
     arguments = parser.parse_args()
     os.nice(10)
-    target = ledger_url() or arguments.nats
+    target = ledger_url() or os.environ.get(NATS_VARIABLE)
     try:
         name, seq, digest = asyncio.run(follow_and_write(target, arguments.prefix, arguments.replicas))
     except (LedgerBroken, BadSnapshot, BusError) as error:

@@ -26,7 +26,8 @@ SECTIONS: Final = ("scheduler", "worker", "up", "client")
 FILE_BYTES_MAX: Final = 256 * 1024
 DEFAULT: Final = "default"
 
-_WITH_PASSWORD: Final = re.compile(r"([a-z]+://)[^/\s]+@")
+#: who one is, in a URL: up to its last @, since a password may hold a slash
+_WHO: Final = re.compile(r"([a-z]+://)(?:(?![a-z]+://)\S)+@")
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -225,7 +226,7 @@ def settle(
             value, source = env[one.env], one.env
         elif key in table:
             value, source = table[key], str(file.path)
-            if isinstance(value, str) and _WITH_PASSWORD.match(value):
+            if isinstance(value, str) and _without_who(one, value) != value:
                 raise _refuse(
                     f"{key} in {file.path} holds a password or token",
                     field=f"[{section}] {key}",
@@ -327,7 +328,14 @@ def shown(one: Setting, value: Any) -> str:
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, float):
         return f"{value:g}"
-    return _WITH_PASSWORD.sub(r"\1***@", str(value)) or "none"
+    return _without_who(one, str(value)) or "none"
+
+
+def _without_who(one: Setting, text: str) -> str:
+    """The value without user, password or token in it. A server may be named without a scheme, too."""
+    if one.key == "nats" and "://" not in text and ":" in text and "@" in text:
+        return f"***@{text.rpartition('@')[2]}"
+    return _WHO.sub(r"\1***@", text)
 
 
 def _example_of(one: Setting, source: str) -> str:

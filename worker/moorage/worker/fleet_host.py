@@ -89,9 +89,9 @@ class FleetHost:
             await self._let_go(agent)
 
     async def _let_go(self, agent: Agent) -> None:
-        await self._wanted.pop(agent.worker).unsubscribe()
-        if agent.worker in self._logs:  # an agent that did not open has none
-            await self._logs.pop(agent.worker).unsubscribe()
+        for heard in (self._wanted, self._logs):
+            if agent.worker in heard:  # not for one that did not open, or that the server let hear nothing
+                await heard.pop(agent.worker).unsubscribe()
         self._dirty.pop(agent, None)
         await agent.close()
 

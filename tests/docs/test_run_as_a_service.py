@@ -1,0 +1,78 @@
+"""The units and the settings of the page, by what they start: with keys at its paths, below a folder of the test."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shlex
+import signal
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from moorage.client import AsyncClient
+from tests.cli.node import Lines, start
+from tests.docs.markdown import DOCS, page
+from tests.live.stack import ANSWER_S
+from tests.sites import running
+from tests.waiting import until
+
+PAGE: Final = DOCS / "how-to" / "run-as-a-service.md"
+MOORAGE: Final = "/opt/moorage/bin/moorage"
+
+
+def written(title: str) -> str:
+    [block] = [block for block in page(PAGE).blocks if block.title == title]
+    return block.body
+
+
+def unit(title: str) -> dict[str, str]:
+    """The service's lines; a unit may say nothing twice here."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(written(title))
+    assert set(parser.sections()) == {"Unit", "Service", "Install"}
+    return dict(parser["Service"])
+
+
+@pytest.mark.slow
+async def test_a_worker_that_its_unit_restarts_takes_its_jobs_up(tmp_path: Path) -> None:
+    scheduler, worker = unit("moorage-scheduler.service"), unit("moorage-worker.service")
+    # systemd's own default ends the whole group: supervisor and jobs
+    assert (worker["KillMode"], worker["Delegate"], worker["Restart"]) == ("process", "yes", "always")
+    async with running(workers=("n01",)) as site:
+        here = {"/etc/moorage": str(site.folder), "/var/lib/moorage": str(tmp_path / "state")}
+
+        def moved(text: str) -> str:
+            for there, instead in here.items():
+                text = text.replace(there, instead)
+            return text
+
+        (site.folder / "moorage.toml").write_text(moved(written("moorage.toml")))
+
+        async def service(of: dict[str, str]) -> Lines:
+            program, *words = shlex.split(moved(of["ExecStart"]))
+            assert program == MOORAGE
+            begun = await start(*words, env=dict(word.split("=", 1) for word in moved(of["Environment"]).split()))
+            lines = Lines(begun.stderr)
+            pids.append(begun.pid)
+            return lines
+
+        pids: list[int] = []
+        await (await service(scheduler)).until("leading epoch 1")
+        first = await service(worker)
+        await first.until("joined as n01")
+        async with AsyncClient(site.context("submitter.acme"), tenant="acme", timeout=ANSWER_S) as acme:
+            job = await acme.submit(["sleep", "600"], key="kept")
+
+            async def runs() -> bool:
+                return bool((await job.show())["state"] == "RUNNING")
+
+            await until(runs, ANSWER_S, "it runs")
+            before = (await job.show())["rev"]
+            os.kill(pids[-1], signal.SIGTERM)  # as KillMode=process does: the agent and nobody else
+            await (await service(worker)).until("joined as n01")
+            assert (await job.show())["rev"] == before
+            await job.cancel("over")
+            assert (await acme.wait([job]))[0].state == "CANCELLED"

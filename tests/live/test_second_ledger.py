@@ -1,0 +1,49 @@
+"""A scheduler without the ledger's account, beside a leader: a second ledger would end what the fleet runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moorage.bus.connection import connect
+from moorage.bus.jetstream import JetStream
+from moorage.schemas.subjects import Subjects
+from tests.cli.node import Lines, moorage, start
+from tests.servers import Server
+
+
+async def test_no_second_ledger_begins_beside_a_leader(nats_server: Server, unique: str) -> None:
+    words = ("scheduler", "--nats", nats_server.url, "--prefix", unique)
+    leader = await start(*words, env={"MOORAGE_LEDGER_URL": nats_server.ledger_url})
+    await Lines(leader.stderr).until("leading epoch 1")
+    second = await moorage(*words)
+    assert second.code == 1
+    assert "error[ledger]: somebody leads here, and its ledger is not in this account" in second.err
+    assert "MOORAGE_LEDGER_URL_FILE" in second.err
+    async with await connect(nats_server.url, "test") as world:
+        assert await JetStream(world)._info(Subjects(unique).ledger_stream, {}, 5) is None
+
+
+async def test_where_all_are_in_one_account_the_second_stands_by(nats_server: Server, unique: str) -> None:
+    words = ("scheduler", "--nats", nats_server.url, "--prefix", unique)
+    leader = await start(*words)
+    await Lines(leader.stderr).until("leading epoch 1")
+    second = await start(*words)
+    log = Lines(second.stderr)
+    await log.until("folded ")
+    leader.terminate()
+    await log.until("leading epoch 2")
+
+
+@pytest.mark.parametrize("held", [b"", b" \n", b"\xff\xfe\x00"])
+async def test_a_file_without_a_url_is_no_word_for_the_users_account(
+    held: bytes, nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "ledger-url"
+    file.write_bytes(held)
+    env = {"MOORAGE_LEDGER_URL_FILE": str(file)}
+    for words in (("scheduler", "--prefix", unique), ("admin", "backup", str(tmp_path / "to"))):
+        ended = await moorage(*words, "--nats", nats_server.url, env=env)
+        assert "error[bad-context]: the file of the ledger's URL holds none" in ended.err, ended
+        assert (ended.code != 0, "Traceback" in ended.err) == (True, False)
