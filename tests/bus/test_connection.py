@@ -132,6 +132,23 @@ async def test_queue_groups_share(nats_url: str, unique: str) -> None:
         assert second
 
 
+async def test_a_subscribe_that_is_cancelled_hears_nothing(nats_url: str, unique: str) -> None:
+    heard: list[Delivery] = []
+    async with await connect(nats_url, "a") as a:
+        for turns in range(1, 6):
+            making = asyncio.create_task(a.subscribe(unique, heard.append))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if making.cancel():
+                await asyncio.wait([making])
+                assert making.cancelled()
+            else:
+                await making.result().unsubscribe()
+        with pytest.raises(NoResponders):
+            await a.request(unique, b"", 5)
+        assert not heard
+
+
 async def test_unsubscribe_ends_delivery(nats_url: str, unique: str) -> None:
     async with await connect(nats_url, "a") as a:
         heard: list[Delivery] = []

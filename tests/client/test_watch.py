@@ -56,6 +56,26 @@ async def follow(
             yield scheduler, Following(watch)
 
 
+@pytest.mark.parametrize("others", [0, CROWD])
+async def test_a_wait_that_is_cancelled_as_it_begins_leaves_nothing_behind(
+    nats_url: str, unique: str, others: int
+) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will_show(*[shown("j", "QUEUED", change(1, "ACCEPTED"))] * 40)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(others):
+                await stack.enter_async_context(client.watch("other"))
+            for turns in range(20):
+                waiting = asyncio.create_task(client.job("j").result())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                assert waiting.cancelled()
+                assert len(client.watches) == others, turns
+        assert not client.watches
+
+
 async def test_doubles_and_stragglers_are_dropped(nats_url: str, unique: str) -> None:
     first = shown("j", "QUEUED", change(1, "ACCEPTED"))
     async with follow(nats_url, unique, first) as (scheduler, following):

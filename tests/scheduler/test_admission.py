@@ -120,6 +120,46 @@ def test_rows_of_finished_jobs_expire_after_their_window() -> None:
     assert drive.submit("j")["kind"] == "accepted"
 
 
+def test_a_name_is_free_after_its_window_though_the_job_is_in_memory_still() -> None:
+    """As one that is handed in each night, on a fleet with few others."""
+    drive = Driving(Config(finished_keep=60))
+    older = 1_200  # more than one record compacts
+    for number in range(older):
+        drive.offer_submit(f"older{number}")
+        drive.offer_cancel(f"older{number}")
+    drive.pass_time(1_000)
+    for name in ("nightly", "later"):
+        drive.submit(name)
+        drive.cancel(name)
+    drive.tick(59_000)
+    assert drive.submit("nightly")["duplicate"] is True
+    assert drive.submit("nightly", replicas=2)["code"] == "conflict"
+    drive.tick(2_000)
+    replies = [drive.offer_submit(name, replicas=2) for name in ("nightly", "other")]
+    drive.tick()
+    assert not any(reply in drive.answers for reply in replies), "nobody passes whoever waits for its name"
+    for _ in range(1 + older // 512):
+        drive.tick()
+    assert [(drive.answers[reply]["kind"], drive.answers[reply].get("duplicate")) for reply in replies] == [
+        ("accepted", None),
+        ("accepted", None),
+    ]
+    assert len(drive.state.finished) == older + 1, "what ended behind it stays whole"
+    assert drive.states("nightly") == ["QUEUED", "QUEUED"]
+    drive.lead()
+    assert drive.submit("nightly", replicas=2)["duplicate"] is True
+
+
+def test_nobody_waits_for_a_name_whose_history_cannot_be_written() -> None:
+    drive = Driving(Config(finished_keep=60))
+    drive.keeps_history = False
+    drive.submit("nightly")
+    drive.cancel("nightly")
+    drive.tick(61_000)
+    assert drive.submit("nightly")["duplicate"] is True
+    assert drive.submit("other")["kind"] == "accepted"
+
+
 def test_rows_of_finished_jobs_expire_by_the_settings() -> None:
     drive = Driving(Config(ended_max=0, finished_keep=60, history_keep=120))  # a row says where the history stands
     drive.submit("j")

@@ -9,6 +9,7 @@ import pytest
 
 from moorage.scheduler.core.config import CLUSTER, Config
 from moorage.scheduler.core.life import sessions
+from moorage.scheduler.core.life.trust import Trust
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
 from tests.scheduler.driving import H100, Driving, Worker, devices
@@ -445,6 +446,47 @@ def test_a_new_leader_counts_from_its_own_beginning() -> None:
     assert drive.state.workers["w0"].session
     drive.pass_time(3_000, renew=False)
     assert not drive.state.workers["w0"].session
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize(("told_s", "own_s"), [(60.0, 20.0), (20.0, 60.0)])
+def test_a_worker_is_lost_once_the_lease_that_it_was_told_is_over_too(
+    told_s: float, own_s: float, snapshot: bool
+) -> None:
+    """The numbers are settings of each scheduler, and those of a session are of the one that it joined."""
+    drive = Driving(Config(lease_s=told_s))
+    drive.worker("w0")
+    if snapshot:
+        drive.take_snapshot()
+    drive.config = Config(lease_s=own_s)
+    drive.lead()
+    drive.pass_time(67_000, renew=False)
+    assert drive.state.workers["w0"].session
+    drive.pass_time(3_000, renew=False)
+    assert not drive.state.workers["w0"].session
+
+
+def test_a_repeated_join_is_told_no_other_lease_than_its_session_has() -> None:
+    drive = Driving()
+    worker = drive.worker("w0")
+    drive.config = Config(lease_s=60)
+    drive.lead()
+    again = Join(worker.machine, worker.boot, worker.n, worker.hello)
+    assert drive.join(worker, again)["code"] == "stale-join"
+    assert drive.join(worker, msgspec.structs.replace(again, n=worker.n + 1))["lease_s"] == 60
+    drive.config = Config()
+    drive.lead()
+    drive.pass_time(67_000, renew=False)
+    assert drive.state.workers["w0"].session
+
+
+def test_a_restored_ledger_waits_for_the_longest_lease_that_it_knows_of() -> None:
+    drive = Driving(Config(lease_s=60))
+    drive.worker("w0")
+    state = drive.state
+    state.restored_ms, state.restored_epoch = state.time_ms, state.epoch - 1
+    trust = Trust(state, drive.engine.sessions, Config(), 0)
+    assert [trust.may_place(state.time_ms, ms) for ms in (30_000, 67_000, 68_000)] == [False, False, True]
 
 
 @pytest.mark.parametrize(("lease", "good"), [(20.0, True), (9.0, False), (10.0, False), (10.1, True)])

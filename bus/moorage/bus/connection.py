@@ -130,12 +130,15 @@ class Connection(Link):
         subscription = Subscription(self._forget, subject, handler, queue)
         self._refused_filters.pop(subject.lower(), None)
         self._subscriptions.append(subscription)
-        if self._connected.is_set():
-            await quietly(subscription.start(self._client))
         try:
+            if self._connected.is_set():
+                await quietly(subscription.start(self._client))
             await self.flush(FLUSH_TIMEOUT_S)
         except (RequestTimeout, Disconnected):
             return subscription
+        except BaseException:  # whoever asked was cancelled: nobody has it to end it
+            await self._forget(subscription)
+            raise
         if (refused := self._refused_filters.pop(subject.lower(), None)) is not None:
             await self._forget(subscription)
             raise refused

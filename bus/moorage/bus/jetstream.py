@@ -378,6 +378,7 @@ def _stream_info(answer: InfoAnswer, subjects: dict[str, int]) -> StreamInfo:
         replicas=config.get("num_replicas", 1),
         config=config,
         subjects=subjects,
+        now=answer.ts,
     )
 
 

@@ -41,7 +41,10 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """`subjects`: messages by subject, only where a filter was given. `leader`: "" on a single server."""
+    """`subjects`: messages by subject, only where a filter was given. `leader`: "" on a single server.
+
+    `now` is the answering server's wall clock, RFC 3339; "" of a server that does not tell it.
+    """
 
     name: str
     messages: int
@@ -52,6 +55,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     replicas: int
     config: dict[str, Any]
     subjects: dict[str, int]
+    now: str = ""
 
 
 class _State(msgspec.Struct):
@@ -74,6 +78,7 @@ class InfoAnswer(msgspec.Struct):
     total: int = 0
     offset: int = 0
     limit: int = 0
+    ts: str = ""
 
 
 class AckAnswer(msgspec.Struct, gc=False):

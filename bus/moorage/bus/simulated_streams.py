@@ -464,6 +464,7 @@ def _info(stream: Stream, subjects_filter: str = "", offset: int = 0) -> dict[st
         "total": total,
         "offset": offset,
         "limit": SUBJECTS_PAGE_MAX if total else 0,
+        "ts": _rfc3339(time.time_ns()),
     }
 
 

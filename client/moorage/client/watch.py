@@ -104,17 +104,18 @@ class Watch:
         client, subjects = self._client, self._client.subjects
         together = client.crowded if self._request is None else self._request.events == "tenant"
         client.watches.add(self)
-        if together:
-            await self._hear_tenant()
-        else:
-            self._subscriptions.append(await client.subscribe(subjects.event(client.tenant, self.job), self._on_event))
-        if self._output:
-            self._subscriptions.append(
-                await client.subscribe(
-                    subjects.log(client.tenant, self.job, "*" if self._replica is None else self._replica),
-                    self._on_output,
-                )
-            )
+        try:
+            if together:
+                await self._hear_tenant()
+            else:
+                subject = subjects.event(client.tenant, self.job)
+                self._subscriptions.append(await client.subscribe(subject, self._on_event))
+            if self._output:
+                subject = subjects.log(client.tenant, self.job, "*" if self._replica is None else self._replica)
+                self._subscriptions.append(await client.subscribe(subject, self._on_output))
+        except BaseException:  # who is cancelled here never comes to the end of its `async with`
+            await self.close()
+            raise
 
     async def close(self) -> None:
         self._client.watches.discard(self)

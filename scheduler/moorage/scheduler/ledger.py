@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from moorage.bus.errors import BusError, Disconnected, JetStreamRefused, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
@@ -28,6 +28,7 @@ from moorage.bus.jetstream import (
     JetStream,
     JsError,
     StoredMessage,
+    StreamInfo,
 )
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
@@ -38,6 +39,8 @@ from moorage.scheduler.stuck import GONE_NEXT, NOT_CONNECTED, Appending
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
+#: between this machine's wall clock and the server's, beyond which it is told
+CLOCK_OFF_S_MAX: Final = 5.0
 
 
 class Deposed(Exception):
@@ -73,6 +76,7 @@ class Ledger:
         self.unclear = 0  # appends whose first answer was none
         self.junk = 0  # records that nobody of ours wrote
         self.appending = Appending()
+        self._server_ahead_s: float | None = None  # of this machine's monotonic clock
 
     async def ensure(self, *, first_seq: int = 0) -> int:
         """Make the ledger's stream (discard new, no age, no deletes), or check the settings of the one that is there.
@@ -91,7 +95,32 @@ class Ledger:
             "num_replicas": self._replicas,
             **({"first_seq": first_seq} if first_seq else {}),
         }
-        return (await patiently(lambda: self._js.ensure_stream(config))).last_seq
+        info = await patiently(lambda: self._js.ensure_stream(config))
+        self.saw(info)
+        return info.last_seq
+
+    # ------------------------------------------------------------------------------------------ wall clocks
+
+    def saw(self, info: StreamInfo) -> None:
+        """What the server says of a stream tells its wall clock, too."""
+        if info.now:
+            self._server_ahead_s = _seconds(info.now) - time.monotonic()
+
+    def server_s(self) -> float:
+        """Wall seconds by the server that was last asked; this machine's where that did not say."""
+        return time.time() if self._server_ahead_s is None else time.monotonic() + self._server_ahead_s
+
+    def wall_s(self) -> float:
+        """Where ledger time goes on at a takeover: the earlier of this machine's wall clock and the server's.
+
+        It never goes back, so one clock that is ahead would end every deadline, and forget every finished job, at once.
+        """
+        own_s, server_s = time.time(), self.server_s()
+        if abs(own_s - server_s) > CLOCK_OFF_S_MAX:
+            word = "ahead of" if own_s > server_s else "behind"
+            text = "this machine's wall clock is %.0f s %s the nats-server's: ledger time goes on from the earlier one"
+            log.warning(text, abs(own_s - server_s), word)
+        return min(own_s, server_s)
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -103,6 +132,7 @@ class Ledger:
         """
         stream, count = self._subjects.ledger_stream, 0
         info = await self._js.stream_info(stream, timeout_s=patience_s)
+        self.saw(info)
         if info.last_seq < state.seq:
             raise LedgerBroken(
                 f"the ledger ends at {info.last_seq}, but record {state.seq} was folded: an older backup?"
@@ -140,14 +170,14 @@ class Ledger:
             raise LedgerBroken(str(error)) from None
 
     async def silent_for(self, state: State) -> float:
-        """Seconds since the last record was stored, both by this machine's and the server's wall clock.
+        """Seconds since the last record was stored, both by the server's wall clock.
 
         Only a hint that a fresh start need not wait: the fence decides who leads.
         """
         message = await self._js.get_message(self._subjects.ledger_stream, state.seq)
         if message is None:
             return 0.0
-        return time.time() - datetime.fromisoformat(microseconds(message.stored_at)).timestamp()
+        return self.server_s() - _seconds(message.stored_at)
 
     async def named_snapshots(self) -> list[tuple[str, int, str]]:
         """The last two snapshots that count, newest first: name, sequence, digest.
@@ -222,14 +252,15 @@ class Ledger:
 
         `state` is the backup's, at the sequence before; both are folded into it. Raises `Deposed`.
         """
+        wall_s = self.wall_s()
         first = Record(
             state.level,
             state.epoch + epochs_ahead,
             self._leader,
             0,
-            max(int(time.time() * 1000), state.time_ms),
+            max(int(wall_s * 1000), state.time_ms),
             state.digest,
-            acts=[[Act.EPOCH, state.ledger_id, "restore", time.time()], [Act.RESTORED, former], [Act.RESIGN]],
+            acts=[[Act.EPOCH, state.ledger_id, "restore", wall_s], [Act.RESTORED, former], [Act.RESIGN]],
         )
         state.epoch_seq = 0  # of the ledger that was; this stream has no epoch record yet
         fold(state, first, await self.append(state, first, encode_record(first), self._subjects.ledger_epoch))
@@ -362,6 +393,10 @@ def _said(answer: JsError | BusError) -> str:
     if isinstance(answer, JsError):
         return f"the nats-server says: {answer.description}"
     return NOT_CONNECTED if isinstance(answer, Disconnected) else "nothing acknowledges it"
+
+
+def _seconds(rfc3339: str) -> float:
+    return datetime.fromisoformat(microseconds(rfc3339)).timestamp()
 
 
 def microseconds(rfc3339: str) -> str:

@@ -151,7 +151,7 @@ class Scheduler:
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
         if not state.leader:
             return
-        # how long it has been silent already is told by wall clocks, a hint alone: a needless takeover is harmless
+        # how long it has been silent already is told by the server's wall clock: a hint, as the fence decides who leads
         silence_s = self.config.takeover_s + random.uniform(0, self.config.takeover_s / 8)
         heard = time.monotonic() - max(0.0, await self.ledger.silent_for(state))
         while time.monotonic() - heard < silence_s:
@@ -194,7 +194,7 @@ class Scheduler:
     async def _lead(self, state: State) -> bool:
         """Lead until deposed (raises `Deposed`) or resigned (returns True)."""
         began_ms = monotonic_ms()
-        wall_s = time.time()
+        wall_s = self.ledger.wall_s()
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
         reign = self.reign = Reign(self, state, began_ms)
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)

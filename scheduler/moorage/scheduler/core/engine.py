@@ -368,6 +368,9 @@ class Engine:
     def _take_submits(self, flight: InFlight) -> None:
         submits, draft = self._offered.submits, flight.draft
         while submits and not draft.full:
+            event = submits[0]
+            if isinstance(event, Submit) and self.clearing.holds_up(draft, event.tenant, event.name):
+                return
             self._submit(flight, submits.popleft())
 
     def _submit(self, flight: InFlight, event: Submit | QueueRead) -> None:

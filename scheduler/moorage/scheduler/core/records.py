@@ -133,7 +133,7 @@ class Act:
 
     EPOCH: Final = "epoch"  # ledger id, scheduler name, wall seconds
     WORKER: Final = "worker"  # worker number, id, machine
-    JOIN: Final = "join"  # worker number, boot, n, session, fact number, hello as a map
+    JOIN: Final = "join"  # worker number, boot, n, session, fact number, hello as a map, in it lost_ms
     GONE: Final = "gone"  # worker number, why (lost, `GOODBYE`, joined-anew)
     FLAG: Final = "flag"  # worker number, open|cordoned|draining, by
     CURSOR: Final = "cursor"  # tenant, submit|cancel, stream sequence

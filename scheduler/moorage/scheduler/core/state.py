@@ -293,6 +293,11 @@ class Worker:
         self.members: dict[MemberKey, Member] = {}
         self.row = 0
 
+    @property
+    def lost_ms(self) -> int:
+        """How long it may be silent by the numbers that its join was told; 0 where the ledger does not say."""
+        return int(self.hello.get("lost_ms", 0))
+
     def digest_row(self) -> int:
         session = int(self.session[:14] or "0", 16)
         row = hash((self.num, self.n, self.no, session, zlib.crc32(self.flag.encode()), self.quarantined))

@@ -29,7 +29,25 @@ class Clearing:
         self._requests = requests
         self._config = config
         # a row says where a history stands, too
+        self._through = 0  # the number of an ended job that is to leave memory for its name; 0 for none
         self._rows_ms = max(config.finished_keep_ms, int(config.history_keep * 1000))
+
+    def holds_up(self, draft: Draft, tenant: str, name: str) -> bool:
+        """Whether a submit waits for its name: that of a job which ended longer ago than names are remembered.
+
+        That one leaves memory with this record or the next ones, behind all that ended before it. Where the history
+        cannot be written none of them may go, and nobody waits for it: the name is taken as long as that.
+        """
+        known = self._state.tenants.get(tenant)
+        job = known.jobs.get(name) if known is not None else None
+        if job is None or not job.over or not job.story:
+            return False
+        if draft.time_ms - job.story[-1][1] < self._config.finished_keep_ms:
+            return False
+        if not self._state.jobs[self._state.ended[0]].kept:
+            return False
+        self._through = job.num
+        return True
 
     def compact(self, draft: Draft) -> int:
         """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence. How many.
@@ -39,7 +57,9 @@ class Clearing:
         state, most = self._state, self._config.ended_max
         ended = state.ended
         surplus = min(len(ended) + state.extra_ended - most, COMPACT_MAX)
-        if surplus <= 0 or surplus < most // COMPACT_PARTS:
+        if self._through in state.jobs:
+            surplus = COMPACT_MAX
+        elif surplus <= 0 or surplus < most // COMPACT_PARTS:
             return 0
         must = len(ended) + state.extra_ended - most - max(most, ENDED_SPARE)
         flat: list[Any] = []
@@ -55,6 +75,8 @@ class Clearing:
             flat += (job.num, request_digest(asked.identity(name)))
             kept.append(job.kept)
             gone += 1 + job.extra
+            if job.num == self._through:
+                break
         if flat:
             draft.acts.append([Act.COMPACT, flat, kept])
             draft.bytes += len(kept) * 30

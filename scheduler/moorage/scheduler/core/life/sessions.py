@@ -65,7 +65,7 @@ class Sessions:
         num = self._numbered(draft, event, frame) if worker is None else self._take_over(draft, worker, frame)
         if isinstance(num, Problem):
             return num
-        hello = _as_recorded(frame.hello)
+        hello = _as_recorded(frame.hello) | {"lost_ms": self.config.lost_ms}
         draft.acts.append([Act.JOIN, num, frame.boot, frame.n, event.fresh, 0, hello])
         draft.bytes += 512 + len(msgspec.msgpack.encode(hello))
         return event.fresh
@@ -92,8 +92,8 @@ class Sessions:
                 next="give this worker another id, or wait until the other one is lost",
                 retry_after_s=self.config.lost_ms / 1000,
             )
-        if frame.n == worker.n and frame.boot == worker.boot:
-            return worker.session
+        if frame.n == worker.n and frame.boot == worker.boot and worker.lost_ms in (0, self.config.lost_ms):
+            return worker.session  # whose answer tells this leader's numbers
         if frame.n <= worker.n:
             return problem(
                 "stale-join",
@@ -281,7 +281,9 @@ class Sessions:
         stale_ms = int(self.config.load_s * self.config.loads_missed_max * 1000)
         lost = []
         for host in self.fleet.hosts.values():
-            if mono_ms - host.last_ms > self.config.lost_ms:
+            silent_ms = mono_ms - host.last_ms
+            # it holds the lease that it was told with its join, also where this leader's settings are others
+            if silent_ms > self.config.lost_ms and silent_ms > host.worker.lost_ms:
                 lost.append(host.worker)
             elif not host.stale and host.heard and mono_ms - self._told_ms(host) > stale_ms:
                 host.stale = True

@@ -20,6 +20,7 @@ class Trust:
         self._sessions = sessions
         self._config = config
         self._began_mono_ms = mono_ms
+        self._lost_ms = max(config.lost_ms, *(worker.lost_ms for worker in state.workers.values()), 0)
 
     def may_place(self, time_ms: int, mono_ms: int) -> bool:
         """Not while workers may know better than this ledger, and not yet on a restored one.
@@ -27,7 +28,7 @@ class Trust:
         What its backup does not know of runs until its worker is heard, or by then is lost: nothing is placed beside
         it (ledger-rules H7).
         """
-        state, lost_ms = self._state, self._config.lost_ms
+        state, lost_ms = self._state, self._lost_ms
         if self._sessions.ahead and self._sessions.behind(waited=self._waited(mono_ms)) is not False:
             return False
         if state.restored_ms < 0:
