@@ -44,11 +44,19 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
 
 
 class ClientError(MoorageError):
-    """Base. `fixes` are lines that say what to do now, the best one first; at most three."""
+    """Base. `fixes` are lines that say what to do now, the best one first; at most three.
+
+    A traceback has these, and the `problem`'s field, what was found and what is allowed, as notes below the message.
+    """
 
     def __init__(self, problem: Problem, fixes: Sequence[str] = ()) -> None:
         super().__init__(problem)
         self.fixes: tuple[str, ...] = (*fixes, *((problem.next,) if problem.next else ()))
+        for name, told in (("at", problem.field), ("found", problem.found), ("allowed", problem.allowed)):
+            if told:
+                self.add_note(f"{name} {told}")
+        for fix in self.fixes:
+            self.add_note(f"fix: {fix}")
 
     @property
     def why(self) -> str:
@@ -77,7 +85,7 @@ class QueueFull(Rejected):
 
 class BatchRejected(Rejected):
     """Some of `submit_many` were refused. `jobs` has one handle a request, of the client's own kind (`Job` or
-    `SyncJob`), and None where `problems` has the reason."""
+    `SyncJob`), and None where `problems` has the reason. Sent to another process it has their ids there."""
 
     def __init__(self, jobs: list[Any], problems: dict[int, Problem]) -> None:
         first = problems[min(problems)]
@@ -85,6 +93,10 @@ class BatchRejected(Rejected):
         super().__init__(msgspec.structs.replace(first, message=where + first.message))
         self.jobs = jobs
         self.problems = problems
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, how, state = super().__reduce__()
+        return make, how, {**state, "jobs": [getattr(job, "id", job) for job in self.jobs]}
 
 
 class NotFound(ClientError):

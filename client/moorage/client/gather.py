@@ -70,9 +70,9 @@ class Gathering:
         self._subscription: Subscribed | None = None
 
     async def __aenter__(self) -> Gathering:
-        self._client.watches.add(self)
         events = self._client.subjects.events(self._client.tenant)
         self._subscription = await self._client.subscribe(events, self._on_events)
+        self._client.watches.add(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -5,7 +5,7 @@ Codes are an API: stable, searchable, the same in the answer frame, the log line
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -88,9 +88,19 @@ class MoorageError(Exception):
         self.problem = problem
         super().__init__(problem.message)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it stands: who makes one from other arguments is not made again from its message (a pool's process)."""
+        return _as_it_stood, (type(self), self.args), self.__dict__
+
     @property
     def code(self) -> str:
         return self.problem.code
+
+
+def _as_it_stood(kind: type[MoorageError], words: tuple[Any, ...]) -> MoorageError:
+    error = kind.__new__(kind)
+    error.args = words
+    return error
 
 
 class Refused(MoorageError):
