@@ -165,7 +165,8 @@ def ls(
         counts = answer.data["counts"]
         there = matching(counts, states)
         if len(rows) < there:
-            say(f"the newest {len(rows)} of {there:,}; more: --limit {min(there, LIMIT_MAX)}")
+            more = f"more: --limit {min(there, LIMIT_MAX)}" if limit < LIMIT_MAX else "others: --state, or an id"
+            say(f"the newest {len(rows)} of {there:,}; {more}")
         if sys.stdout.isatty():
             say(paint(counts_line(counts), "dim", sys.stderr))
         return None
