@@ -60,10 +60,12 @@ class ClientError(MoorageError):
 
     @property
     def why(self) -> str:
+        """The message, without the code."""
         return self.problem.message
 
     @property
     def job(self) -> str:
+        """The id of the job that it is about; "" where it is about none."""
         return self.problem.job
 
 
@@ -80,6 +82,7 @@ class QueueFull(Rejected):
 
     @property
     def retry_after_s(self) -> float:
+        """Seconds."""
         return self.problem.retry_after_s or 1.0
 
 
@@ -126,7 +129,7 @@ class NoOutput(ClientError):
 
 
 class Overloaded(ClientError):
-    """Too many questions of this kind are under way; ask again after `retry_after_s` seconds."""
+    """Too many questions of this kind are under way; ask again after `problem.retry_after_s` seconds."""
 
 
 class TimedOut(ClientError):
@@ -149,6 +152,7 @@ class JobFailed(ClientError):
 
     @property
     def state(self) -> str:
+        """The job's last one: FAILED, TIMED_OUT, CANCELLED, EXPIRED or REJECTED."""
         return self.result.state
 
     @property

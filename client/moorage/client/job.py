@@ -90,7 +90,13 @@ class Job:
         return f"<Job {' '.join(filter(None, words))}>"
 
     @property
+    def tenant(self) -> str:
+        """Whose job it is: that of the client it came from."""
+        return self._client.tenant
+
+    @property
     def gpu(self) -> str:
+        """The token of what it asks for, as `2xH100`; `-` for no GPU, "" where that was not seen here."""
         if not self._gpu and self._request is not None:
             self._gpu = format_token(self._request.effective_gpu, self._request.replicas)
         return self._gpu

@@ -74,6 +74,7 @@ class Client:
 
     @property
     def tenant(self) -> str:
+        """Whose jobs these are."""
         return self._twin.tenant
 
     def __enter__(self) -> Client:

@@ -51,7 +51,7 @@ class Fields(TypedDict, total=False):
     labels: dict[str, str]
     driver: str
     env: Mapping[str, str | Secret]
-    cwd: str
+    cwd: str | os.PathLike[str]
     user: str
     timeout_s: float
     grace_s: float

@@ -124,6 +124,7 @@ class Watch:
             )
 
     async def close(self) -> None:
+        """Hear no more of it; the job goes on."""
         self._client.watches.discard(self)
         for subscription in self._subscriptions:
             await subscription.unsubscribe()

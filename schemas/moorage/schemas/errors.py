@@ -94,6 +94,7 @@ class MoorageError(Exception):
 
     @property
     def code(self) -> str:
+        """What went wrong, in a word that stays the same (see the page of errors)."""
         return self.problem.code
 
 
