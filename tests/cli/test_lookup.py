@@ -52,6 +52,7 @@ async def test_errors_are_a_table_a_page_and_frames() -> None:
     assert (frame["kind"], frame["fault"], frame["exit_code"]) == ("code", "", None)
     assert frame["fix"]
     assert (await moorage("explain", "busy", "--json")).frame == frame
+    assert (await moorage("errors", "queue-full", "--format", "{code} {exit_code}")).out == "queue-full 1\n"
 
 
 async def test_a_schema_is_the_one_that_the_documentation_has() -> None:

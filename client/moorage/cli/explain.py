@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import emit, say, tell
+from moorage.cli.console import say, tell
 from moorage.cli.instead import as_words
 from moorage.cli.lookup import FIXES, code_of, frame
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
@@ -51,7 +51,7 @@ def explain(
     """Why a job waits, or what a code means."""
     if len(what) == 1 and (code := code_of(what[0])) is not None:
         text = f"{code.code}: {code.means}" + (f" (fault: {code.fault})" * bool(code.fault))
-        return guarded(options, lambda: emit(frame(code)) if options.json else tell(text))
+        return guarded(options, lambda: None if options.shown(frame(code), [frame(code)]) else tell(text))
 
     async def work(client: AsyncClient) -> int | None:
         async def ask(name: str) -> Answer:

@@ -139,14 +139,16 @@ def _simulated(changes: list[dict[str, Any]]) -> bool:
 
 def ls(
     *,
-    state: Annotated[list[str] | None, Parameter(help="Only these, as RUNNING or queued.", value="STATE")] = None,
+    state: Annotated[
+        list[str] | None, Parameter(help="Only these, as RUNNING or queued,running.", value="STATE")
+    ] = None,
     limit: Annotated[int, Parameter(help="At most so many, 1..1000.")] = 100,
     watch: Annotated[bool, Parameter(help="Again whenever something changes; in a pipe a row a change.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Your jobs, newest first."""
 
-    states = [name.upper().replace("-", "_") for name in state or ()]
+    states = [name.upper().replace("-", "_") for some in state or () for name in some.split(",")]
 
     async def work(client: AsyncClient) -> int | None:
         if watch:

@@ -135,6 +135,8 @@ def errors(
         if options.json:
             for each in found:
                 emit(frame(each))
+        elif options.shown({}, map(frame, found)):
+            pass
         elif code is not None:
             tell(page(found[0]))
         else:

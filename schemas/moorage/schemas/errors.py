@@ -52,6 +52,8 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "internal": ("moorage", "a defect in moorage; nothing was recorded"),
 }
 
+#: how a worker tells the end of what it was asked to end
+ENDED_AS_ASKED: Final = "end"
 #: how an attempt ended that did not end by itself, as the first word of its `why`: what each means
 ENDS: Final[dict[str, str]] = {
     "start-failed": "the command could not be started: the message says at which step, and why",

@@ -24,7 +24,7 @@ from moorage.scheduler.core.tell.outputs import (
 )
 from moorage.scheduler.core.tell.story import Found
 from moorage.schemas.codec import decode_request, encode
-from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, Request
@@ -34,8 +34,6 @@ LS_MAX: Final = 1000
 #: of the workers' rows in one answer: half of what a server takes at a time, some 2,000 hosts of 8 GPUs
 FLEET_BYTES: Final = 512 * 1024
 LS_HELP: Final = "moorage ls --help"
-#: how a worker tells the end of what it was asked to end
-ENDED_AS_ASKED: Final = "end"
 CONTENDED_AT: Final = 5
 
 
