@@ -27,6 +27,7 @@ Duration = float | str
 JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _DIGITS: Final = 14
 _CHANCE_BITS: Final = 25
+_TEXT: Final = {str}
 #: what `str` makes words of that nobody meant
 _NO_WORDS: Final = (bytes, bytearray, memoryview, type(None), list, tuple, dict, set, frozenset)
 _MODELS: Final = re.compile(r"\s*[=A-Za-z][^:@]*")
@@ -293,16 +294,15 @@ class Requests:
             template = build_request(("a command",), gpu, None, fields)
             self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template
             self._words = None
-        argv = _argv(words)  # compared as text: 1, 1.0 and True are equal, and three words
-        if argv != self._words:
+        if words != self._words or set(map(type, words)) != _TEXT:  # 1, 1.0 and True are equal, and three words
             self._words = None
             try:
-                run = msgspec.structs.replace(self._template.workload, argv=argv)
+                run = msgspec.structs.replace(self._template.workload, argv=_argv(words))
                 self._alike = msgspec.structs.replace(self._template, job="j", run=run)
                 self._behind = encode(self._alike).removeprefix(b'{"job":"j"')
             except ValueError:
                 return None
-            self._words = argv
+            self._words = copy.copy(words)
         return self._alike
 
 
