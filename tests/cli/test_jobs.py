@@ -118,9 +118,9 @@ async def test_a_job_nobody_knows_is_exit_code_3(node: Node, unique: str, verb: 
 
 
 async def test_an_empty_list_says_where_it_looked(node: Node, unique: str) -> None:
-    ran = await node.run("ls", "--state", "running", tenant=unique)
+    ran = await node.run("ls", "--state", "claimed,running", tenant=unique)
     assert (ran.code, ran.out) == (0, "")
-    assert f"tenant {unique} in RUNNING" in ran.err
+    assert f"tenant {unique} in CLAIMED, RUNNING" in ran.err
     bad = await node.run("ls", "--state", "lost", tenant=unique)
     assert (bad.code, bad.err.splitlines()[0][:24]) == (2, "error[invalid-argument]:")
 

@@ -51,11 +51,14 @@ async def test_errors_are_a_table_a_page_and_frames() -> None:
     frame = (await moorage("errors", "busy", "--json")).frame
     assert (frame["kind"], frame["fault"], frame["exit_code"]) == ("code", "", None)
     assert frame["fix"]
+    assert (await moorage("explain", "busy", "--json")).frame == frame
+    assert (await moorage("errors", "queue-full", "--format", "{code} {exit_code}")).out == "queue-full 1\n"
 
 
 async def test_a_schema_is_the_one_that_the_documentation_has() -> None:
     names = (await moorage("schema")).out.split()
     assert {"request", "error", "event", "accepted", "hello", "wanted"} <= set(names)
+    assert (await moorage("schema", "--json")).out == msgspec.json.encode(names).decode() + "\n"
     documented = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "event.json"
     printed = await moorage("schema", "event", "--json")
     assert printed.frame == msgspec.json.decode(documented.read_bytes())

@@ -6,7 +6,18 @@ import asyncio
 
 import pytest
 
-from moorage.client import AsyncClient, ClientError, Conflict, NoScheduler, NotFound, QueueFull, Rejected, Unreachable
+import moorage.client
+from moorage.client import (
+    AsyncClient,
+    ClientError,
+    Conflict,
+    NoScheduler,
+    NotFound,
+    QueueFull,
+    Rejected,
+    Unreachable,
+    errors,
+)
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Accepted
 from tests.client.scripted_scheduler import ScriptedScheduler
@@ -107,3 +118,9 @@ async def test_a_tenant_is_checked() -> None:
     with pytest.raises(Rejected) as refused:
         AsyncClient(tenant="No.Such")
     assert refused.value.code == "invalid-argument"
+
+
+def test_every_error_of_the_sdk_has_its_name_where_all_names_are() -> None:
+    """So that it can be caught."""
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, ClientError)}
+    assert kinds <= set(moorage.client.__all__)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from moorage.bus.simulated import Faults
-from moorage.client import AsyncClient, JobFailed, NotFound, Ran, SimFleet, SimulatedClock, Task, TimedOut
+from moorage.client import AsyncClient, JobFailed, NotFound, Ran, Rejected, SimFleet, SimulatedClock, Task, TimedOut
 from moorage.client.gather import FRAMES_MAX, Gathering
 from moorage.schemas.frames import Accepted
 from tests.client.scripted_scheduler import ScriptedScheduler, change, shown
@@ -108,6 +108,38 @@ async def test_the_tenants_events_come_whole() -> None:
                 break
         await events.aclose()  # type: ignore[attr-defined]
         assert sorted(seen) == sorted(job.id for job in jobs)
+
+
+@in_virtual_time
+async def test_the_code_of_many_replicas_is_one_wherever_it_is_asked_for() -> None:
+    """That of the first which failed, though others end behind it, and well."""
+
+    def by_replica(task: Task) -> Ran:
+        codes = [int(word) for word in task.argv]
+        return Ran(codes[int(task.env["MOORAGE_REPLICA"])], seconds=1 + int(task.env["MOORAGE_REPLICA"]))
+
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_replica)) as moorage:
+        crowd = await moorage.submit_many([["0"]] * 16, gpu=1)
+        job = await moorage.submit(["0", "3", "4", "0"], gpu="4x1xH100")
+        with pytest.raises(JobFailed) as failed:
+            await job.result()
+        assert failed.value.exit_code == 3
+        afresh = [moorage.job(each.id) for each in (job, *crowd)]
+        assert (await moorage.wait(afresh))[0].code == 3  # asked for in a list
+        assert (await moorage.wait([moorage.job(job.id)]))[0].code == 3
+        assert (await job.show())["code"] == 3
+        assert {row["job"]: row["code"] for row in (await moorage.ls(["FAILED"]))["jobs"]} == {job.id: 3}
+
+
+@in_virtual_time
+async def test_a_job_of_another_tenant_is_not_taken_for_one_of_its_name() -> None:
+    fleet = SimFleet("1xH100", script=by_words)
+    async with AsyncClient(transport=fleet, tenant="a") as a, AsyncClient(transport=fleet, tenant="b") as b:
+        theirs = await a.submit(["1", "5"], key="same")
+        await b.submit(["0", "5"], key="same")
+        with pytest.raises(Rejected, match="of tenant a"):
+            await b.wait([theirs])
+        assert [result.code for result in await a.wait([theirs])] == [1]
 
 
 def test_a_handle_says_what_is_known_of_it() -> None:

@@ -16,7 +16,7 @@ from moorage.cli.run import tell_missing
 from moorage.client import output
 from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded
-from moorage.client.kept import Joiner, Piece, last_lines
+from moorage.client.kept import Joiner, Piece
 from moorage.client.output import Captured
 from moorage.client.watch import Watch
 from moorage.schemas.errors import problem
@@ -237,5 +237,24 @@ def test_a_tail_is_the_last_lines_of_what_was_said_before() -> None:
         assert [each.text async for each in joiner.joined(Piece(0, 1, "out", 19, "five\n", next=24))] == ["five\n"]
 
     asyncio.run(scenario())
-    assert last_lines(Piece(0, 1, "out", 0, "a\nb\nc"), 2).text == "b\nc"
-    assert last_lines(Piece(0, 1, "out", 0, "a\nb\n"), 0).text == ""
+
+
+@pytest.mark.parametrize("ends", [b"", b"\n"])
+@pytest.mark.parametrize("said", ["short", "a line that is longer than the pages are, €" * 4, "50%\r60%\udcff", ""])
+def test_a_tail_has_as_many_lines_as_asked_for_whatever_their_length(
+    said: str, ends: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of long lines, and of many, the first guess holds too few; a bar that is drawn again and again is one."""
+    monkeypatch.setattr("moorage.client.kept.LOG_PAGE_BYTES_MAX", 64)
+    line = said.encode(errors="surrogateescape")
+    lines = [b"%d %b" % (at, line) for at in range(40)]
+    data = b"\n".join(lines) + ends
+
+    async def tail(count: int) -> bytes:
+        source = Keeping(data)
+        source.written, source.is_over = len(data), True
+        return b"".join([raw(each) async for each in joiner_on(source, tail=count).kept(0, 1)])
+
+    for count in (0, 1, 2, 7, 39, 40, 41, 1000):
+        whole = b"\n".join(lines[-count:]) + ends if count else b""
+        assert asyncio.run(tail(count)) == whole

@@ -214,9 +214,11 @@ async def test_a_coroutine_is_cancelled_with_its_job_and_by_its_time_limit() -> 
         with pytest.raises(JobFailed) as late:
             await moorage.run(["x"], key="second", timeout_s=30.0)
         assert late.value.state == "TIMED_OUT"
+        with pytest.raises(JobFailed, match="ran out of time: deadline_s passed"):  # and not that it was ended
+            await moorage.run(["x"], key="over", deadline_s=30.0)
         await moorage.submit(["x"], key="third")
         await until(lambda: _state(moorage, "third", "RUNNING"))
-    assert ended == ["first", "second", "third"]  # the last with the fleet
+    assert ended == ["first", "second", "over", "third"]  # the last with the fleet
 
 
 @in_virtual_time

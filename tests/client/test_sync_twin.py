@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
+import pickle
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +21,7 @@ from moorage.client import (
     AsyncClient,
     BatchRejected,
     Client,
+    ClientError,
     Event,
     Job,
     JobFailed,
@@ -237,6 +242,96 @@ def test_after_a_fork_the_child_is_told(client: Client) -> None:
     os.waitpid(child, 0)
     with os.fdopen(reader, "rb") as told:
         assert b"before a fork" in told.read()
+
+
+def test_a_forks_child_leaves_the_block_in_peace(client: Client) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            client.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert client.ls()["jobs"] == []  # the parent's goes on
+
+
+WITHOUT_DESCRIPTORS = """
+import resource, threading
+from moorage.client import Client, SimFleet
+client = Client(transport=SimFleet("1xH100"))
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+with open("/dev/null") as next_free:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free.fileno() + 1, hard))
+try:
+    client.open()
+except OSError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+with client:
+    print(client.ls()["jobs"], threading.active_count())
+"""
+
+
+def test_without_a_descriptor_it_is_told_and_waits_for_nobody() -> None:
+    words = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
+    out = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert out == "[Errno 24] Too many open files\n[] 2\n"
+
+
+def test_what_is_handed_over_while_it_ends_is_failed_and_not_forgotten() -> None:
+    """Whoever calls at that moment: before the loop's last turn, behind it, or when it is closed."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(60):
+            thread = LoopThread("ends")
+            thread.start()
+            told: list[str] = []
+
+            def calls(thread: LoopThread = thread, told: list[str] = told) -> None:
+                with contextlib.suppress(RuntimeError):
+                    while True:
+                        thread.call(asyncio.sleep(0))
+                        told.append("came")
+
+            callers = [threading.Thread(target=calls, daemon=True) for _ in range(6)]
+            for caller in callers:
+                caller.start()
+            while len(told) < 20:
+                time.sleep(0)
+            thread.stop()
+            for caller in callers:
+                caller.join(20)
+                assert not caller.is_alive()
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+def test_nothing_of_a_client_goes_to_another_process_and_its_errors_do(client: Client) -> None:
+    job = client.submit(["exit", "3"], gpu=1)
+    for of_this_process in (client, job, job.twin):
+        with pytest.raises(TypeError, match="of one process"):
+            pickle.dumps(of_this_process)
+    errors: list[ClientError] = []
+    for fails in (
+        lambda: job.result("20s"),
+        lambda: client.job("nobody").show(),
+        lambda: client.submit(["x"], gpu="lots"),
+        lambda: client.submit_many([{"job": "a", "run": {"argv": [word]}} for word in "xy"]),
+        lambda: client.submit(["hang"], driver="noop").result(0),
+    ):
+        with pytest.raises(ClientError) as raised:
+            fails()
+        errors.append(raised.value)
+    for error in errors:
+        there = pickle.loads(pickle.dumps(error))
+        assert type(there) is type(error)
+        assert (str(there), there.problem, there.fixes) == (str(error), error.problem, error.fixes)
+    failed, *_, batch, _ = [pickle.loads(pickle.dumps(error)) for error in errors]
+    assert (failed.exit_code, failed.result.job) == (3, job.id)
+    assert [type(each) for each in batch.jobs] == [str, type(None)]
 
 
 def test_a_closed_client_fails_what_other_threads_wait_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +158,13 @@ def test_requests_by_template_are_those_that_are_built_one_by_one() -> None:
     chance, requests = random.Random(7), Requests()
     env: dict[str, Any] = {"SEED": "1"}
     choices: dict[str, list[Any]] = {
-        "what": [["x"], ("y", 1), [], {"run": {"argv": ["z"]}}, "text", ["nul\0"]],
+        "what": [["x"], ("y", 1), ("y", 1.0), ["y", b"b"], [], {"run": {"argv": ["z"]}}, "text", ["nul\0"]],
         "gpu": [None, 1, 2, "2xH100:80G", "3x2xA100", GpuSpec(count=4), "?", 0],
         "key": [None, None, "k", "no.id", 7],
         "fields": [{}, {"env": env}, {"retries": 2}, {"retries": 2.5}, {"priority": 101}, {"driver": "noop"}],
     }
     built = 0
-    for _ in range(3000):
+    for _ in range(4000):
         env["SEED"] = chance.choice(["1", "2"])
         what, gpu, key, fields = (chance.choice(values) for values in choices.values())
         try:
@@ -182,6 +183,40 @@ def test_requests_by_template_are_those_that_are_built_one_by_one() -> None:
             assert is_job(str(found.job))
         assert found == expected
     assert built > 500
+
+
+def test_words_are_what_they_look_like() -> None:
+    """1, 1.0 and True are equal, and three words."""
+    requests = Requests()
+    said: list[Any] = [1, 1.0, True, 1, Path("/a"), "/a"]
+    words = [requests.build(["x", word]).workload.argv[1] for word in said]
+    assert words == ["1", "1.0", "True", "1", "/a", "/a"]
+
+
+@pytest.mark.parametrize("what", [b"text", ["x", b"y"], ["x", None], ["x", ["y", "z"]], ["x", "\udcff"]])
+def test_what_is_no_word_is_refused_and_not_spelled_out(what: Any) -> None:
+    for requests in (Requests(), Requests()):
+        with pytest.raises(Rejected) as refused:
+            requests.encoded(what)
+        assert refused.value.code == "invalid-argument"
+        requests.encoded(["x"])
+        with pytest.raises(Rejected):  # beside a template, too
+            requests.encoded(what)
+
+
+def test_what_stands_for_text_and_tables_is_taken_as_such() -> None:
+    request = build_request(["x"], fields={"env": os.environ | {"A": "1"}, "cwd": Path("/srv")})
+    assert (request.workload.env["A"], request.workload.cwd) == ("1", "/srv")
+    assert build_request(["x"], fields={"env": os.environ}).workload.env == dict(os.environ)
+    with pytest.raises(TypeError, match="Fraction is nothing"):
+        build_request(["x"], fields={"retries": Fraction(1)})
+
+
+def test_an_error_has_what_its_message_leaves_out_as_notes() -> None:
+    """So that a traceback names the field."""
+    with pytest.raises(Rejected) as refused:
+        build_request(["x"], fields={"timeout_s": "10m"})
+    assert "at $.run.timeout_s" in refused.value.__notes__
 
 
 def test_ids_of_a_forked_child_are_its_own() -> None:

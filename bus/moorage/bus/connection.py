@@ -62,6 +62,7 @@ class Connection(Link):
         self._dialer = Dialer(context, name, inbox_prefix, self._on_client_error, self._on_lost)
         self._client = DirectClient()
         self._closing = False
+        self._ending: asyncio.Task[None] | None = None
         self._redialing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._round_trips: set[asyncio.Task[None]] = set()
@@ -136,7 +137,7 @@ class Connection(Link):
             await self.flush(FLUSH_TIMEOUT_S)
         except (RequestTimeout, Disconnected):
             return subscription
-        except BaseException:  # whoever asked was cancelled: nobody has it to end it
+        except BaseException:  # cancelled, or closed: nobody has it, so nobody could end it
             await self._forget(subscription)
             raise
         if (refused := self._refused_filters.pop(subject.lower(), None)) is not None:
@@ -165,11 +166,16 @@ class Connection(Link):
             self._round_trips.discard(round_trip)
 
     async def close(self) -> None:
-        """Drain (what is queued is handled, what was sent leaves), then close. May be called again."""
-        if self._closing:
-            await self.closed.wait()
-            return
-        self._closing = True
+        """Drain (what is queued is handled, what was sent leaves), then close. May be called again.
+
+        Where the caller is cancelled it goes on by itself: half closed, it would keep its socket for ever.
+        """
+        if self._ending is None:
+            self._closing = True
+            self._ending = asyncio.create_task(self._close())
+        await asyncio.shield(self._ending)
+
+    async def _close(self) -> None:
         await _end(self._watching)
         await _end(self._redialing)
         self._fail_waits()

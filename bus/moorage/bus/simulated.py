@@ -311,7 +311,11 @@ class SimulatedConnection(Link):
         check_filter(subject)
         subscription = SimulatedSubscription(self, subject, handler, queue)
         self._account.add(subscription)
-        await asyncio.sleep(0)
+        try:
+            await asyncio.sleep(0)
+        except BaseException:
+            await subscription.unsubscribe()
+            raise
         return subscription
 
     async def flush(self, timeout_s: float = 5.0) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell
 from moorage.cli.instead import as_words
-from moorage.cli.lookup import FIXES, code_of
+from moorage.cli.lookup import FIXES, code_of, frame
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, ordinal, utc
 from moorage.cli.screen import Screen
@@ -51,9 +51,8 @@ def explain(
 ) -> int:
     """Why a job waits, or what a code means."""
     if len(what) == 1 and (code := code_of(what[0])) is not None:
-        return guarded(
-            options, lambda: tell(f"{code.code}: {code.means}" + (f" (fault: {code.fault})" * bool(code.fault)))
-        )
+        text = f"{code.code}: {code.means}" + (f" (fault: {code.fault})" * bool(code.fault))
+        return guarded(options, lambda: None if options.shown(frame(code), [frame(code)]) else tell(text))
 
     async def work(client: AsyncClient) -> int | None:
         async def ask(name: str) -> Answer:

@@ -140,14 +140,16 @@ def _simulated(changes: list[dict[str, Any]]) -> bool:
 
 def ls(
     *,
-    state: Annotated[list[str] | None, Parameter(help="Only these, as RUNNING or queued.", value="STATE")] = None,
+    state: Annotated[
+        list[str] | None, Parameter(help="Only these, as RUNNING or queued,running.", value="STATE")
+    ] = None,
     limit: Annotated[int, Parameter(help="How many at most, 1..1000.")] = 100,
     watch: Annotated[bool, Parameter(help="Again whenever something changes; in a pipe a row a change.")] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Your jobs, newest first."""
 
-    states = [name.upper().replace("-", "_") for name in state or ()]
+    states = [name.upper().replace("-", "_") for some in state or () for name in some.split(",")]
 
     async def work(client: AsyncClient) -> int | None:
         if watch:
@@ -166,7 +168,8 @@ def ls(
         counts = answer.data["counts"]
         there = matching(counts, states)
         if len(rows) < there:
-            say(f"the newest {len(rows)} of {there:,}; more: --limit {min(there, LIMIT_MAX)}")
+            more = f"more: --limit {min(there, LIMIT_MAX)}" if limit < LIMIT_MAX else "others: --state, or an id"
+            say(f"the newest {len(rows)} of {there:,}; {more}")
         if sys.stdout.isatty():
             say(paint(counts_line(counts), "dim", sys.stderr))
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
@@ -134,7 +134,9 @@ def errors(
         found = [each for each in known if each is not None]
         if options.json:
             for each in found:
-                emit({"kind": "code", **each._asdict(), "exit_code": each.exit_code, "fix": FIXES.get(each.code, "")})
+                emit(frame(each))
+        elif options.shown({}, map(frame, found)):
+            pass
         elif code is not None:
             tell(page(found[0]))
         else:
@@ -149,6 +151,11 @@ _KINDS: Final = {
     "waiting": "a reason for waiting: the job is queued and goes on by itself",
     "end": "how an attempt of a job ended: the first word of its why",
 }
+
+
+def frame(code: Code) -> dict[str, Any]:
+    """What `--json` says of a code."""
+    return {"kind": "code", **code._asdict(), "exit_code": code.exit_code, "fix": FIXES.get(code.code, "")}
 
 
 def page(code: Code) -> str:
@@ -181,8 +188,10 @@ def schema(
     def act() -> int | None:
         known = _structs()
         if name is None:
-            for each in sorted(known):
-                tell(each)
+            if options.json:
+                emit(sorted(known))
+            else:
+                tell("\n".join(sorted(known)))
             return None
         struct = known.get(name.lower())
         if struct is None:

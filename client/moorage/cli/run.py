@@ -86,6 +86,10 @@ def logs(
     """
 
     async def work(client: AsyncClient) -> int | None:
+        if tail is not None and tail < 0:
+            from moorage.client.errors import rejected
+
+            raise rejected("invalid-argument", "--tail: lines are 0 or more", found=tail, next="moorage logs --help")
         name = await one_id(client, job, "logs")
         if no_follow or attempt is not None:
             return await _kept(client, name, options, tail, replica, attempt)

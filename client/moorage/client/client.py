@@ -122,7 +122,7 @@ class AsyncClient(Connected):
         """Submit all in one frame (in several beyond 10,000 requests or 900 KiB); returns jobs in the requests' order.
 
         Each is accepted or refused by itself. Raises `BatchRejected`, which holds the accepted jobs, and what `submit`
-        raises.
+        raises: then some may be accepted, and requests that name their `job` may all be sent again without becoming two.
         """
         from moorage.client.job import Job
 
@@ -250,7 +250,8 @@ class AsyncClient(Connected):
 
     async def ls(self, states: Sequence[str] = (), limit: int = 100) -> dict[str, Any]:
         """The tenant's jobs, newest first: `jobs`, `counts` by state. `limit` 1..1000. Raises `Rejected`."""
-        return await self.read("ls", {"states": list(states), "limit": limit})
+        wanted = [states] if isinstance(states, str) else list(states)
+        return await self.read("ls", {"states": wanted, "limit": limit})
 
     def lease(
         self,

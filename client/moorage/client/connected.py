@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 TIMEOUT_S_DEFAULT: Final = 30.0
 CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
 WAIT_TIMEOUT_S_DEFAULT: Final = 24 * 3600.0
+NOT_OPEN: Final = "the client is not open, or not any more: use it within `with` (an AsyncClient: `async with`)"
 
 T = TypeVar("T")
 
@@ -69,6 +71,7 @@ class Connected:
         self.timeout_s = seconds(timeout)
         self.wait_timeout_s = seconds(wait_timeout)
         self.watches: set[_Follower] = set()
+        self.endless: set[asyncio.Event] = set()  # set at the end, for who waits for nothing else
         self._feed: Feed | None = None
         self._requests = Requests()
         self.context: Context | None = None
@@ -78,11 +81,15 @@ class Connected:
         self._connect_timeout_s = seconds(connect_timeout)
         self._name = name
         self._on_wait = on_wait
+        self._loop: asyncio.AbstractEventLoop | None = None  # where it is open
         self._connection: Link | None = None
         self._mux: Mux | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._where or 'not connected'} tenant {self.tenant}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client is of one process: open one there, and name a job to it by its id (client.job)")
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -92,15 +99,20 @@ class Connected:
         await self.close()
 
     async def open(self) -> None:
-        """Connect. Raises `Unreachable`, `NotPermitted`, and `bus.errors.BadContext`."""
+        """Connect. Raises `Unreachable`, `NotPermitted`, `bus.errors.BadContext`, and RuntimeError where it is open."""
+        if self._loop is not None:
+            raise RuntimeError("the client is open already")
+        self._loop = asyncio.get_running_loop()
         try:
             self._connection = await self._connect()
             self._mux = await Mux.open(self._connection)
-        except CannotConnect as error:
-            raise no_server(error) from None
-        except (NotAuthorized, PermissionRefused) as error:
+        except BaseException as error:
             await self.close()
-            raise NotPermitted(error.problem) from None
+            if isinstance(error, CannotConnect):
+                raise no_server(error) from None
+            if isinstance(error, NotAuthorized | PermissionRefused):
+                raise NotPermitted(error.problem) from None
+            raise
 
     async def _connect(self) -> Link:
         if self._transport is not None:
@@ -113,17 +125,19 @@ class Connected:
         return await connect(self.context, self._name, on_state=self._on_state, give_up_after_s=self._connect_timeout_s)
 
     async def close(self) -> None:
-        """Close; jobs go on."""
-        self._feed = None  # those who are on it end with the connection
-        if self._mux is not None:
-            await self._mux.close()
-            self._mux = None
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            if self._transport is not None:
-                await self._transport.release(connection)
-            else:
-                await connection.close()
+        """Close; jobs go on. What still waits for one, or hears events, raises RuntimeError or `ConnectionClosed`."""
+        mux, connection = self._mux, self._connection
+        self._feed = self._mux = self._connection = self._loop = None
+        for watch in self.watches:
+            watch.refresh()
+        for told in self.endless:
+            told.set()
+        try:
+            if mux is not None:
+                await mux.close()
+        finally:
+            if connection is not None:
+                await (connection.close() if self._transport is None else self._transport.release(connection))
 
     @property
     def crowded(self) -> bool:
@@ -174,7 +188,9 @@ class Connected:
 
     def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
         if self._mux is None:
-            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
+            raise RuntimeError(NOT_OPEN)
+        if self._loop is not asyncio.get_running_loop():
+            raise RuntimeError("this client was opened in another event loop: open one in each")
         return ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
@@ -189,7 +205,7 @@ class Connected:
     def link(self) -> Link:
         """The connection, for what has no method here. Raises RuntimeError if the client is not open."""
         if self._connection is None:
-            raise RuntimeError("the client is not open: use it in `async with AsyncClient() as moorage:`")
+            raise RuntimeError(NOT_OPEN)
         return self._connection
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscribed:

@@ -44,18 +44,28 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
 
 
 class ClientError(MoorageError):
-    """Base of all errors. `fixes` are at most three lines that say what to do now, the best one first."""
+    """Base of all errors. `fixes` are at most three lines that say what to do now, the best one first.
+
+    A traceback has these, and the `problem`'s field, what was found and what is allowed, as notes below the message.
+    """
 
     def __init__(self, problem: Problem, fixes: Sequence[str] = ()) -> None:
         super().__init__(problem)
         self.fixes: tuple[str, ...] = (*fixes, *((problem.next,) if problem.next else ()))
+        for name, told in (("at", problem.field), ("found", problem.found), ("allowed", problem.allowed)):
+            if told:
+                self.add_note(f"{name} {told}")
+        for fix in self.fixes:
+            self.add_note(f"fix: {fix}")
 
     @property
     def why(self) -> str:
+        """The message, without the code."""
         return self.problem.message
 
     @property
     def job(self) -> str:
+        """The id of the job that it is about; "" where it is about none."""
         return self.problem.job
 
 
@@ -72,12 +82,13 @@ class QueueFull(Rejected):
 
     @property
     def retry_after_s(self) -> float:
+        """Seconds."""
         return self.problem.retry_after_s or 1.0
 
 
 class BatchRejected(Rejected):
     """Some of `submit_many` were refused. `jobs` has one handle per request, of the client's own kind (`Job` or
-    `SyncJob`), and None where `problems` has the reason."""
+    `SyncJob`), and None where `problems` has the reason. In another process it has their ids in place of handles."""
 
     def __init__(self, jobs: list[Any], problems: dict[int, Problem]) -> None:
         first = problems[min(problems)]
@@ -85,6 +96,10 @@ class BatchRejected(Rejected):
         super().__init__(msgspec.structs.replace(first, message=where + first.message))
         self.jobs = jobs
         self.problems = problems
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, how, state = super().__reduce__()
+        return make, how, {**state, "jobs": [getattr(job, "id", job) for job in self.jobs]}
 
 
 class NotFound(ClientError):
@@ -114,7 +129,7 @@ class NoOutput(ClientError):
 
 
 class Overloaded(ClientError):
-    """Too many questions of this kind are under way; ask again after `retry_after_s` seconds."""
+    """Too many questions of this kind are under way; ask again after `problem.retry_after_s` seconds."""
 
 
 class TimedOut(ClientError):
@@ -137,6 +152,7 @@ class JobFailed(ClientError):
 
     @property
     def state(self) -> str:
+        """The job's last one: FAILED, TIMED_OUT, CANCELLED, EXPIRED or REJECTED."""
         return self.result.state
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import TimedOut, Unreachable, client_problem
+from moorage.client.errors import TimedOut, Unreachable, client_problem, rejected
 from moorage.client.job import Job, Result, decided, result_of
 from moorage.client.watch import REPAIR_S, REPAIR_S_FIRST, RETRY_S
 from moorage.schemas.codec import Decoder
@@ -59,6 +59,15 @@ class Gathering:
     def __init__(self, client: AsyncClient, jobs: Iterable[Job]) -> None:
         self._client = client
         self._jobs = list({job.id: job for job in jobs}.values())
+        for job in self._jobs:
+            if job.tenant != client.tenant:  # an id of this tenant's may be another job
+                raise rejected(
+                    "invalid-argument",
+                    f"job {job.id} is of tenant {job.tenant}, and this client of tenant {client.tenant}",
+                    found=job.tenant,
+                    allowed=client.tenant,
+                    next="wait for the jobs of each tenant with a client of that tenant",
+                )
         self._waiting: dict[str, Job] = {}
         self._seen: dict[str, _Seen] = {}
         self._over: deque[Job] = deque()
@@ -70,9 +79,9 @@ class Gathering:
         self._subscription: Subscribed | None = None
 
     async def __aenter__(self) -> Gathering:
-        self._client.watches.add(self)
         events = self._client.subjects.events(self._client.tenant)
         self._subscription = await self._client.subscribe(events, self._on_events)
+        self._client.watches.add(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:

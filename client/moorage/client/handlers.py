@@ -14,9 +14,9 @@ import msgspec
 from moorage.bus.jetstream import JetStream
 from moorage.client.errors import rejected
 from moorage.client.keywords import check_keywords
-from moorage.client.values import FIELDS, build_request
+from moorage.client.values import FIELDS, body_of, build_request
 from moorage.client.watch import HANDLER, Piece
-from moorage.schemas.codec import REQUEST_BYTES_MAX, encode
+from moorage.schemas.codec import REQUEST_BYTES_MAX
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
@@ -76,7 +76,7 @@ def handler_request(
         "requires": {**named.pop("requires", {}), f"{HANDLER}.{name}": ["1"]},
     }
     request = build_request(body, gpu, key, named)
-    if (size := len(encode(request))) > REQUEST_BYTES_MAX:
+    if (size := len(body_of(request))) > REQUEST_BYTES_MAX:
         raise rejected(
             "too-large",
             f"the request for handler {name} has {size} bytes",

@@ -54,6 +54,7 @@ async def _heard(client: AsyncClient, subject: str, decode: Callable[[bytes], T]
         some.set()
 
     subscription = await client.subscribe(subject, on_frame)
+    client.endless.add(some)
     try:
         while True:
             while waiting:
@@ -64,5 +65,7 @@ async def _heard(client: AsyncClient, subject: str, decode: Callable[[bytes], T]
                 yield frame
             some.clear()
             await some.wait()
+            _ = client.link  # raises where it was closed: nothing would ever come
     finally:
+        client.endless.discard(some)
         await subscription.unsubscribe()

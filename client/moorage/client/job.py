@@ -14,9 +14,10 @@ from moorage.client.kept import Joiner, Piece, newest_attempts, read_page, tail_
 from moorage.client.steps import Step, step_of
 from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import HANDLER, Watch, driver_of
+from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import CANCELLED, CANCELLING, EXITED, FAILED, SUCCEEDED, TERMINAL
+from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -90,7 +91,13 @@ class Job:
         return f"<Job {' '.join(filter(None, words))}>"
 
     @property
+    def tenant(self) -> str:
+        """Whose job it is: that of the client it came from."""
+        return self._client.tenant
+
+    @property
     def gpu(self) -> str:
+        """The token of what it asks for, as `2xH100`; `-` for no GPU, "" where that was not seen here."""
         if not self._gpu and self._request is not None:
             self._gpu = format_token(self._request.effective_gpu, self._request.replicas)
         return self._gpu
@@ -307,7 +314,9 @@ def result_of(job: str, state: str, changes: list[Change], why: str, shown: dict
     if last is None:
         code = shown.get("code")
         return Result(job, state, well if code is None else code, shown.get("why", why), changes)
-    asked = (each.why for each in reversed(changes) if each.state == CANCELLING and each.why)
-    # that its worker ended it when asked to says less than who asked
     code = well if last.code is None else last.code
-    return Result(job, state, code, next(asked, last.why) if state == CANCELLED else last.why, changes)
+    ended = last.why
+    if state == CANCELLED or ended == ENDED_AS_ASKED:  # that its worker did as it was asked says less than who asked
+        asked = (CANCELLING,) if state == CANCELLED else (CANCELLING, ENDING)
+        ended = next((each.why for each in reversed(changes) if each.state in asked and each.why), ended)
+    return Result(job, state, code, ended, changes)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OVERLOADED_TRIES_MAX: Final = 50
 STREAMS: Final[tuple[Literal["out", "err"], ...]] = ("out", "err")
-#: what one line of a tail may have on average, before the tail is shorter than asked for
+#: what the lines of a tail have on average at the first guess; where they have more, pages before it are looked at
 TAIL_LINE_BYTES: Final = 1024
 
 #: replica, attempt (None: the newest, where no number is known), stream
@@ -141,15 +141,12 @@ class Joiner:
                 at = self._at[key] = piece.offset
         behind = piece.behind
         if at > piece.offset and at < behind:
-            encoded = piece.text.encode() if piece.data is None else piece.data
-            if len(encoded) != behind - piece.offset:  # not as it was written: the worker has the bytes
+            if len(_bytes_of(piece)) != behind - piece.offset:  # not as it was written: the worker has the bytes
                 async for before in self._up_to(key, behind):
                     yield before
                 at = self._at.get(key, at)
             else:
-                rest = encoded[at - piece.offset :]
-                data = rest if piece.data is not None else None
-                piece = msgspec.structs.replace(piece, offset=at, text=rest.decode(errors="replace"), data=data)
+                piece = _from(piece, at)
         if behind > at or (piece.end and behind == at):
             self._at[key] = behind
             if behind == at:
@@ -174,10 +171,14 @@ class Joiner:
                 return
             try:
                 page = await read_page(self._client, self._job, replica, attempt, stream, offset, limit)
+                begin = page.offset if at is not None or self._tail is None else await self._tail_begins(page)
             except (NoOutput, NotFound, Overloaded, Unreachable) as gone:
                 self._troubles.setdefault((replica, attempt), gone)
                 return
             self._heard(replica, page.attempt)
+            if begin < page.offset:  # longer lines than was guessed: from there on as any output
+                self._at[key] = begin
+                continue
             if page.truncated:
                 self.truncated.add(key)
                 self._cut[key] = page.size
@@ -187,12 +188,31 @@ class Joiner:
             piece = piece_of(page)
             if page.truncated:  # what is kept has its end there, and the stream goes on
                 piece = msgspec.structs.replace(piece, end=False)
-            if at is None and self._tail is not None:
-                piece = last_lines(piece, self._tail)
+            if begin > page.offset:
+                piece = _from(piece, begin)
             if piece.text or piece.end:
                 yield piece
             if page.next == page.offset or page.next >= page.size or page.over:
                 return
+
+    async def _tail_begins(self, page: LogPage) -> int:
+        """The offset of the tail's first line, of a stream whose last page is given."""
+        left = self._tail or 0
+        if not left:
+            return page.next
+        text = _bytes_of(piece_of(page))
+        end = len(text) - text.endswith(b"\n")  # the last line's own end begins none
+        while True:
+            while left and (end := text.rfind(b"\n", 0, end)) >= 0:
+                left -= 1
+            if not left or page.offset == 0:
+                return page.offset + end + 1
+            before = max(page.offset - LOG_PAGE_BYTES_MAX, 0)
+            page = await read_page(
+                self._client, self._job, page.replica, page.attempt, page.stream, before, page.offset - before
+            )
+            text = _bytes_of(piece_of(page))
+            end = len(text)
 
     def _heard(self, replica: int, attempt: int) -> None:
         self._newest[replica] = max(attempt, self._newest.get(replica, 0))
@@ -209,7 +229,12 @@ def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
     return newest or {0: None}
 
 
-def last_lines(piece: Piece, lines: int) -> Piece:
-    """The piece with its last lines alone."""
-    text = "".join(piece.text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""
-    return msgspec.structs.replace(piece, text=text, data=None)
+def _bytes_of(piece: Piece) -> bytes:
+    return piece.text.encode() if piece.data is None else piece.data
+
+
+def _from(piece: Piece, offset: int) -> Piece:
+    """The piece from an offset of the stream on."""
+    rest = _bytes_of(piece)[offset - piece.offset :]
+    data = rest if piece.data is not None else None
+    return msgspec.structs.replace(piece, offset=offset, text=rest.decode(errors="replace"), data=data)

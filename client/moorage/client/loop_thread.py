@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 if TYPE_CHECKING:
     pass
 
 #: how long an interrupted call may take to let go of what it has begun
 CANCEL_S_MAX: Final = 5.0
+#: after so long who waits looks whether it was interrupted
+LOOK_S: Final = 1.0
 
 T = TypeVar("T")
 _END: Final = object()
+_CLOSED: Final = "the client was closed, or the call interrupted, before this was done"
 
 
 class LoopThread:
@@ -29,10 +33,19 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._handed: dict[concurrent.futures.Future[Any], Coroutine[Any, Any, Any]] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client is of one process: open one there, and name a job to it by its id (client.job)")
 
     @property
     def runs(self) -> bool:
         return self._loop is not None
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether it was started before a fork, whose child has no such thread."""
+        return self._pid != os.getpid()
 
     def start(self) -> None:
         refuse_inside_loop()
@@ -59,7 +72,17 @@ class LoopThread:
             started.set_result(None)
             await stop.wait()
 
-        asyncio.run(serve())
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(serve())
+        except OSError as error:  # no descriptor is left for a loop
+            if started.done():
+                raise
+            started.set_exception(error)
+        for done, work in list(self._handed.items()):  # handed over behind the loop's last turn
+            if not done.done():
+                work.close()
+                done.set_exception(RuntimeError(_CLOSED))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it there, wait for it here. Interrupted (Ctrl-C), it is cancelled there before this raises."""
@@ -73,6 +96,10 @@ class LoopThread:
         tasks: list[asyncio.Task[T]] = []
 
         def begin() -> None:
+            if self._loop is not loop:  # it ends: who would cancel this?
+                work.close()
+                done.set_exception(RuntimeError(_CLOSED))
+                return
             task = loop.create_task(work)
             task.add_done_callback(lambda over: _hand_over(over, done))
             tasks.append(task)
@@ -84,13 +111,21 @@ class LoopThread:
                 work.close()
                 done.cancel()
 
+        self._handed[done] = work
         try:
-            loop.call_soon_threadsafe(begin)
-            return done.result()
+            try:
+                loop.call_soon_threadsafe(begin)
+            except RuntimeError:  # closed a moment ago
+                work.close()
+                raise RuntimeError(_CLOSED) from None
+            return _waited_for(done)
         except (KeyboardInterrupt, SystemExit):
-            loop.call_soon_threadsafe(give_up)
-            concurrent.futures.wait([done], CANCEL_S_MAX)
+            with contextlib.suppress(RuntimeError):  # closed: nothing of it is left
+                loop.call_soon_threadsafe(give_up)
+                concurrent.futures.wait([done], CANCEL_S_MAX)
             raise
+        finally:
+            self._handed.pop(done, None)
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """The items, one call each; what is left early is closed there."""
@@ -114,11 +149,22 @@ class LoopThread:
             self.call(_close(items))
 
     def _checked(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
+        loop = self._loop
+        if loop is None:
             raise RuntimeError("the client is not open: use it in `with Client() as moorage:`")
         if self._pid != os.getpid():
             raise RuntimeError("this client was opened before a fork: open another one in the child")
-        return self._loop
+        return loop
+
+
+def _waited_for(done: concurrent.futures.Future[T]) -> T:
+    """Its result. Ctrl-C right before a lock is waited for wakes nobody: CPython looks between two steps of its own."""
+    while True:
+        try:
+            return done.result(LOOK_S)
+        except TimeoutError:
+            if done.done():
+                return done.result()
 
 
 async def _next(items: AsyncIterator[T]) -> T | object:
@@ -131,7 +177,7 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 
 def _hand_over(over: asyncio.Task[T], done: concurrent.futures.Future[T]) -> None:
     if over.cancelled():
-        done.set_exception(RuntimeError("the client was closed, or the call interrupted, before this was done"))
+        done.set_exception(RuntimeError(_CLOSED))
     elif (error := over.exception()) is not None:
         done.set_exception(error)
     else:

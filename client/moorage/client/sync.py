@@ -74,6 +74,7 @@ class Client:
 
     @property
     def tenant(self) -> str:
+        """Whose jobs these are."""
         return self._twin.tenant
 
     def __enter__(self) -> Client:
@@ -87,19 +88,20 @@ class Client:
         """As `AsyncClient.open`, and start the thread."""
         if self._thread.runs:
             raise RuntimeError("the client is open already")
-        self._thread.start()
         try:
+            self._thread.start()
             self._thread.call(self._twin.open())
         except BaseException:
             self._thread.stop()
             raise
 
     def close(self) -> None:
-        """As `AsyncClient.close`, and end the thread. Once closed it may be closed again."""
+        """As `AsyncClient.close`, and end the thread. Once closed, or in a fork's child, nothing is done."""
         if not self._thread.runs:
             return
         try:
-            self._thread.call(self._twin.close())
+            if not self._thread.is_of_parent:
+                self._thread.call(self._twin.close())
         finally:
             self._thread.stop()
 

@@ -33,26 +33,37 @@ class SyncJob:
 
     @property
     def id(self) -> str:
+        """As `Job.id`."""
         return self.twin.id
 
     @property
+    def tenant(self) -> str:
+        """As `Job.tenant`."""
+        return self.twin.tenant
+
+    @property
     def accepted(self) -> Accepted | None:
+        """As `Job.accepted`."""
         return self.twin.accepted
 
     @property
     def state(self) -> str:
+        """As `Job.state`."""
         return self.twin.state
 
     @property
     def gpu(self) -> str:
+        """As `Job.gpu`."""
         return self.twin.gpu
 
     @property
     def worker(self) -> str:
+        """As `Job.worker`."""
         return self.twin.worker
 
     @property
     def known_result(self) -> Result | None:
+        """As `Job.known_result`."""
         return self.twin.known_result
 
     def events(self, timeout: Duration | None = None) -> Iterator[Event]:
@@ -101,14 +112,17 @@ class SyncWatch:
 
     @property
     def job(self) -> str:
+        """As `Watch.job`."""
         return self._watch.job
 
     @property
     def state(self) -> str:
+        """As `Watch.state`."""
         return self._watch.state
 
     @property
     def lost(self) -> int:
+        """As `Watch.lost`."""
         return self._watch.lost
 
     def __enter__(self) -> SyncWatch:
@@ -156,14 +170,17 @@ class SyncLease:
 
     @property
     def device(self) -> str:
+        """As `Lease.device`."""
         return self._lease.device
 
     @property
     def asked_back(self) -> AskedBack | None:
+        """As `Lease.asked_back`."""
         return self._lease.asked_back
 
     @property
     def lost(self) -> bool:
+        """As `Lease.lost`."""
         return self._lease.lost
 
     def wait_asked_back(self, timeout: Duration | None = None) -> AskedBack:

@@ -8,7 +8,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
 import msgspec
@@ -25,6 +25,9 @@ Duration = float | str
 
 _DIGITS: Final = 14
 _CHANCE_BITS: Final = 25
+_TEXT: Final = {str}
+#: what `str` makes words of that nobody meant
+_NO_WORDS: Final = (bytes, bytearray, memoryview, type(None), list, tuple, dict, set, frozenset)
 _MODELS: Final = re.compile(r"\s*[=A-Za-z][^:@]*")
 
 
@@ -47,7 +50,7 @@ class Fields(TypedDict, total=False):
     labels: dict[str, str]
     driver: str
     env: Mapping[str, str | Secret]
-    cwd: str
+    cwd: str | os.PathLike[str]
     user: str
     timeout_s: float
     grace_s: float
@@ -156,20 +159,20 @@ def build_request(
         body = msgspec.to_builtins(what)
     elif isinstance(what, Mapping):
         body = dict(what)
-    elif isinstance(what, str):
+    elif isinstance(what, str | bytes):
         raise rejected(
             "invalid-argument",
             "a command is a list of words, not one text",
             field="$.run.argv",
-            found=what,
+            found=str(what),
             next="use a list, as ['python3', '/srv/train.py'], or ['sh', '-c', '…']",
         )
     else:
-        body = {"run": {"argv": [str(word) for word in what]}}
+        body = {"run": {"argv": _argv(what)}}
     run = {name: named.pop(name) for name in _OF_RUN if name in named}
     if run:
-        body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run)}
-    body.update(msgspec.to_builtins(named))
+        body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run, enc_hook=_plainer)}
+    body.update(msgspec.to_builtins(named, enc_hook=_plainer))
     if gpu is not None:
         replicas, spec = gpu_spec(gpu)
         body["gpu"] = msgspec.to_builtins(spec)
@@ -200,6 +203,44 @@ def build_request(
             next="name the whole path, as the worker sees it",
         )
     return request
+
+
+def _argv(words: Iterable[object]) -> list[str]:
+    """The words of a command as text: numbers and paths are as `str` says them. Raises `Rejected` for what is none."""
+    return [word if type(word) is str else _word(at, word) for at, word in enumerate(words)]
+
+
+def _word(at: int, word: object) -> str:
+    if isinstance(word, _NO_WORDS):
+        raise rejected(
+            "invalid-argument",
+            f"{type(word).__name__} is no word of a command",
+            field=f"$.run.argv[{at}]",
+            found=repr(word),
+            next="give text, a number or a path; of a list of words each by itself, as [*words]",
+        )
+    return str(word)
+
+
+def _plainer(value: object) -> object:
+    """What msgspec has no word for and a request has."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} is nothing that a request can say: {value!r:.80}")
+
+
+def body_of(request: Request) -> bytes:
+    """As it is sent. Raises `Rejected` for text that is no UTF-8, as names of files may be."""
+    try:
+        return encode(request)
+    except UnicodeEncodeError as error:
+        raise rejected(
+            "invalid-argument",
+            "a request is text in UTF-8, and some of this is none",
+            found=ascii(error.object)[:80],
+        ) from None
 
 
 class Requests:
@@ -238,7 +279,7 @@ class Requests:
         job = fresh_job_id() if key is None else key
         if alike is None or not isinstance(job, str) or not is_job(job):  # the whole way says what is wrong
             request = build_request(what, gpu, key, fields)
-            return request, encode(request)
+            return request, body_of(request)
         request = copy.copy(alike)
         msgspec.structs.force_setattr(request, "job", job)
         return request, b'{"job":"%b"%b' % (job.encode(), self._behind)
@@ -251,14 +292,14 @@ class Requests:
             template = build_request(("a command",), gpu, None, fields)
             self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template
             self._words = None
-        if words != self._words:
+        if words != self._words or set(map(type, words)) != _TEXT:  # 1, 1.0 and True are equal, and three words
             self._words = None
             try:
-                run = msgspec.structs.replace(self._template.workload, argv=[str(word) for word in words])
+                run = msgspec.structs.replace(self._template.workload, argv=_argv(words))
                 self._alike = msgspec.structs.replace(self._template, job="j", run=run)
+                self._behind = encode(self._alike).removeprefix(b'{"job":"j"')
             except ValueError:
                 return None
-            self._behind = encode(self._alike).removeprefix(b'{"job":"j"')
             self._words = copy.copy(words)
         return self._alike
 

@@ -101,6 +101,13 @@ class Watch:
 
     async def open(self) -> None:
         """Subscribe. Raises `NotPermitted`."""
+        try:
+            await self._open()
+        except BaseException:  # nobody will close it
+            await self.close()
+            raise
+
+    async def _open(self) -> None:
         client, subjects = self._client, self._client.subjects
         together = client.crowded if self._request is None else self._request.events == "tenant"
         client.watches.add(self)
@@ -118,6 +125,7 @@ class Watch:
             raise
 
     async def close(self) -> None:
+        """Hear no more of it; the job goes on."""
         self._client.watches.discard(self)
         for subscription in self._subscriptions:
             await subscription.unsubscribe()

@@ -5,7 +5,7 @@ Codes are an API: stable, searchable, the same in the answer frame, the log line
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -52,6 +52,8 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "internal": ("moorage", "a defect in moorage; nothing was recorded"),
 }
 
+#: how a worker tells the end of what it was asked to end
+ENDED_AS_ASKED: Final = "end"
 #: how an attempt ended that did not end by itself, as the first word of its `why`: what each means
 ENDS: Final[dict[str, str]] = {
     "start-failed": "the command could not be started: the message says at which step, and why",
@@ -88,9 +90,20 @@ class MoorageError(Exception):
         self.problem = problem
         super().__init__(problem.message)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it stands: who makes one from other arguments is not made again from its message (a pool's process)."""
+        return _as_it_stood, (type(self), self.args), self.__dict__
+
     @property
     def code(self) -> str:
+        """What went wrong, in a word that stays the same (see the page of errors)."""
         return self.problem.code
+
+
+def _as_it_stood(kind: type[MoorageError], words: tuple[Any, ...]) -> MoorageError:
+    error = kind.__new__(kind)
+    error.args = words
+    return error
 
 
 class Refused(MoorageError):

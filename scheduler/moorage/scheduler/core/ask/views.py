@@ -24,18 +24,16 @@ from moorage.scheduler.core.tell.outputs import (
 )
 from moorage.scheduler.core.tell.story import Found
 from moorage.schemas.codec import decode_request, encode
-from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import STATES, TERMINAL, Request
+from moorage.schemas.job import STATES, Request
 from moorage.schemas.operate import TenantRow
 
 LS_MAX: Final = 1000
 #: of the workers' rows in one answer: half of what a server takes at a time, some 2,000 hosts of 8 GPUs
 FLEET_BYTES: Final = 512 * 1024
 LS_HELP: Final = "moorage ls --help"
-#: how a worker tells the end of what it was asked to end
-ENDED_AS_ASKED: Final = "end"
 CONTENDED_AT: Final = 5
 
 
@@ -182,16 +180,16 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
 
 
 def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
-    """Of a job that ended so: that of the replica that ended last, of a gang that of the rank that failed first.
+    """Of a job that ended so: that of the first replica, or rank of a gang, that did, as the SDK has it (`decided`).
 
     `on_workers` are its transitions there: state, attempt, code. What SUCCEEDED ended with 0, each replica of it; a
     gang ends as a whole, on no worker.
     """
     if over == "SUCCEEDED":
         return 0
-    ended = [code for state, _, code in on_workers if state in TERMINAL]
+    ended = [code for state, _, code in on_workers if state == over]
     if ended or over != "FAILED" or not on_workers:
-        return ended[-1] if ended else None
+        return next((code for code in ended if code), ended[-1] if ended else None)
     last = on_workers[-1][1]
     return next((code for state, attempt, code in on_workers if state == "EXITED" and attempt == last and code), None)
 
