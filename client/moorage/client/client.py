@@ -122,7 +122,7 @@ class AsyncClient(Connected):
         """Submit all in one frame (in several beyond 10,000 requests or 900 KiB); returns jobs in the requests' order.
 
         Each is accepted or refused by itself. Raises `BatchRejected`, which holds the accepted jobs, and what `submit`
-        raises: then some may be accepted, and requests that name their `job` may all be sent again without becoming two.
+        raises: some may be accepted then, and requests that name their `job` can all be sent again without doubling.
         """
         from moorage.client.job import Job
 

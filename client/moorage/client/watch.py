@@ -101,13 +101,6 @@ class Watch:
 
     async def open(self) -> None:
         """Subscribe. Raises `NotPermitted`."""
-        try:
-            await self._open()
-        except BaseException:  # nobody will close it
-            await self.close()
-            raise
-
-    async def _open(self) -> None:
         client, subjects = self._client, self._client.subjects
         together = client.crowded if self._request is None else self._request.events == "tenant"
         client.watches.add(self)
