@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -307,6 +307,44 @@ def test_what_is_handed_over_while_it_ends_is_failed_and_not_forgotten() -> None
                 assert not caller.is_alive()
     finally:
         sys.setswitchinterval(interval_s)
+
+
+def test_what_is_handed_over_behind_the_loops_last_turn_is_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = LoopThread("ends")
+    thread.start()
+    loop = thread._loop
+    assert loop is not None
+    hands_over, hand_over, close = threading.Event(), loop.call_soon_threadsafe, loop.close
+    is_ending, is_handed_over = threading.Event(), threading.Event()
+
+    def late(callback: Callable[..., object], *args: object) -> None:
+        if threading.current_thread() is caller:
+            hands_over.set()
+            is_ending.wait(20)
+        hand_over(callback, *args)
+        if threading.current_thread() is caller:
+            is_handed_over.set()
+
+    def close_late() -> None:
+        is_ending.set()
+        is_handed_over.wait(20)
+        close()
+
+    def calls() -> None:
+        try:
+            thread.call(asyncio.sleep(0))
+        except RuntimeError as error:
+            told.append(str(error))
+
+    told: list[str] = []
+    caller = threading.Thread(target=calls, daemon=True)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", late)
+    monkeypatch.setattr(loop, "close", close_late)
+    caller.start()
+    assert hands_over.wait(20)
+    thread.stop()
+    caller.join(20)
+    assert told == ["the client was closed, or the call interrupted, before this was done"]
 
 
 def test_nothing_of_a_client_goes_to_another_process_and_its_errors_do(client: Client) -> None:

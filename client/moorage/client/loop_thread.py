@@ -9,10 +9,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 #: how long an interrupted call may take to let go of what it has begun
 CANCEL_S_MAX: Final = 5.0
