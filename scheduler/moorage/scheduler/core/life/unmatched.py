@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from heapq import nsmallest
 from typing import Final
 
 from moorage.scheduler.core.fleet import Fleet
@@ -70,7 +71,23 @@ class Unmatched:
         if "" in classes:
             return self._of_hosts(shape, classes[""])
         reason = max(classes, key=FILTERS.index)  # the one that came farthest is nearest to a fit
+        if reason == "label":
+            return self._of_labels(shape, classes[reason])
         return _TEXTS[reason](shape, classes[reason]) if reason != "model" else self._of_models(shape)
+
+    def _of_labels(self, shape: Shape, classes: list[HostClass]) -> str:
+        """The label that the fewest workers have as it is required."""
+        count = {
+            label: sum(len(cls.hosts) for cls in classes if cls.labels.get(label) in allowed)
+            for label, allowed in shape.requires.items()
+        }
+        label = min(count, key=lambda name: (count[name], name))
+        if count[label]:
+            return "no worker has all the labels that it requires, though each of them somebody has"
+        known = nsmallest(NAMES_SHOWN_MAX + 1, self._fleet.labelled.get(label, ()))
+        wanted = " or ".join(f"{label}={value}" for value in sorted(shape.requires[label]))
+        has = f"the fleet has {label}={_shown(known)}" if known else f"nobody has the label {label}"
+        return f"no worker is labelled {wanted}: {has}"
 
     def _of_models(self, shape: Shape) -> str:
         near = [name for model in shape.models for name in self._near(model.lstrip("=").lower())]
@@ -112,22 +129,6 @@ def _rules(shape: Shape, classes: list[HostClass]) -> str:
     return f"no worker lets its tenant have the driver {shape.driver}"
 
 
-def _label(shape: Shape, classes: list[HostClass]) -> str:
-    """The label that the fewest workers have as it is required."""
-    count = {
-        label: sum(len(cls.hosts) for cls in classes if cls.labels.get(label) in allowed)
-        for label, allowed in shape.requires.items()
-    }
-    label = min(count, key=lambda name: (count[name], name))
-    if count[label]:
-        return "no worker has all the labels that it requires, though each of them somebody has"
-    hosts = (host for cls in classes for host in cls.hosts.values())
-    known = sorted({host.labels[label] for host in hosts if label in host.labels})
-    wanted = " or ".join(f"{label}={value}" for value in sorted(shape.requires[label]))
-    has = f"the fleet has {label}={_shown(known)}" if known else f"nobody has the label {label}"
-    return f"no worker is labelled {wanted}: {has}"
-
-
 def _sharing(shape: Shape, classes: list[HostClass]) -> str:
     return (
         f"no worker with GPUs offers its sharing mode, but {_shown(sorted({m for cls in classes for m in cls.modes}))}"
@@ -159,7 +160,6 @@ def _count(shape: Shape, classes: list[HostClass]) -> str:
 _TEXTS: Final[dict[str, Callable[[Shape, list[HostClass]], str]]] = {
     "driver": _driver,
     "rules": _rules,
-    "label": _label,
     "no-gpu": lambda shape, classes: "no host of the fleet has a GPU",
     "sharing": _sharing,
     "vendor": _vendor,
