@@ -743,3 +743,27 @@ def test_a_model_that_is_no_word_of_any_name_in_the_fleet_is_warned_of() -> None
     assert warnings_of(drive, "lower", "l40s") == []
     drive.worker("w1", model="NVIDIA L4")
     assert warnings_of(drive, "now-there", "L4") == [], "the fleet has one that is called so"
+
+
+def test_all_are_heard_once_each_has_renewed_or_joined_in_this_reign() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.worker("w1", 1)
+    told: list[bool] = []
+
+    def look() -> None:
+        fleet = drive.engine.fleet
+        told.append(drive.engine.admission.all_heard())
+        assert told[-1] == all(host.heard for host in fleet.hosts.values())
+
+    drive.lead()
+    look()
+    drive.renew("w0")
+    look()
+    drive.renew("w1")
+    look()
+    drive.worker("w2", 1)
+    look()
+    drive.renew("w2")
+    look()
+    assert told == [False, False, True, True, True], "a join is heard, too"

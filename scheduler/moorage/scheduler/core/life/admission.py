@@ -116,6 +116,7 @@ class Admission:
         self._soonest: dict[tuple[int, int], tuple[int, int]] = {}
         #: how soon a shape of a priority could start at all, in ms; 0 where nobody can say
         self.soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0
+        self._heard_at = -1  # the fleet's inventory of which all were heard
         self._asked_for: Draft | None = None
         self._heard = False
 
@@ -326,12 +327,17 @@ class Admission:
         return False
 
     def all_heard(self) -> bool:
-        """Whether every session in the ledger was heard in this reign: before that nobody is told never."""
-        return all(
+        """Whether every session in the ledger was heard in this reign: before that nobody is told never.
+
+        Once so, it stays so until the fleet changes.
+        """
+        if self._heard_at != self.fleet.inventory and all(
             self.fleet.hosts[worker.num].heard
             for worker in self.state.worker_by_num
             if worker.session and worker.num in self.fleet.hosts
-        )
+        ):
+            self._heard_at = self.fleet.inventory
+        return self._heard_at == self.fleet.inventory
 
     def _no_match(self, event: Submit) -> Problem:
         return problem(
