@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from moorage.scheduler.core import fleet
 from moorage.scheduler.core.ask.explain import REASONS
 from moorage.scheduler.core.ask.waiting import explain_job
-from moorage.schemas.frames import NOT_PERMITTED
+from moorage.schemas.frames import CANNOT_RUN, NOT_PERMITTED
 from tests.scheduler.driving import Driving, Worker
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver process on this worker"
 
 
+@pytest.mark.parametrize("why", [WHY, CANNOT_RUN + "the driver does not know these words"])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int) -> None:
+def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int, why: str) -> None:
     drive = Driving()
     names = [f"w{number}" for number in range(workers)]
     for name in names:
@@ -32,17 +33,29 @@ def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int) -> None:
     for _ in names:
         [place] = drive.placed_on("j")
         tried.append(place)
-        drive.fact("refused", "j", detail=WHY)
+        drive.fact("refused", "j", detail=why)
         assert drive.states("j") == ["QUEUED"]
         drive.pass_time(60_000)
     assert sorted(tried) == names
     assert drive.states("j") == ["QUEUED"]
     explained = explain_job(drive.engine, "t", "j")
     assert isinstance(explained, dict)
-    assert explained["because"] == WHY
+    assert explained["because"] == why
     # it is this job that may not, and nobody else
     drive.submit("other", gpu={"count": 2})
     assert drive.states("other") == ["PLACED"]
+
+
+def test_jobs_that_no_worker_can_run_keep_no_gpu_from_others() -> None:
+    """Each marked its GPUs as used by others until the next renewal: a few hundred took the whole fleet for good."""
+    drive = Driving()
+    drive.worker("w0", 2, auto=False)
+    for number in range(8):
+        drive.submit(f"bad-{number}", gpu={"count": 2})
+        drive.fact("refused", f"bad-{number}", detail=CANNOT_RUN + "the driver does not know these words")
+        assert drive.engine.fleet.hosts[0].open == 0b11
+    drive.submit("good", gpu={"count": 2})
+    assert drive.states("good") == ["PLACED"]
 
 
 def test_another_refusal_keeps_no_job_away() -> None:

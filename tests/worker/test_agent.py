@@ -112,7 +112,7 @@ async def test_a_check_that_fails_refuses_that_placement_and_ends_no_agent(
             "w1", place(name_of("odd"), body("hang")), place(name_of("good", fence=11), body("exit", "0"), (1,))
         )
         refused = await w.leader.heard("w1", "refused", name_of("odd"))
-        assert refused.detail.startswith("the driver noop broke: IndexError: list index out of range (check, line ")
+        assert refused.detail.startswith("cannot-run: the driver noop broke: IndexError: list index out of range (")
         await w.leader.heard("w1", "freed", name_of("good", fence=11))
 
 
@@ -358,6 +358,7 @@ async def test_the_noop_driver_times_out_fails_and_refuses_what_it_does_not_know
         await w.leader.want("w1", place(name_of("u"), body("dance"), (2,)))
         assert (await w.leader.heard("w1", "exited", name_of("t"))).detail == "timeout"
         assert (await w.leader.heard("w1", "exited", name_of("f"))).code == 127
-        assert "does not know" in (await w.leader.heard("w1", "refused", name_of("u"))).detail
+        refused = await w.leader.heard("w1", "refused", name_of("u"))
+        assert refused.detail == "cannot-run: the driver noop does not know these words"
         await w.leader.heard("w1", "freed", name_of("f"))
         assert "started" not in seat.kinds(name_of("f"))

@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder
-from moorage.schemas.errors import MoorageError, Problem, Refused
-from moorage.schemas.frames import FactAck, Joined, Place, Renewed, Wanted
+from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
+from moorage.schemas.frames import CANNOT_RUN, FactAck, Joined, Place, Renewed, Wanted
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
@@ -366,7 +366,7 @@ class Agent:
         for member in command.members:
             try:
                 self.policy.check_placement(member.name[0], member.request)
-                self.drivers[member.driver].check(member.request)
+                self._check_driver(member)
                 self.watch.check_foreign(member.slots)
                 self.claims.take(member)
             except SlotsRefused as no:
@@ -375,15 +375,24 @@ class Agent:
             except MoorageError as no:
                 refused.append((member, no.problem.message))
                 continue
-            except Exception as error:  # any driver, asked of what anybody may send
-                refused.append((member, self._broke(self.drivers[member.driver], error)))
-                continue
             granted.append((member, self.claims.address(member) if member.place.hold else ""))
             if self.drivers[member.driver].traits.remembers:
                 places.append(member.place)
         if places:
             self.journal.placed(places)
         self._do(self.members.handle(Claims(granted, refused), self.host.now()))
+
+    def _check_driver(self, member: Member) -> None:
+        """Raises `Refused`: what the request's words are the reason of is said to be about the job."""
+        driver = self.drivers[member.driver]
+        try:
+            driver.check(member.request)
+        except Refused as no:
+            if no.problem.fault != "caller":
+                raise
+            raise refuse(no.problem.code, CANNOT_RUN + no.problem.message) from None
+        except Exception as error:  # any driver, asked of what anybody may send
+            raise refuse("internal", CANNOT_RUN + self._broke(driver, error)) from None
 
     def _live(self, command: SessionLive) -> None:
         self.journal.live(command.ledger)

@@ -12,6 +12,8 @@ from moorage.schemas.frames.fleet import Device, FleetFrame, Hello, Load, RollCa
 from moorage.schemas.frames.history import HistoryFrame, HistoryWorker, Moved, Story
 from moorage.schemas.frames.inspection import Finding, Look, Looked
 from moorage.schemas.frames.lease_session import (
+    ABOUT_THE_JOB,
+    CANNOT_RUN,
     NOT_PERMITTED,
     OTHERS,
     End,
@@ -43,6 +45,8 @@ from moorage.schemas.frames.told import Accepted, Answer, Change, Event, Events
 from moorage.schemas.frames.version import VERSION
 
 __all__ = [
+    "ABOUT_THE_JOB",
+    "CANNOT_RUN",
     "LOG_OFFSET_MAX",
     "LOG_PAGE_BYTES_DEFAULT",
     "LOG_PAGE_BYTES_MAX",

@@ -11,6 +11,10 @@ from moorage.schemas.frames.version import VERSION
 
 #: how the detail of a `refused` fact begins where the worker's own rules forbid the job
 NOT_PERMITTED: Final = "not-permitted: "
+#: and where its driver cannot run what the job asks for
+CANNOT_RUN: Final = "cannot-run: "
+#: a refusal that begins so is about the job and not about its GPUs: they stay free for others, and it goes elsewhere
+ABOUT_THE_JOB: Final = (NOT_PERMITTED, CANNOT_RUN)
 #: in rules by tenant, every tenant that is not named
 OTHERS: Final = "*"
 

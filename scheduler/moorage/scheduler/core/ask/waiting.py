@@ -18,7 +18,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, Replica
 from moorage.scheduler.core.tell.outputs import slots_of
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import NOT_PERMITTED
+from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
 from moorage.schemas.gpu import format_token
 from moorage.schemas.units import many
 
@@ -91,7 +91,7 @@ def _reason(trials: Trials, found: Explanation, barred: frozenset[int], replica:
         data["means"] = REASONS[data["reason"]]
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
     last = _last_why(job)
-    if "because" not in data and (last.startswith(NOT_PERMITTED) or data["reason"] in ("backoff", "contended")):
+    if "because" not in data and (last.startswith(ABOUT_THE_JOB) or data["reason"] in ("backoff", "contended")):
         data["because"] = last
     return data
 

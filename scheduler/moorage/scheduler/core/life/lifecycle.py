@@ -36,7 +36,7 @@ from moorage.scheduler.core.state import (
     Replica,
     Worker,
 )
-from moorage.schemas.frames import NOT_PERMITTED, Fact
+from moorage.schemas.frames import ABOUT_THE_JOB, Fact
 from moorage.schemas.job import Request
 
 RETRY_BACKOFF_MS: Final = 1_000
@@ -152,7 +152,7 @@ class Lifecycle:
             code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
             self._exited(draft, replica, member, state, code, fact.detail)
         elif kind == "refused":
-            if fact.detail.startswith(NOT_PERMITTED):
+            if fact.detail.startswith(ABOUT_THE_JOB):
                 self._never_there(draft, replica.job, member)
             else:
                 self._mark_busy(member)
@@ -165,7 +165,7 @@ class Lifecycle:
 
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:
-        """The worker's own rules forbid it: another try there would end alike, so the job goes elsewhere."""
+        """The worker's rules forbid it, or its driver cannot: another try there would end alike. It goes elsewhere."""
         if not draft.may(Act.AVOID):
             return  # it is tried there again, at most as often as any refusal allows
         worker = member.worker
