@@ -41,6 +41,7 @@ def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int, why: str)
     explained = explain_job(drive.engine, "t", "j")
     assert isinstance(explained, dict)
     assert explained["because"] == why
+    assert "fixes" not in explained, "whoever asked for other GPUs would be refused as well"
     # it is this job that may not, and nobody else
     drive.submit("other", gpu={"count": 2})
     assert drive.states("other") == ["PLACED"]

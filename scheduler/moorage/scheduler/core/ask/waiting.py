@@ -57,7 +57,8 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     data["asks"] = format_token(trials.request.effective_gpu, len(job.replicas))
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
-    if fixes and data["reason"] not in UNCURED:
+    refused = data.get("because", "").startswith(ABOUT_THE_JOB)  # and would be, whatever GPUs it asked for
+    if fixes and not refused and data["reason"] not in UNCURED:
         data["fixes"] = _fixes(trials, data["reason"])
     return data
 
