@@ -53,13 +53,15 @@ def environment(**extra: str) -> dict[str, str]:
     return {**env, "XDG_CONFIG_HOME": "/nonexistent", **extra}
 
 
-async def start(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> asyncio.subprocess.Process:
+async def start(
+    *argv: str, env: dict[str, str] | None = None, cwd: Path | None = None, stdout: int = asyncio.subprocess.PIPE
+) -> asyncio.subprocess.Process:
     """The command, running; its pipes are read by who started it. What a test leaves of it ends with the test."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         *argv,
         stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+        stdout=stdout,
         stderr=asyncio.subprocess.PIPE,
         env=environment(**(env or {})),
         cwd=cwd,
@@ -81,18 +83,11 @@ async def unread(*argv: str, env: dict[str, str] | None = None) -> Ran:
     read, write = os.pipe()
     os.close(read)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=write,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment(**(env or {})),
-        )
+        process = await start(*argv, env=env, stdout=write)
     finally:
         os.close(write)
     async with asyncio.timeout(COMMAND_S_MAX):
-        _, err = await ends_with_the_test(process).communicate()
+        _, err = await process.communicate()
     assert process.returncode is not None
     return Ran(process.returncode, "", err.decode())
 

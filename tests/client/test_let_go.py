@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from typing import Any, cast
 
 import pytest
 
@@ -68,7 +68,7 @@ async def at_every_step(once: Callable[[], Awaitable[Any]], after: Callable[[], 
 
 
 async def all_of(items: AsyncIterator[Any]) -> None:
-    async with contextlib.aclosing(items) as closed:  # type: ignore[type-var]
+    async with contextlib.aclosing(cast("AsyncGenerator[Any, None]", items)) as closed:
         async for _ in closed:
             pass
 
@@ -94,7 +94,7 @@ async def _wait(client: AsyncClient) -> None:
 
 
 async def _frames(client: AsyncClient) -> None:
-    async with contextlib.aclosing(client.fleet_frames()) as frames:  # type: ignore[type-var]
+    async with contextlib.aclosing(cast("AsyncGenerator[Any, None]", client.fleet_frames())) as frames:
         await anext(frames)
 
 

@@ -289,18 +289,20 @@ def test_what_is_handed_over_while_it_ends_is_failed_and_not_forgotten() -> None
             thread = LoopThread("ends")
             thread.start()
             told: list[str] = []
+            enough = threading.Event()
 
-            def calls(thread: LoopThread = thread, told: list[str] = told) -> None:
+            def calls(thread: LoopThread = thread, told: list[str] = told, enough: threading.Event = enough) -> None:
                 with contextlib.suppress(RuntimeError):
                     while True:
                         thread.call(asyncio.sleep(0))
                         told.append("came")
+                        if len(told) >= 20:
+                            enough.set()
 
             callers = [threading.Thread(target=calls, daemon=True) for _ in range(6)]
             for caller in callers:
                 caller.start()
-            while len(told) < 20:
-                time.sleep(0)
+            assert enough.wait(60)
             thread.stop()
             for caller in callers:
                 caller.join(20)

@@ -27,10 +27,16 @@ def written(title: str) -> str:
     return block.body
 
 
+class AsWritten(configparser.ConfigParser):
+    """Names keep their case."""
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
 def unit(title: str) -> dict[str, str]:
     """The service's lines; a unit may say nothing twice here."""
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser = AsWritten(interpolation=None)
     parser.read_string(written(title))
     assert set(parser.sections()) == {"Unit", "Service", "Install"}
     return dict(parser["Service"])

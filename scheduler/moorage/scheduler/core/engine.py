@@ -147,7 +147,7 @@ class Engine:
         return self.windows.barred_to(request.workload.timeout_s, deadline_ms, now_ms)
 
     def _soonest_ms(self, shape: Shape, priority: int) -> int:
-        return self._soonest.of(shape, priority, self.admission.all_heard)
+        return self._soonest.of(shape, priority) if self.admission.all_heard() else 0
 
     # ------------------------------------------------------------------------------------------- offer
 

@@ -111,8 +111,7 @@ class Fleet:
         """The class of hosts that are alike but for labels, and have those that were required as this one has them."""
         labels: dict[str, str] = hello["labels"]
         if self._asked_count <= ASKED_MAX:
-            none: set[str] = set()
-            labels = {label: value for label, value in labels.items() if value in self._asked.get(label, none)}
+            labels = {label: value for label, value in labels.items() if value in self._asked.get(label, ())}
         key = (alike, tuple(sorted(labels.items())))
         cls = self.classes.get(key)
         if cls is None:
@@ -142,12 +141,11 @@ class Fleet:
         them, the first time.
         """
         for label, values in requires.items():
-            asked = self._asked.setdefault(label, set()) if self._asked_count <= ASKED_MAX else self._asked.get(label)
             hosts = self.labelled.get(label, {})
-            for value in sorted(values if asked is None else values - asked):
+            for value in sorted(values.difference(self._asked.get(label, ()))):
                 self._asked_count += 1
-                if asked is not None and self._asked_count <= ASKED_MAX:
-                    asked.add(value)
+                if self._asked_count <= ASKED_MAX:
+                    self._asked.setdefault(label, set()).add(value)
                 for num in list(hosts.get(value, ())):
                     if self.hosts[num].cls.labels.get(label) != value:
                         self._sort_anew(self.hosts[num])

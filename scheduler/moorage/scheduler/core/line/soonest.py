@@ -92,14 +92,12 @@ class Soonest:
         self._second = -1  # of the ledger, and how many hosts and members may still be looked at in it
         self._left = 0
 
-    def of(self, shape: Shape, priority: int, all_heard: Callable[[], bool]) -> int:
-        """In how many ms; 0 for now, where no bound stands, and while not every worker was heard in this reign."""
+    def of(self, shape: Shape, priority: int) -> int:
+        """In how many ms, where every worker was heard in this reign; 0 for now, and where no bound stands."""
         second = self._state.time_ms // 1000
         if second != self._second:
             self._second, self._left = second, LOOKED_A_SECOND_MAX
         if self._left <= 0:
-            return 0
-        if not all_heard():
             return 0
         after_ms, looked = soonest_ms(self._fleet, shape, lambda member: self._least_ms(member, priority))
         self._left -= looked
