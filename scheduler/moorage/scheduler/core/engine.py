@@ -226,7 +226,7 @@ class Engine:
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
         self._accepting.clear()
-        self.planner.fresh.clear()
+        self.planner.filling.fresh.clear()
         self.clearing.forget(draft, self.clearing.compact(draft))
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
@@ -396,7 +396,7 @@ class Engine:
         if self.state.windows:
             self._accepting[num] = event.request
         if self.planner.holding.reservation is not None:
-            self.planner.fresh[num] = (event.tenant, event.request)
+            self.planner.filling.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
         self.planner.placing.ranker.arrived(shape, event.request.replicas)
         for index in range(1 if shape.together > 1 else event.request.replicas):
@@ -471,7 +471,9 @@ class Engine:
             self._indexing.reshape(job)
         out.ended = folded.ended
         for job in folded.ended[:LEARNED_MAX]:
-            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
+            shape = self.shape_of(job)
+            self.durations.learn(job, shape, self.workload_of(job))
+            self.planner.holding.learned(shape)
         out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
         leaving.new_jobs(flight, folded.accepted, out)

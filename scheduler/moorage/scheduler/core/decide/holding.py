@@ -52,6 +52,7 @@ class Holding:
         self._draft: Draft | None = None  # the last pass's
         self._looked_ms = -patience_ms
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
+        self._learned: set[Shape] = set()  # since the last look, while hosts are reserved: what jobs ended of
         self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
 
     # ------------------------------------------------------------------------------------- whose they are
@@ -234,8 +235,10 @@ class Holding:
     def _reopen(self, held: Reservation, now_ms: int) -> None:
         """Time alone may let somebody pass a reservation, though nothing changes in the fleet: look at those again.
 
-        To a tenant more is owed by and by, and hosts are free later than they were expected to be.
+        To a tenant more is owed by and by, hosts are free later than they were expected to be, and what has just ended
+        tells how long its siblings run.
         """
+        learned, self._learned = self._learned, set()
         start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
         if start_ms is not None:
             least_ms = max(LATER_MS, (start_ms - now_ms) // LATER_PART)
@@ -243,8 +246,16 @@ class Holding:
             if looked_ms is None or later or start_ms < looked_ms:
                 held.looked_start_ms = start_ms
         for line in self._lines.queue.lines.values():
-            if line.barred and (later or not held.hosts & self.barred(line.priority, line.shape, line.tenant)):
+            if not line.barred:
+                continue
+            again = later or line.shape in learned
+            if again or not held.hosts & self.barred(line.priority, line.shape, line.tenant):
                 line.barred, line.blocked_at = False, -1
+
+    def learned(self, shape: Shape) -> None:
+        """How long jobs of this shape run is better known than it was."""
+        if self.reservation is not None:
+            self._learned.add(shape)
 
     def forget(self, num: int) -> None:
         """A job is held, moved, or asks differently now: nothing is held back for it as it stood."""
@@ -253,4 +264,5 @@ class Holding:
 
     def _give_up(self) -> None:
         self.reservation = None
+        self._learned.clear()
         self._fleet.opens()  # its hosts

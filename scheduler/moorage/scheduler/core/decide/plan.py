@@ -1,7 +1,7 @@
 """One pass: queue → rank → place, over consistent state; a gang whole or not at all.
 
-Who is next is `Lines`, whose hosts are held back `Holding`, where it goes `Placing`. Whoever waits too long gets hosts
-reserved; who surely ends before they are free is filled in there.
+Who is next is `Lines`, whose hosts are held back `Holding`, who may use those meanwhile `Filling`, where it goes
+`Placing`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable
 from enum import Enum, auto
 from heapq import heappop, heappush, heapreplace
-from itertools import islice
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.ageing import Ageing
+from moorage.scheduler.core.decide.filling import Filling
 from moorage.scheduler.core.decide.holding import Holding
 from moorage.scheduler.core.decide.lines import Lines
 from moorage.scheduler.core.decide.placing import Placing
@@ -21,12 +21,11 @@ from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.line.backfill import DEPTH_MAX, Estimates
+from moorage.scheduler.core.line.backfill import Estimates
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line, Queue
 from moorage.scheduler.core.line.reserve import PATIENCE_MS
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.shape import Shape
-from moorage.schemas.job import Request
 
 #: choices that one pass makes, some 50 µs each where requests differ: then the record goes, and the next one goes on
 CHOICES_MAX: Final = 192
@@ -80,7 +79,7 @@ class Planner:
         self.placing = Placing(fleet, self.lines, ranker)
         #: this pass: the hosts that have opened since a line found no room at that change, None for any
         self._opened: dict[int, list[Host] | None] = {}
-        self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
+        self.filling = Filling(queue, self.lines, self.holding, self.placing, estimates)
 
     def is_done(self, draft: Draft) -> bool:
         """Whether nothing more may be placed in this record; who still waits is looked at in the next."""
@@ -93,6 +92,7 @@ class Planner:
             return 0
         self.lines.begin(draft)
         self.holding.begin(draft)
+        self.filling.begin()
         self._opened.clear()
         lines, fleet, placed = self.lines, self.fleet, 0
         strict, head_of = lines.order == "fifo", lines.head_of()
@@ -182,7 +182,7 @@ class Planner:
                     continue
                 line.blocked_at = self.fleet.changes
                 line.barred = line.barred or (strict and limited)
-                filled, end = self._fill_in(draft, line, room), End.NO_ROOM
+                filled, end = self.filling.fill_in(draft, line, room), End.NO_ROOM
                 break
             queue.pop(line)
             last, first = choice, first or item >> REPLICA_BITS
@@ -206,50 +206,8 @@ class Planner:
                 lines.count(draft, line, placed)
         if aside:
             queue.put_back(line, aside)
-            filled += 0 if end is End.NO_ROOM else self._fill_in(draft, line, room)
+            filled += 0 if end is End.NO_ROOM else self.filling.fill_in(draft, line, room)
         return Served(placed + filled, end, head)
-
-    # ------------------------------------------------------------------------------------------ backfill
-
-    def _fill_in(self, draft: Draft, line: Line, room: float) -> int:
-        """`_backfill`, counted; nobody is told of in the evidence but who came by the order."""
-        if self.holding.reservation is None:
-            return 0
-        count = self._backfill(draft, line, self.holding.barred(line.priority, line.shape, line.tenant), room)
-        if count:
-            self.lines.count(draft, line, count)
-        return count
-
-    def _backfill(self, draft: Draft, line: Line, barred: frozenset[int], room: float) -> int:
-        """Place who waits in a line that a reservation bars, and surely ends before that could start. How many."""
-        held, shape = self.holding.reservation, line.shape
-        if not barred or held is None:
-            return 0
-        line.barred = True  # whoever joins it may be short enough
-        if held.start_ms is None:
-            return 0
-        taken = self.holding.taken_back(line.priority, shape, line.tenant)
-        placed, need, jobs = 0, shape.gpus, draft.state.jobs
-        for item in list(islice(line.entries, DEPTH_MAX)):
-            if need > room or draft.full:
-                break
-            job = jobs.get(item >> REPLICA_BITS)
-            if self.queue.is_taken(line, item) or not self.lines.waits(draft, item):
-                continue
-            if job is not None:
-                asked: tuple[str, Request] | None = (job.tenant, self.estimates.request_of(job))
-            else:
-                asked = self.fresh.get(item >> REPLICA_BITS)
-            came_ms = job.accepted_ms if job is not None else draft.time_ms
-            most_ms = self.estimates.most_ms(*asked, shape, came_ms) if asked is not None else None
-            if most_ms is None or draft.time_ms + most_ms > held.start_ms:
-                continue
-            if self.placing.place(draft, shape, item, taken) is None:
-                break
-            self.queue.take_out(line.priority, shape, item, line.tenant)
-            placed += shape.together
-            room -= need
-        return placed
 
     # ---------------------------------------------------------------------------------------- preemption
 

@@ -38,11 +38,21 @@ class Estimates:
         By its time limit, else nine of ten such runs; `accepted_ms` is when its job was accepted.
         """
         run = request.workload
-        after = int(run.grace_s * 1000) + FREED_MS
+        after = _after_ms(request)
         if run.timeout_s is not None:
             return int(run.timeout_s * 1000) + after
         found = self.durations.estimate(tenant, workload_of(request), shape, None, accepted_ms)
         return found.p90_ms + after if found is not None else None
+
+    def even_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int | None:
+        """How long a member holds its devices at even odds, as `most_ms`; None where a sibling's run tells more."""
+        workload = workload_of(request)
+        if self.durations.knows_siblings(tenant, workload, shape, accepted_ms):
+            return None
+        limit_s = request.workload.timeout_s
+        limit_ms = None if limit_s is None else int(limit_s * 1000)
+        found = self.durations.estimate(tenant, workload, shape, limit_ms)
+        return found.p50_ms + _after_ms(request) if found is not None else None
 
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
         """(the ledger ms at which a member is expected to end, whether anything tells)."""
@@ -73,6 +83,11 @@ class Estimates:
         limit_s = request.workload.timeout_s
         limit_ms = None if limit_s is None else int(limit_s * 1000)
         return RunsAs(shape, groups_of(job.tenant, workload_of(request), shape), limit_ms, request.priority)
+
+
+def _after_ms(request: Request) -> int:
+    """For how long it may still hold its devices once its time is over."""
+    return int(request.workload.grace_s * 1000) + FREED_MS
 
 
 class RunsAs:
