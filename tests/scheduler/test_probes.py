@@ -96,16 +96,22 @@ def test_a_pass_asks_so_many_whether_they_might(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(filling, "ASKED_MAX", 2)
     drive = reserved()
     asked: list[str] = []
-    even_ms = drive.engine.estimates.even_ms
 
-    def counted(tenant: str, *rest: Any) -> int | None:
+    def in_vain(tenant: str, *rest: Any) -> None:
         asked.append(tenant)
-        return even_ms(tenant, *rest)
 
-    monkeypatch.setattr(drive.engine.estimates, "even_ms", counted)
+    monkeypatch.setattr(drive.engine.estimates, "even_ms", in_vain)
     for number in range(4):
-        drive.offer_submit(
-            f"j{number}", gpu={}, run={"driver": "noop"}, labels={"workload": f"s{number}"}, priority=50
-        )
+        drive.offer_submit(f"j{number}", gpu={}, run={"driver": "noop"}, labels={"workload": f"s{number}"}, priority=50)
     drive.tick()
     assert len(asked) == 2
+
+
+def test_whose_sibling_has_run_is_no_probe() -> None:
+    """It took an hour: what half of all others took is no hope."""
+    drive = reserved()
+    assert ask(drive, "b", gpu={"count": 1}, labels={"workload": "other"}) == "PLACED"
+    engine = drive.engine
+    drive.submit("c", gpu={"count": 2}, labels={"workload": "sweep"}, priority=40)
+    engine.durations.observe("t", "sweep", engine.shape_of(drive.job("c")), 3_600_000, drive.now)
+    assert ask(drive, "a") == "QUEUED"

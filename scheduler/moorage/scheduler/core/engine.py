@@ -473,7 +473,7 @@ class Engine:
         for job in folded.ended[:LEARNED_MAX]:
             shape = self.shape_of(job)
             self.durations.learn(job, shape, self.workload_of(job))
-            self.planner.holding.learned(shape)
+            self.planner.holding.ended(job.num, shape)
         out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
         leaving.new_jobs(flight, folded.accepted, out)

@@ -54,9 +54,7 @@ class _Candidate(NamedTuple):
 class Filling:
     """Over one engine's queue; places behind the back of the one reservation that `Holding` knows."""
 
-    def __init__(
-        self, queue: Queue, lines: Lines, holding: Holding, placing: Placing, estimates: Estimates
-    ) -> None:
+    def __init__(self, queue: Queue, lines: Lines, holding: Holding, placing: Placing, estimates: Estimates) -> None:
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
         self._asked = 0  # this pass: candidates that were asked whether they might be probes
         self._probes: list[_Candidate] = []  # this pass's
@@ -97,7 +95,7 @@ class Filling:
             if self._placing.place(draft, shape, item, taken) is None:
                 break
             if is_probe:
-                held.probes += 1
+                held.probes.add(found.num)
                 self._probes.append(found)
             self._queue.take_out(line.priority, shape, item, line.tenant)
             placed += shape.together
@@ -125,7 +123,7 @@ class Filling:
 
     def _may_probe(self, draft: Draft, line: Line, held: Reservation, found: _Candidate) -> bool:
         """Whether it may be the one of its batch that goes ahead at even odds."""
-        if held.probes >= PROBES_A_HOST * len(held.hosts) or held.start_ms is None:
+        if len(held.probes) >= PROBES_A_HOST * len(held.hosts) or held.start_ms is None:
             return False
         lines = self._lines
         if lines.turns is not None or lines.standing(line) < lines.standing_of(held.priority, held.item):

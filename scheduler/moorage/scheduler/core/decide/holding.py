@@ -52,7 +52,7 @@ class Holding:
         self._draft: Draft | None = None  # the last pass's
         self._looked_ms = -patience_ms
         self._moved_ms = 0  # ledger ms at which the reservation's hosts were last chosen
-        self._learned: set[Shape] = set()  # since the last look, while hosts are reserved: what jobs ended of
+        self._learned: set[Shape] = set()  # since the last look, of which shapes a probe ended
         self._preemptors = NOBODY  # the jobs for which others ended at the last pass, by number
 
     # ------------------------------------------------------------------------------------- whose they are
@@ -235,8 +235,8 @@ class Holding:
     def _reopen(self, held: Reservation, now_ms: int) -> None:
         """Time alone may let somebody pass a reservation, though nothing changes in the fleet: look at those again.
 
-        To a tenant more is owed by and by, hosts are free later than they were expected to be, and what has just ended
-        tells how long its siblings run.
+        To a tenant more is owed by and by, hosts are free later than they were expected to be, and a probe that has
+        ended tells how long its siblings run.
         """
         learned, self._learned = self._learned, set()
         start_ms, looked_ms, later = held.start_ms, held.looked_start_ms, False
@@ -252,9 +252,9 @@ class Holding:
             if again or not held.hosts & self.barred(line.priority, line.shape, line.tenant):
                 line.barred, line.blocked_at = False, -1
 
-    def learned(self, shape: Shape) -> None:
-        """How long jobs of this shape run is better known than it was."""
-        if self.reservation is not None:
+    def ended(self, num: int, shape: Shape) -> None:
+        """A job is over; a probe tells how long the others of its batch run."""
+        if self.reservation is not None and num in self.reservation.probes:
             self._learned.add(shape)
 
     def forget(self, num: int) -> None:

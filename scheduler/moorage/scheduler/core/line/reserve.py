@@ -65,7 +65,7 @@ class Reservation:
         takes_ms = LATE_TIMES * (start_ms - since_ms) if start_ms is not None else 0
         self.late_ms = since_ms + max(LATE_MIN_MS, takes_ms)
         self.more = 0
-        self.probes = 0  # jobs that were filled in though they may well outlast its start, see `Filling`
+        self.probes: set[int] = set()  # jobs that were filled in though they may well outlast its start, by number
         self.short_ms = -1  # since when its hosts could not hold it; -1: they could at the last look
         self.looked_start_ms = start_ms  # as it was when those that it bars were last looked at because of it
 
