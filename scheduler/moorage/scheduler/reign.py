@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
-from moorage.scheduler.collecting import Collecting
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
@@ -18,6 +17,7 @@ from moorage.scheduler.core.state import State
 from moorage.scheduler.core.tell.outputs import Message
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.fleet_frames import FleetFrames
+from moorage.scheduler.gc_schedule import GcSchedule
 from moorage.scheduler.history import History
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import LedgerOlder
@@ -86,7 +86,7 @@ class Reign:
             self._on_delivery,
             lambda: self.engine.waiting + self.intake.waiting,
         )
-        self.collecting = Collecting()
+        self.gc_schedule = GcSchedule()
         self._kick = asyncio.Event()
         self._draining = False
         self._subscriptions: list[Any] = []
@@ -218,7 +218,7 @@ class Reign:
             self.queue_reader.made_room()
             decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
             await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
-            self.collecting.wrote(len(outputs.events))
+            self.gc_schedule.count_events(len(outputs.events))
             if len(outputs.events) >= LONG_RECORD:
                 await asyncio.sleep(0)  # a turn for the others: what came is read
             if not engine.state.leader:
@@ -318,7 +318,7 @@ class Reign:
         frames, told = FleetFrames(self.engine), False
         while True:
             await asyncio.sleep(FLEET_FRAME_S)
-            self.collecting.tidy(len(self.engine.state.jobs))
+            self.gc_schedule.collect_if_calm(len(self.engine.state.jobs))
             for _ in frames.catch_up():
                 await asyncio.sleep(0)
             frame, bytes_max = frames.frame(), self._world.max_payload_bytes

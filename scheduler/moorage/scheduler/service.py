@@ -198,7 +198,7 @@ class Scheduler:
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
         reign = self.reign = Reign(self, state, began_ms)
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
-        reign.collecting.begin()
+        reign.gc_schedule.begin()
         async with asyncio.TaskGroup() as group:
             await reign.open()
             try:
