@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler import asked, gc_schedule, intake
 from moorage.scheduler import foresight as foresight_module
+from moorage.scheduler import gc_schedule, intake, question_queue
 from moorage.scheduler.core import draft, engine
 from moorage.scheduler.core.decide import plan
 from moorage.scheduler.core.events import QueueRead
@@ -315,8 +315,8 @@ def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pyte
 def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_without_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asked, "QUESTIONS_S", 0.0)
-    monkeypatch.setattr(asked, "ASKED_MAX", 50)
+    monkeypatch.setattr(question_queue, "QUESTIONS_S", 0.0)
+    monkeypatch.setattr(question_queue, "ASKED_MAX", 50)
     drive = Driving()
     answers: dict[str, bytes] = {}
     read: list[tuple[str, str, str]] = []
@@ -346,7 +346,7 @@ def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_withou
 async def test_who_waited_for_a_forecast_is_told_in_several_turns_and_tenants_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asked, "QUESTIONS_S", 0.0)
+    monkeypatch.setattr(question_queue, "QUESTIONS_S", 0.0)
     drive = Driving()
     drive.worker("w0", 1)
     drive.submit("hog", gpu={})

@@ -17,11 +17,11 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler import asked
-from moorage.scheduler.asked import Asked, overloaded
+from moorage.scheduler import question_queue
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.records import actor, by_tenant
+from moorage.scheduler.question_queue import QuestionQueue, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
@@ -74,7 +74,7 @@ class Intake:
         self._raw: deque[Delivery] = deque()
         self._array: _Array | None = None  # the one that is being read
         self._skip = len(subjects.prefix) + 1
-        self._asked = Asked(self._skip)
+        self._questions = QuestionQueue(self._skip)
         self.counters: Counter[str] = Counter()
         self.hellos: dict[str, Hello] = {}
 
@@ -90,25 +90,25 @@ class Intake:
         if self.waiting >= WAITING_MAX:
             self.counters["dropped"] += 1
             return
-        tenant = self._asked.tenant_of(delivery.subject)
+        tenant = self._questions.tenant_of(delivery.subject)
         if not tenant:
             self._raw.append(delivery)
-        elif not self._asked.put(tenant, delivery):
+        elif not self._questions.put(tenant, delivery):
             self.counters["overloaded"] += 1
             self._refuse(delivery, Refused(overloaded(tenant)))
 
     @property
     def waiting(self) -> int:
-        return len(self._raw) + self._asked.size
+        return len(self._raw) + self._questions.size
 
     def drain(self, mono_ms: int) -> bool:
         """Decode and offer what waits, as much as makes one turn of the loop; whether that was all."""
-        raw, questions, room = self._raw, self._asked, AT_ONCE
+        raw, questions, room = self._raw, self._questions, AT_ONCE
         while room > 0 and (self._array is not None or raw):
             array = self._array
             delivery = raw.popleft() if array is None else array.delivery
             room -= self._try(delivery, array, room, mono_ms)
-        ends = time.monotonic() + asked.QUESTIONS_S
+        ends = time.monotonic() + question_queue.QUESTIONS_S
         while questions.size:
             self._try(questions.take(), None, 1, mono_ms)
             if time.monotonic() >= ends:

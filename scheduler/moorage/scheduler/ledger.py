@@ -34,7 +34,7 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
-from moorage.scheduler.patience import RETRY_WAIT_S, RETRY_WAIT_S_MAX, patiently
+from moorage.scheduler.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
 from moorage.scheduler.stuck import GONE_NEXT, NOT_CONNECTED, Appending
 from moorage.schemas.subjects import Subjects
 
@@ -95,7 +95,7 @@ class Ledger:
             "num_replicas": self._replicas,
             **({"first_seq": first_seq} if first_seq else {}),
         }
-        info = await patiently(lambda: self._js.ensure_stream(config))
+        info = await retry_unanswered(lambda: self._js.ensure_stream(config))
         self.saw(info)
         return info.last_seq
 

@@ -22,10 +22,10 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, LedgerOlder
-from moorage.scheduler.patience import patiently
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.reign import Reign, monotonic_ms
+from moorage.scheduler.retrying import retry_unanswered
 from moorage.scheduler.settings import RECORDS_BETWEEN
 from moorage.scheduler.snapshots import Snapshots, recover
 from moorage.scheduler.standing import Standings
@@ -108,7 +108,7 @@ class Scheduler:
 
     async def _run(self) -> None:
         self._is_new = await self.ledger.ensure() == 0
-        await patiently(self._make_streams)
+        await retry_unanswered(self._make_streams)
         state = await recover(self.ledger, self.snapshots)
         gaps = 0
         while True:
