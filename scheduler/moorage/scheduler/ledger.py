@@ -35,7 +35,7 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
-from moorage.scheduler.stuck import GONE_NEXT, NOT_CONNECTED, Appending
+from moorage.scheduler.write_stall import GONE_NEXT, NOT_CONNECTED, AppendProgress
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
@@ -75,7 +75,7 @@ class Ledger:
         self._replicas = replicas
         self.unclear = 0  # appends whose first answer was none
         self.junk = 0  # records that nobody of ours wrote
-        self.appending = Appending()
+        self.appending = AppendProgress()
         self._server_ahead_s: float | None = None  # of this machine's monotonic clock
 
     async def ensure(self, *, first_seq: int = 0) -> int:

@@ -26,7 +26,7 @@ from moorage.scheduler.questions import Questions
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import RecordedEngine
 from moorage.scheduler.snapshots import EXIT_GONE, FOLLOWER_TIMEOUT_S
-from moorage.scheduler.stuck import Stuck
+from moorage.scheduler.write_stall import StalledRequests
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import RollCall
 
@@ -78,7 +78,7 @@ class Reign:
         )
         asked = self.questions
         self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
-        self.stuck = Stuck(
+        self.stalled = StalledRequests(
             scheduler.ledger.appending,
             scheduler.subjects,
             self._fresh_s,
@@ -125,14 +125,14 @@ class Reign:
         self._subscriptions += await discovery.open(self._world)
 
     async def close(self) -> None:
-        self.stuck.close()
+        self.stalled.close()
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.questions.close()
         await self.queue_reader.letters.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        if self.stuck.keeps(delivery):
+        if self.stalled.keeps(delivery):
             return
         self.intake.put(delivery)
         if not self._draining:
@@ -177,8 +177,8 @@ class Reign:
             "history": self.history.figures(),
             "counters": {
                 **self.intake.counters,
-                "stuck": self.stuck.told,
-                "dropped": self.intake.counters["dropped"] + self.stuck.dropped,
+                "stuck": self.stalled.told,
+                "dropped": self.intake.counters["dropped"] + self.stalled.dropped,
             },
         }
 
@@ -200,7 +200,7 @@ class Reign:
             self._loop.call_soon(engine.foresee)
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
-            self.stuck.release()
+            self.stalled.release()
             self.records += 1
             if only_ends:
                 self._kept_waiting = self._kept_waiting + 1 if engine.submitted else 0
