@@ -150,8 +150,8 @@ class Ledger:
             raise LedgerBroken(str(error)) from None
         return count
 
-    async def retell(self, state: State, through: int) -> AsyncIterator[tuple[int, Record, Folded]]:
-        """Fold what stands behind `state.seq` up to a record, and say what each one changed; junk is left out.
+    async def fold_range(self, state: State, through: int) -> AsyncIterator[tuple[int, Record, Folded]]:
+        """Fold the records after `state.seq` up to `through`, and yield what each one changed; junk is left out.
 
         Raises `LedgerGap`, `LedgerBroken`.
         """
