@@ -158,8 +158,8 @@ class Bench:
         steps.wrap(engine.planner, "plan", "rank and place")
         steps.wrap(engine.clearing, "compact", "compaction: digest")
         steps.wrap(engine, "build", "build: rest")
-        steps.wrap(engine.leaving, "new_jobs", "answers to callers")
-        steps.wrap(engine.leaving, "tell", "events")
+        steps.wrap(engine.output_writer, "answer_submits", "answers to callers")
+        steps.wrap(engine.output_writer, "add_events", "events")
         steps.wrap(engine, "commit", "commit: rest")
         steps.wrap(self, "_send", "frames out")
         for module, name, step in (

@@ -320,7 +320,7 @@ class Driving:
         """One record; then the workers do as they are told, their facts wait for the next record."""
         self.now += ms
         payload = self.engine.build(self.now, self.now)
-        self.engine.foresee()
+        self.engine.prepare_early()
         seq = self.store(payload)
         early = self.engine.early(seq)
         out = self.engine.commit(seq, self.now)

@@ -77,7 +77,7 @@ class Foresight:
         self._telling: set[asyncio.Task[None]] = set()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
         self._submits_from_s = 0.0
-        engine.leaving.tell_waiting = self.at_submit
+        engine.output_writer.explain_waiting = self.at_submit
 
     # ------------------------------------------------------------------------------------------- asked
 

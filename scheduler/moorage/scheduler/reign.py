@@ -197,7 +197,7 @@ class Reign:
             only_ends = engine.only_ends
             payload = engine.build(self._time_ms(now), now)
             self._built_ms = now
-            self._loop.call_soon(engine.foresee)
+            self._loop.call_soon(engine.prepare_early)
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
             self.stalled.release()
@@ -213,7 +213,7 @@ class Reign:
             wanted, outputs.messages = outputs.messages, []
             if wanted != early:  # what a GPU waits for leaves before the others' words are put together
                 await self._world.send(wanted)
-            engine.tell(outputs)
+            engine.complete(outputs)
             self.history.take(outputs)
             self.queue_reader.made_room()
             decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes

@@ -1,8 +1,8 @@
-"""The only door of the core: events in, one record out, and after its acknowledgement everything that may leave.
+"""The core's only entry point: events go in, one record comes out, and once that is acknowledged the outputs follow.
 
-`offer` takes what came, `build` makes the record of this tick, `commit` folds it and says what leaves. Between build
-and commit there is exactly one record in flight (ledger-rules H1); when its fate cannot be told, the engine is thrown
-away and made anew from the ledger (H4): it never rolls back.
+`offer` takes an event, `build` makes the record of this tick, and `commit` folds it and returns the outputs. Between
+`build` and `commit` exactly one record is in flight (ledger-rules H1). If nobody can say what became of it, the engine
+is thrown away and rebuilt from the ledger (H4): it never rolls back.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import Job, State, Worker
 from moorage.scheduler.core.tell.early import early_frames
 from moorage.scheduler.core.tell.in_flight import InFlight
-from moorage.scheduler.core.tell.leaving import Leaving
+from moorage.scheduler.core.tell.output_writer import OutputWriter
 from moorage.scheduler.core.tell.outputs import Message, Outputs, WantedFrames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
@@ -62,11 +62,11 @@ from moorage.schemas.frames import Answer, FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.job import Request
 from moorage.schemas.subjects import Subjects
 
-#: a W3C traceparent has 55; what is longer is none
+#: a W3C traceparent has 55 characters; anything longer than this is ignored
 TRACE_CHARS_MAX: Final = 128
-#: events beside requests that one record takes in, a few µs each where they write nothing: renewals, questions
+#: events (without submits and cancels) that one record takes; a renewal or question that writes nothing takes a few µs
 EVENTS_MAX: Final = 2_048
-#: queue entries that no longer wait before they are cleared out
+#: entries of jobs that no longer wait may stay in the queue until there are more than this
 QUEUE_SPARE: Final = 1_000
 
 
@@ -109,8 +109,8 @@ class Engine:
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.clearing = Clearing(state, self.requests, config)
         self._indexing = Indexing(state, reading, self.planner, self.timers, self.admission, self.durations)
-        self.leaving = Leaving(state, config, self.sessions, self.request_of, self._indexing.arm)
-        self.own_subject = self.leaving.own_subject
+        self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm)
+        self.own_subject = self.output_writer.own_subject
         self._soonest = Soonest(state, self.fleet, self.estimates)
         self.admission.soonest_ms = self._soonest_ms
         self._operating = Operating(state, self.windows, self.sessions.health)
@@ -121,16 +121,16 @@ class Engine:
         self._offered = Offered()
         self._in_flight: InFlight | None = None
         self._untold: tuple[InFlight, Folded] | None = None
-        self._accepting: dict[int, Request] = {}  # of the jobs that this record accepts, where their limits matter
+        self._accepting: dict[int, Request] = {}  # jobs that this record accepts, while some worker has a drain planned
         self._looked_ms = 0
         self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
         self._built_ms = mono_ms
-        self._replan = False  # a worker joined with the last record, or it was full: somebody may start now
-        self._hurry = False  # more had come than the last record took in, be it renewals
-        self._left_queue = 0  # entries of the queue that no longer wait, at most
+        self._replan = False  # the last record was full, or a worker joined with it: more may be placed at once
+        self._hurry = False  # the last record had no room for all that was offered
+        self._left_queue = 0  # at most so many entries of the queue no longer wait
         self._indexing.resume(mono_ms)
 
-    # ------------------------------------------------------------------------------- what its parts ask
+    # --------------------------------------------------------------------------- callbacks for its parts
 
     def _preempting(self) -> Preempting:
         config = self.config
@@ -138,7 +138,7 @@ class Engine:
         return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
 
     def _barred_by_limits(self, num: int, now_ms: int) -> frozenset[int]:
-        """Workers that are to be left before the job's time limit is over."""
+        """Workers whose drain would end this job before its own time limit does."""
         job = self.state.jobs.get(num)
         if job is not None:
             return self.windows.barred_to(self.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
@@ -152,32 +152,32 @@ class Engine:
     # ------------------------------------------------------------------------------------------- offer
 
     def offer(self, event: Event) -> None:
-        """Take an event for the next record. Never blocks; the caller bounds what it offers."""
+        """Take an event for the next record. Never blocks; it is for the caller to bound how much it offers."""
         self._offered.add(event)
 
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
-        """A load frame changes the soft view at once and needs no record."""
+        """Take a load frame: it changes the soft view of the fleet at once and is in no record."""
         self.sessions.load(worker_id, frame, mono_ms)
 
     def kept(self, job: Job, sequence: int) -> None:
-        """The whole story of a job that is over stands in the history there: memory may let it go."""
+        """The history holds all of this ended job's transitions at `sequence`, so memory may drop them."""
         job.kept = sequence
 
     @property
     def urgent(self) -> bool:
-        """Whether something waits that must not wait for the next heartbeat (a few renewals alone may, a little)."""
+        """Whether a record is due now, not only with the next heartbeat. Renewals alone can wait a little."""
         offered = self._offered
         pressing = offered.submits or offered.cancels.size or offered.pressing or self._indexing.rejects
         return bool(pressing or self._hurry or (self._replan and self.queue.size))
 
     @property
     def submitted(self) -> bool:
-        """Whether a request was offered that is in no record yet."""
+        """Whether a submit waits for its record."""
         return bool(self._offered.submits)
 
     @property
     def only_ends(self) -> bool:
-        """Whether all that presses is news of a few members that are over, and nobody waits for what they held."""
+        """Whether the only urgent events are ends of a few members, and no job is waiting for their GPUs."""
         return not self.queue.size and self._offered.only_ends
 
     @property
@@ -233,9 +233,9 @@ class Engine:
         return encode_record(record)
 
     def _gather(self, flight: InFlight) -> list[Order]:
-        """Take in what was offered beside requests and cancels, as much as there is room for, but for the orders.
+        """Take what was offered apart from submits and cancels, as much as the record has room for.
 
-        Those are returned: they are given once the pauses that are due are over.
+        Operators' orders are only returned: they must see the queue after the backoffs that end now.
         """
         draft, rest = flight.draft, self._offered.rest
         folded: dict[int, int] = {}  # the last fact frame by worker number
@@ -277,7 +277,7 @@ class Engine:
             flight.asks.append(event)
 
     def standing_draft(self) -> Draft:
-        """What stands: the record in flight over the state, an empty one where none is. To be read only."""
+        """A draft for questions: the state with the record in flight on top, if there is one. Only for reading."""
         return self._in_flight.draft if self._in_flight is not None else Draft(self.state, self.state.time_ms)
 
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
@@ -292,14 +292,14 @@ class Engine:
         flight = self._in_flight
         return flight is not None and any(act[0] == Act.SNAPSHOT for act in flight.draft.acts)
 
-    def foresee(self) -> None:
-        """To be called while the record in flight is appended, when there is time for it; see `early`."""
+    def prepare_early(self) -> None:
+        """Prepare what `early` returns. Called while the append is under way, when the leader would only wait."""
         flight = self._in_flight
         if flight is not None:
             flight.early = self.state.seq + 1, early_frames(self.state, flight, self.subjects)
 
     def early(self, seq: int) -> list[Message]:
-        """What may leave as soon as the record in flight is acknowledged at `seq`; `acknowledged` must follow."""
+        """The frames to send first, as soon as the record in flight is acknowledged at `seq`; then `acknowledged`."""
         assert self._in_flight is not None
         at, frames = self._in_flight.early
         return frames if at == seq and not self.sessions.ahead else []
@@ -315,7 +315,7 @@ class Engine:
         return self._built_ms
 
     def forget_callers(self) -> None:
-        """A copy that is only asked what would happen answers nobody."""
+        """For a copy of the engine that only tries out what would happen: it must answer nobody."""
         self._offered.forget_asks()
         if self._in_flight is not None:
             self._in_flight.asks.clear()
@@ -326,7 +326,10 @@ class Engine:
         return self._rid
 
     def _slept(self, mono_ms: int) -> None:
-        """This leader was stopped, or nothing was acknowledged for a while: everybody counts as heard now (H28)."""
+        """This process was suspended, or no append was acknowledged for a while.
+
+        Workers are not to blame for that silence, so all count as heard just now (H28).
+        """
         for host in self.fleet.hosts.values():
             host.last_ms = max(host.last_ms, mono_ms)
             if host.load_ms >= 0:
@@ -413,7 +416,7 @@ class Engine:
             flight.replies.append((batch.answers, batch.reply, batch.json))
 
     def _take_orders(self, flight: InFlight, orders: list[Order]) -> None:
-        """Each once every pause that is due is over, as `orders` wants it; what has no room left waits."""
+        """Carry out orders once all backoffs that are due have ended; those without room wait for the next record."""
         for at, order in enumerate(orders):
             if flight.draft.full or self.timers.behind(flight.draft):
                 self._offered.put_back(orders[at:])
@@ -440,7 +443,7 @@ class Engine:
         self.timers.clear_out()
 
     def _has_room(self, draft: Draft, event: FromWorker) -> bool:
-        """Whether this record has room for the most that a frame may bring; an empty one always has."""
+        """Whether the record has room for the most that this frame may write; an empty record always has."""
         frame, size = event.frame, 0
         if isinstance(frame, FactFrame | Join):
             size = 2 * STEP_BYTES * len(frame.facts)
@@ -452,18 +455,18 @@ class Engine:
     # ------------------------------------------------------------------------------------------ commit
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
-        """Fold the record in flight, acknowledged at `seq`; returns everything that may leave now."""
+        """Fold the record in flight, which was acknowledged at `seq`; returns all its outputs."""
         out = self.acknowledged(seq, mono_ms)
-        self.tell(out)
+        self.complete(out)
         return out
 
     def acknowledged(self, seq: int, mono_ms: int) -> Outputs:
-        """The first half of `commit`: what workers wait for. `tell` must follow, before anything else is asked."""
+        """The first half of `commit`: the frames that workers wait for. Call `complete` next, before anything else."""
         flight = self._in_flight
         assert flight is not None
         assert flight.record is not None
         self._in_flight = None
-        state, leaving, out = self.state, self.leaving, Outputs()
+        state, writer, out = self.state, self.output_writer, Outputs()
         folded = fold(state, flight.record, seq)
         if not flight.draft.empty:
             self.admission.moved_seq = seq
@@ -474,7 +477,7 @@ class Engine:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
-        leaving.new_jobs(flight, folded.accepted, out)
+        writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded.workers, out, mono_ms)
         wanted.placed(folded.placed)
         for member in folded.touched:
@@ -484,29 +487,29 @@ class Engine:
             self.reports[host.worker.num] = frame
             renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining")
             out.answers.append((event.reply, encode(renewed, json=event.json)))
-            leaving.show(wanted, host.worker, frame.held, frame.no)
+            writer.want_differences(wanted, host.worker, frame.held, frame.no)
             if host.worker.well and frame.well_n < host.worker.well_n:
                 wanted.well(host.worker)
         for event, session in flight.joined:
-            leaving.answer_join(event, session, wanted, out)
+            writer.answer_join(event, session, wanted, out)
         out.messages += wanted.messages()
         self._untold = flight, folded
         return out
 
-    def tell(self, out: Outputs) -> None:
-        """The other half of `commit`: the answers that are left, and the events."""
+    def complete(self, out: Outputs) -> None:
+        """The second half of `commit`: the remaining answers, and the events."""
         assert self._untold is not None
         (flight, folded), self._untold = self._untold, None
         for answer, reply, json in flight.replies:
             if isinstance(answer, Answer):
                 answer = msgspec.structs.replace(answer, ledger=self.state.seq)
             out.answers.append((reply, encode(answer, json=json)))
-        self.leaving.tell(folded, out)
+        self.output_writer.add_events(folded, out)
         for ask in flight.asks:
             answer = ask.answer()
             if answer is not None:
                 out.answers.append((ask.reply, encode(answer, json=ask.json)))
-        out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
+        out.answers = [answer for answer in out.answers if answer[0]]  # without a reply subject no answer was wanted
 
     def _workers(self, flight: InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
         joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named
