@@ -156,7 +156,7 @@ class Bench:
         steps.wrap(engine, "_from_worker", "facts: policy and draft")
         steps.wrap(engine, "_take_submits", "admission, accept, queue")
         steps.wrap(engine.planner, "plan", "rank and place")
-        steps.wrap(engine.clearing, "compact", "compaction: digest")
+        steps.wrap(engine.retention, "compact", "compaction: digest")
         steps.wrap(engine, "build", "build: rest")
         steps.wrap(engine.output_writer, "answer_submits", "answers to callers")
         steps.wrap(engine.output_writer, "add_events", "events")

@@ -9,7 +9,7 @@ import pytest
 
 from moorage.scheduler.core.config import CLUSTER, Config
 from moorage.scheduler.core.life import sessions
-from moorage.scheduler.core.life.trust import Trust
+from moorage.scheduler.core.life.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
 from tests.scheduler.driving import H100, Driving, Worker, devices
@@ -485,7 +485,7 @@ def test_a_restored_ledger_waits_for_the_longest_lease_that_it_knows_of() -> Non
     drive.worker("w0")
     state = drive.state
     state.restored_ms, state.restored_epoch = state.time_ms, state.epoch - 1
-    trust = Trust(state, drive.engine.sessions, Config(), 0)
+    trust = StaleLedgerGuard(state, drive.engine.sessions, Config(), 0)
     assert [trust.may_place(state.time_ms, ms) for ms in (30_000, 67_000, 68_000)] == [False, False, True]
 
 

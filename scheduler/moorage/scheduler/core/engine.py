@@ -33,12 +33,12 @@ from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.life.admission import Admission, NewJob
-from moorage.scheduler.core.life.clearing import Clearing
 from moorage.scheduler.core.life.lifecycle import Lifecycle
-from moorage.scheduler.core.life.offered import Offered
+from moorage.scheduler.core.life.pending_events import PendingEvents
+from moorage.scheduler.core.life.retention import Retention
 from moorage.scheduler.core.life.sessions import Sessions, lose_bytes
+from moorage.scheduler.core.life.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.life.timers import Timers
-from moorage.scheduler.core.life.trust import Trust
 from moorage.scheduler.core.life.windows import Windows
 from moorage.scheduler.core.line.backfill import Estimates
 from moorage.scheduler.core.line.durations import LEARNED_MAX, Durations
@@ -107,18 +107,18 @@ class Engine:
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.planner.lines.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
-        self.clearing = Clearing(state, self.requests, config)
+        self.retention = Retention(state, self.requests, config)
         self._indexing = Indexing(state, reading, self.planner, self.timers, self.admission, self.durations)
         self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm)
         self.own_subject = self.output_writer.own_subject
         self._soonest = Soonest(state, self.fleet, self.estimates)
         self.admission.soonest_ms = self._soonest_ms
         self._operating = Operating(state, self.windows, self.sessions.health)
-        self._trust = Trust(state, self.sessions, config, mono_ms)
-        self.may_place, self.behind = self._trust.may_place, self._trust.behind
+        self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, mono_ms)
+        self.may_place, self.behind = self._stale_ledger.may_place, self._stale_ledger.behind
         self._rid = 0
         self.planner.lines.overdue = self.timers.overdue
-        self._offered = Offered()
+        self._pending = PendingEvents()
         self._in_flight: InFlight | None = None
         self._untold: tuple[InFlight, Folded] | None = None
         self._accepting: dict[int, Request] = {}  # jobs that this record accepts, while some worker has a drain planned
@@ -153,7 +153,7 @@ class Engine:
 
     def offer(self, event: Event) -> None:
         """Take an event for the next record. Never blocks; it is for the caller to bound how much it offers."""
-        self._offered.add(event)
+        self._pending.add(event)
 
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
         """Take a load frame: it changes the soft view of the fleet at once and is in no record."""
@@ -166,24 +166,24 @@ class Engine:
     @property
     def urgent(self) -> bool:
         """Whether a record is due now, not only with the next heartbeat. Renewals alone can wait a little."""
-        offered = self._offered
-        pressing = offered.submits or offered.cancels.size or offered.pressing or self._indexing.rejects
-        return bool(pressing or self._hurry or (self._replan and self.queue.size))
+        pending = self._pending
+        urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects
+        return bool(urgent or self._hurry or (self._replan and self.queue.size))
 
     @property
     def submitted(self) -> bool:
         """Whether a submit waits for its record."""
-        return bool(self._offered.submits)
+        return bool(self._pending.submits)
 
     @property
     def only_ends(self) -> bool:
         """Whether the only urgent events are ends of a few members, and no job is waiting for their GPUs."""
-        return not self.queue.size and self._offered.only_ends
+        return not self.queue.size and self._pending.only_ends
 
     @property
     def waiting(self) -> int:
         """Events offered and not yet in a record."""
-        return len(self._offered)
+        return len(self._pending)
 
     @property
     def next_timer_ms(self) -> float:
@@ -227,7 +227,7 @@ class Engine:
             self._replan = self.planner.is_done(draft)
         self._accepting.clear()
         self.planner.fresh.clear()
-        self.clearing.forget(draft, self.clearing.compact(draft))
+        self.retention.forget(draft, self.retention.compact(draft))
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
@@ -237,7 +237,7 @@ class Engine:
 
         Operators' orders are only returned: they must see the queue after the backoffs that end now.
         """
-        draft, rest = flight.draft, self._offered.rest
+        draft, rest = flight.draft, self._pending.rest
         folded: dict[int, int] = {}  # the last fact frame by worker number
         orders: list[Order] = []
         later: list[FromWorker] = []
@@ -258,7 +258,7 @@ class Engine:
             else:
                 self._take_in(flight, event)
         self._hurry = bool(rest)
-        self._offered.put_back(later)
+        self._pending.put_back(later)
         return orders
 
     def _take_in(self, flight: InFlight, event: Operate | SnapshotTaken | PartKept | Resign | Ask) -> None:
@@ -316,7 +316,7 @@ class Engine:
 
     def forget_callers(self) -> None:
         """For a copy of the engine that only tries out what would happen: it must answer nobody."""
-        self._offered.forget_asks()
+        self._pending.forget_asks()
         if self._in_flight is not None:
             self._in_flight.asks.clear()
 
@@ -357,7 +357,7 @@ class Engine:
 
     def _take_cancels(self, flight: InFlight) -> None:
         draft = flight.draft
-        for event in self._offered.cancels.take(draft):
+        for event in self._pending.cancels.take(draft):
             if isinstance(event, QueueRead):
                 self._read_through(draft, event)
             else:
@@ -369,10 +369,10 @@ class Engine:
         draft.bytes += 64
 
     def _take_submits(self, flight: InFlight) -> None:
-        submits, draft = self._offered.submits, flight.draft
+        submits, draft = self._pending.submits, flight.draft
         while submits and not draft.full:
             event = submits[0]
-            if isinstance(event, Submit) and self.clearing.holds_up(draft, event.tenant, event.name):
+            if isinstance(event, Submit) and self.retention.holds_up(draft, event.tenant, event.name):
                 return
             self._submit(flight, submits.popleft())
 
@@ -419,7 +419,7 @@ class Engine:
         """Carry out orders once all backoffs that are due have ended; those without room wait for the next record."""
         for at, order in enumerate(orders):
             if flight.draft.full or self.timers.behind(flight.draft):
-                self._offered.put_back(orders[at:])
+                self._pending.put_back(orders[at:])
                 return
             flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
             self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
@@ -436,7 +436,7 @@ class Engine:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
-        self.clearing.rows_looked = False
+        self.retention.rows_looked = False
         self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
         self._indexing.count_unmatched()

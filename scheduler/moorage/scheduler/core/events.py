@@ -179,17 +179,17 @@ Event = Submit | Cancel | QueueRead | FromWorker | Operate | Order | Ask | Snaps
 Rest = FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
 
 
-def presses(event: Rest) -> bool:
-    """Whether an event must not wait for the next heartbeat: renewals alone may."""
+def is_urgent(event: Rest) -> bool:
+    """Whether an event must not wait for the next heartbeat; only renewals may."""
     return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))
 
 
-#: of one frame that tells of ends and may wait for company: more have a record of their own
+#: a frame of ends with more facts than this does not wait for a submit to share its record with
 ENDS_FACTS_MAX: Final = 64
 
 
-def tells_ends(event: Rest) -> bool:
-    """Whether an event is a worker's word on a few members that are over, and on no other."""
+def only_tells_ends(event: Rest) -> bool:
+    """Whether an event is a fact frame about a few members, all of which have ended."""
     if not (isinstance(event, FromWorker) and isinstance(event.frame, FactFrame)):
         return False
     facts = event.frame.facts
