@@ -25,13 +25,13 @@ from moorage.scheduler.core.events import (
     Cancel,
     Event,
     FromWorker,
-    Operate,
     Order,
     PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
     Submit,
+    WorkerOrder,
 )
 from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
@@ -138,7 +138,7 @@ def _written(event: Event) -> tuple[Any, ...]:
             return "cancel", event.tenant, event.job, event.why, event.by, event.sequence
         case FromWorker():
             return "worker", event.worker, _encode(event.frame), event.fresh
-        case Operate():
+        case WorkerOrder():
             drain = None if event.drain is None else msgspec.to_builtins(event.drain)
             return "operate", event.verb, event.worker, event.by, drain, list(event.slots)
         case Order():
@@ -168,7 +168,7 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
         case "operate":
             verb, worker, by, drain, slots = rest
             act = None if drain is None else msgspec.convert(drain, DrainAct)
-            return Operate(verb, worker, by, "", True, drain=act, slots=slots)
+            return WorkerOrder(verb, worker, by, "", True, drain=act, slots=slots)
         case "order":
             verb, arguments = rest
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True)

@@ -20,13 +20,13 @@ from moorage.scheduler.core.events import (
     Ask,
     Event,
     FromWorker,
-    Operate,
     Order,
     PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
     Submit,
+    WorkerOrder,
 )
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
@@ -46,8 +46,8 @@ from moorage.scheduler.core.line.preemption import Preemption
 from moorage.scheduler.core.line.queue import Queue, entry
 from moorage.scheduler.core.line.reading import Reading
 from moorage.scheduler.core.line.soonest import Soonest
-from moorage.scheduler.core.operate.operating import Operating
 from moorage.scheduler.core.operate.orders import Orders
+from moorage.scheduler.core.operate.worker_orders import WorkerOrders
 from moorage.scheduler.core.rank.ranker import maker_of
 from moorage.scheduler.core.records import Act, Op, encode_record
 from moorage.scheduler.core.shape import Shape
@@ -113,7 +113,7 @@ class Engine:
         self.own_subject = self.output_writer.own_subject
         self._soonest = Soonest(state, self.fleet, self.estimates)
         self.admission.soonest_ms = self._soonest_ms
-        self._operating = Operating(state, self.windows, self.sessions.health)
+        self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
         self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, mono_ms)
         self.may_place, self.behind = self._stale_ledger.may_place, self._stale_ledger.behind
         self._rid = 0
@@ -261,10 +261,10 @@ class Engine:
         self._pending.put_back(later)
         return orders
 
-    def _take_in(self, flight: InFlight, event: Operate | SnapshotTaken | PartKept | Resign | Ask) -> None:
+    def _take_in(self, flight: InFlight, event: WorkerOrder | SnapshotTaken | PartKept | Resign | Ask) -> None:
         draft = flight.draft
-        if isinstance(event, Operate):
-            flight.replies.append((self._operating.act(draft, event), event.reply, event.json))
+        if isinstance(event, WorkerOrder):
+            flight.replies.append((self._worker_orders.act(draft, event), event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
         elif isinstance(event, PartKept):

@@ -93,8 +93,8 @@ class FromWorker:
         self.fresh = fresh
 
 
-class Operate:
-    """An operator's act on a worker: cordon, uncordon, drain (`drain` says when), release (of `slots`, or all)."""
+class WorkerOrder:
+    """An operator's order about a worker: cordon, uncordon, drain (`drain` says when), release (of `slots`, or all)."""
 
     __slots__ = ("by", "drain", "json", "reply", "slots", "verb", "worker")
 
@@ -119,7 +119,7 @@ class Operate:
 
 
 class Order:
-    """An operator's act on a job or a tenant."""
+    """An operator's order about a job, a tenant or the ledger's feature level."""
 
     __slots__ = ("act", "json", "reply", "verb")
 
@@ -173,10 +173,10 @@ class Resign:
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | WorkerOrder | Order | Ask | SnapshotTaken | PartKept | Resign
 
 #: what reaches the engine beside requests and cancels
-Rest = FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
+Rest = FromWorker | WorkerOrder | Order | Ask | SnapshotTaken | PartKept | Resign
 
 
 def is_urgent(event: Rest) -> bool:

@@ -14,7 +14,7 @@ ENDS_MAX: Final = 64
 
 
 class PendingEvents:
-    """Each queue keeps the order of arrival, so no cursor of a durable queue passes a request that is not counted yet."""
+    """Each queue keeps the order of arrival: no cursor of a durable queue passes a request that is not counted yet."""
 
     __slots__ = ("cancels", "rest", "submits", "urgent")
 
