@@ -11,9 +11,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from moorage.schemas.alike import Requests
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Fact, FactKind, Held, Place, Start
+from moorage.schemas.request_cache import RequestCache
 from moorage.worker.fact_outbox import FactOutbox
 from moorage.worker.leases.session import NEVER_S
 from moorage.worker.member_messages import (
@@ -53,7 +53,7 @@ PROBE_QUARANTINED_S: Final = 5.0
 #: minus SIGKILL: how the end of a member is told that nobody could see
 CODE_LOST: Final = -9
 
-_read_request: Final = Requests().read
+_read_request: Final = RequestCache().read
 
 
 class Defect(AssertionError):

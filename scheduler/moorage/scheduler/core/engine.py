@@ -44,7 +44,7 @@ from moorage.scheduler.core.line.backfill import Estimates
 from moorage.scheduler.core.line.durations import LEARNED_MAX, Durations
 from moorage.scheduler.core.line.preemption import Preemption
 from moorage.scheduler.core.line.queue import Queue, entry
-from moorage.scheduler.core.line.reading import Reading
+from moorage.scheduler.core.line.request_reader import RequestReader
 from moorage.scheduler.core.line.soonest import Soonest
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
@@ -84,7 +84,7 @@ class Engine:
         self.leader = leader
         self.fleet = Fleet()
         self.queue = Queue()
-        reading = Reading(self.fleet)
+        reading = RequestReader(self.fleet)
         self.requests, self.shapes = reading.requests, reading.shapes
         self.request_of, self.priority_of, self.workload_of = (
             reading.request_of, reading.priority_of, reading.workload_of,

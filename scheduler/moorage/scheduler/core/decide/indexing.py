@@ -15,7 +15,7 @@ from moorage.scheduler.core.life.admission import Admission
 from moorage.scheduler.core.life.timers import Timers
 from moorage.scheduler.core.line.durations import LEARNED_AT_START_MAX, Durations
 from moorage.scheduler.core.line.queue import entry
-from moorage.scheduler.core.line.reading import Reading
+from moorage.scheduler.core.line.request_reader import RequestReader
 from moorage.scheduler.core.state import QUEUED, Job, State
 from moorage.schemas.job import Request
 
@@ -26,7 +26,7 @@ class Indexing:
     def __init__(
         self,
         state: State,
-        reading: Reading,
+        reading: RequestReader,
         planner: Planner,
         timers: Timers,
         admission: Admission,

@@ -9,7 +9,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.records import Act
 from moorage.scheduler.core.state import State
-from moorage.schemas.alike import Requests
+from moorage.schemas.request_cache import RequestCache
 
 #: one record compacts at most so many ended jobs (big ones count for several), some 3 µs each
 COMPACT_MAX: Final = 512
@@ -23,7 +23,7 @@ ENDED_SPARE: Final = 1_000
 class Retention:
     """`dropped` counts jobs that left memory though their history could not be written."""
 
-    def __init__(self, state: State, requests: Requests, config: Config) -> None:
+    def __init__(self, state: State, requests: RequestCache, config: Config) -> None:
         self.dropped = 0
         self.rows_looked = False  # whether `forget` has run in this second
         self._state = state
