@@ -77,7 +77,7 @@ from moorage.worker.rendezvous import Rendezvous
 from moorage.worker.reporter import Reporter
 from moorage.worker.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.thin_log import ThinLog
+from moorage.worker.throttled_log import ThrottledLog
 
 #: events that wait for a turn; beyond it what the leader says is dropped and counted (it says it again)
 QUEUE_MAX: Final = 65_536
@@ -148,7 +148,7 @@ class Agent:
             free_wait_s=settings.free_wait_s,
         )
         self.watch = DeviceWatch(self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file)
-        self.say = ThinLog(worker, host.now)
+        self.say = ThrottledLog(worker, host.now)
         self.reporter = Reporter(self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch)
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address))
         self.output = OutputReader(self, worker, self.members.session, self.drivers)

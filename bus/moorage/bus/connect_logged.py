@@ -1,4 +1,4 @@
-"""A connection of a service whose log says how it is doing: nobody there, lost, refused, back."""
+"""Connect a service to NATS and log how its connection is doing: no server, refused, lost, back."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from moorage.bus.contexts import Context, resolve
 from moorage.bus.errors import BusError
 from moorage.bus.link import OnError
 
-#: a server that did not answer for so long is told to be missing
-TOLD_AFTER_S: Final = 1.0
-
-
-#: one refusal is told this often at most, and so many of them in that time: whoever asks chooses a word in some
+#: a server that has not answered by then is reported as missing
+SLOW_AFTER_S: Final = 1.0
+#: the same refusal is logged once in this time, and at most so many different ones: their texts hold words that
+#: others choose, such as a reply subject
 REFUSED_AGAIN_S: Final = 600.0
 REFUSED_MAX: Final = 16
 
 
-def told_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic) -> OnError:
-    """For `on_error` of a connection: what its server refuses, and who we are to it, which nobody waits to hear."""
+def log_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic) -> OnError:
+    """For `on_error` of a connection: log what the server refuses, as no caller waits for such an error."""
     told: dict[str, float] = {}
 
     def on_error(error: BusError) -> None:
@@ -38,8 +37,8 @@ def told_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic
     return on_error
 
 
-def told_states(log: logging.Logger, where: str) -> Callable[[State], None]:
-    """For `on_state` of a connection: when it is lost, and when it is back, in a line each."""
+def log_states(log: logging.Logger, where: str) -> Callable[[State], None]:
+    """For `on_state` of a connection: log when it is lost and when it is back, a line each."""
     lost_s: float | None = None
 
     def on_state(state: State) -> None:
@@ -54,7 +53,7 @@ def told_states(log: logging.Logger, where: str) -> Callable[[State], None]:
     return on_state
 
 
-async def connect_told(
+async def connect_logged(
     target: Context | str | None,
     name: str,
     log: logging.Logger,
@@ -62,20 +61,21 @@ async def connect_told(
     role: str = "",
     on_state: Callable[[State], None] | None = None,
 ) -> Connection:
-    """As `connect`, told in the log; `role` stands behind the server's address there, which has no secret in it."""
+    """As `connect`, with its state in the log. `role` follows the server's address there, which is shown without
+    secrets."""
     context = resolve(target)
     where = context.safe_url + role
-    told = told_states(log, where)
+    log_state = log_states(log, where)
 
-    def both(state: State) -> None:
-        told(state)
+    def on_state_logged(state: State) -> None:
+        log_state(state)
         if on_state is not None:
             on_state(state)
 
     waiting = asyncio.get_running_loop().call_later(
-        TOLD_AFTER_S, log.info, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
+        SLOW_AFTER_S, log.info, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
     )
     try:
-        return await connect(context, name, on_state=both, on_error=told_refusals(log))
+        return await connect(context, name, on_state=on_state_logged, on_error=log_refusals(log))
     finally:
         waiting.cancel()
