@@ -209,7 +209,7 @@ async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) 
     state = State()
     state.seq = info.last_seq
     ledger = Ledger(jetstream, subjects, 0)
-    ledger.saw(info)
+    ledger.note_server_clock(info)
     if await ledger.is_resigned(info.last_seq):
         return float("inf")
     return await ledger.silent_for(state)
