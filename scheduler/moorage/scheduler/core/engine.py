@@ -222,7 +222,7 @@ class Engine:
             self.planner.sweep(draft)
         draft.settle()
         self._replan = False
-        if self.may_place(draft.time_ms, mono_ms) and not self.timers.behind(draft):
+        if self.may_place(draft.time_ms, mono_ms) and not self.timers.more_are_due(draft):
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
         self._accepting.clear()
@@ -418,7 +418,7 @@ class Engine:
     def _take_orders(self, flight: InFlight, orders: list[Order]) -> None:
         """Carry out orders once all backoffs that are due have ended; those without room wait for the next record."""
         for at, order in enumerate(orders):
-            if flight.draft.full or self.timers.behind(flight.draft):
+            if flight.draft.full or self.timers.more_are_due(flight.draft):
                 self._pending.put_back(orders[at:])
                 return
             flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))

@@ -33,7 +33,7 @@ class Health:
         worker = host.worker
         if not (frame.unwell or worker.unwell or worker.well) or worker.num in draft.examined:
             return
-        if not draft.may(Act.HEALTH):
+        if not draft.level_allows(Act.HEALTH):
             return  # its load frames say that they are sick, as ever
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # it is said again with the next renewal
@@ -86,7 +86,7 @@ class Health:
         mask = (worker.quarantined | worker.unwell_mask) & named
         self.lifecycle.release(draft, worker, mask)
         draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined & mask, by])
-        if mask and draft.may(Act.WELL):
+        if mask and draft.level_allows(Act.WELL):
             draft.acts.append([Act.WELL, worker.num, mask | worker.well, by])
         lifted = 0
         for job in self.state.jobs.values():

@@ -207,7 +207,7 @@ class Orders:
     # --------------------------------------------------------------------------------------------------- fair share
 
     def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
-        if not draft.may(Act.SHARE):
+        if not draft.level_allows(Act.SHARE):
             return level_problem("shares of tenants", Act.SHARE, self.state.level)
         name, before = asked.tenant, draft.share_of(asked.tenant)
         weight, gpus = _given(asked.weight, before[0]), _given(asked.gpus, before[1])

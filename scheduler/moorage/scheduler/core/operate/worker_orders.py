@@ -39,7 +39,7 @@ class WorkerOrders:
             return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
         if event.verb == "drain":
             act = event.drain or DrainAct(worker=event.worker)
-            if act.has_window and not draft.may(Act.WINDOW):
+            if act.has_window and not draft.level_allows(Act.WINDOW):
                 return level_problem("drains with a time", Act.WINDOW, self._state.level)
             changed = self._windows.drain(draft, worker, act, event.by)
             drain = as_drain(window_of(act, draft.time_ms, event.by))
