@@ -232,7 +232,7 @@ class Sessions:
         return bool(knows)
 
     def _known_by(self, worker: Worker, frame: Renew) -> str:
-        """What a renewal shows that the ledger lacks: a newer reign, acknowledged facts, a later placement; or empty."""
+        """What a renewal shows that the ledger lacks (newer reign, acknowledged facts, later placement); else empty."""
         if frame.reign > self.state.epoch:
             return f"reign {frame.reign}"
         # a restored ledger may lack facts that were acknowledged before: the operator who restored it accepted that
