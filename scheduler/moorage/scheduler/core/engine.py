@@ -84,13 +84,13 @@ class Engine:
         self.leader = leader
         self.fleet = Fleet()
         self.queue = Queue()
-        reading = RequestReader(self.fleet)
-        self.requests, self.shapes = reading.requests, reading.shapes
+        reader = RequestReader(self.fleet)
+        self.requests, self.shapes = reader.requests, reader.shapes
         self.request_of, self.priority_of, self.workload_of = (
-            reading.request_of, reading.priority_of, reading.workload_of,
+            reader.request_of, reader.priority_of, reader.workload_of,
         )  # fmt: skip
         self.shape_of, self.shape_for, self.shape_of_asked = (
-            reading.shape_of, reading.shape_for, reading.shape_of_asked,
+            reader.shape_of, reader.shape_for, reader.shape_of_asked,
         )  # fmt: skip
         self.durations = Durations()
         self.timers = Timers(state, self.request_of)
@@ -108,7 +108,7 @@ class Engine:
         self.planner.lines.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, self.requests, config)
-        self._indexing = Indexing(state, reading, self.planner, self.timers, self.admission, self.durations)
+        self._indexing = Indexing(state, reader, self.planner, self.timers, self.admission, self.durations)
         self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm)
         self.own_subject = self.output_writer.own_subject
         self._soonest = Soonest(state, self.fleet, self.estimates)
@@ -439,7 +439,7 @@ class Engine:
         self.retention.rows_looked = False
         self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
-        self._indexing.count_unmatched()
+        self._indexing.queue_rejections()
         self.timers.clear_out()
 
     def _has_room(self, draft: Draft, event: FromWorker) -> bool:

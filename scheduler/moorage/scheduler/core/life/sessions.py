@@ -279,7 +279,7 @@ class Sessions:
             self.fleet.refresh(host)
 
     def silent(self, mono_ms: int) -> list[Worker]:
-        """The workers that are lost by their silence. Hosts without load frames are marked stale: they get no new work."""
+        """The workers that are lost by their silence. Hosts without load frames become stale: they get no new work."""
         stale_ms = int(self.config.load_s * self.config.loads_missed_max * 1000)
         lost = []
         for host in self.fleet.hosts.values():
