@@ -274,9 +274,9 @@ class Reign:
     async def _wait_for_submit(self) -> None:
         """Let a record of nothing but ends wait for the submit that is likely to follow.
 
-        A caller that submits its next job as soon as the last one ended would otherwise wait for the append of that
-        end. In one record both start the job a third sooner, with half the writes. No start is ever held up by this,
-        and after one wait in vain there is none for a while.
+        A caller that submits its next job as soon as the last submit was answered would otherwise wait for the append
+        of that job's end. With both in one record its job starts a third sooner, with half the writes. No start is ever
+        later because of this, and after one wait in vain there is none for a while (docs/decisions/0041).
         """
         alone = self._loop.call_later(SHARE_WAIT_S, self._no_submit_came)
         while self._submits_delayed and self.engine.only_ends:
