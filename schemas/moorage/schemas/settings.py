@@ -204,7 +204,7 @@ def settle(
 ) -> dict[str, Found]:
     """Every key of a section with its value, from the first of these that has it: flag, environment, file, default.
 
-    `flags` and `defaults` are by key; a flag that is None was not given. `defaults` take the place of the declared ones.
+    `flags` and `defaults` are by key; a flag that is None was not given. `defaults` replace the declared ones.
     Raises Refused with bad-settings, naming the key, what was found and what is allowed.
     """
     env = os.environ if env is None else env
