@@ -70,8 +70,8 @@ AT_CLAIMED: Final = 1
 AT_RUNNING: Final = 2
 AT_EXITED: Final = 3  # the attempt is over, the device not yet seen free
 
-#: one transition, a plain tuple as there are millions: revision, ledger ms, replica, attempt, state, worker number or -1,
-#: slot mask, exit code, why, fence, actor (empty for the scheduler, see `records.actor`)
+#: one transition, a plain tuple as there are millions: revision, ledger ms, replica, attempt, state, worker number or
+#: -1, slot mask, exit code, why, fence, actor (empty for the scheduler, see `records.actor`)
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
 MemberKey = tuple[str, str, int, int]
 #: what is wrong with a device: kind, detail, since which ledger ms, 1 if members on it have to leave
@@ -89,8 +89,8 @@ class StandingOrder(NamedTuple):
 class Window(NamedTuple):
     """A worker's maintenance, in ledger milliseconds.
 
-    Nothing is placed on it from `from_ms` on, jobs have to leave by `leave_ms`, and at `until_ms` it opens again (0: only
-    by an operator's order).
+    Nothing is placed on it from `from_ms` on, jobs have to leave by `leave_ms`, and at `until_ms` it opens again (0:
+    only by an operator's order).
     """
 
     from_ms: int
@@ -439,7 +439,7 @@ class State:
         return self.live + self.extra - self.extra_ended
 
     def room(self, most: int, tenant: str, new: int = 0, new_of_tenant: int = 0) -> int:
-        """How much more of a tenant fits under the bound `most`, with new jobs that count `new`; 0 or below for nothing.
+        """How much more of a tenant fits under the bound `most`, beside new jobs that count `new`; 0 or below for none.
 
         The last tenth is for tenants that have less than a tenth, so that no tenant can keep the others out.
         """
