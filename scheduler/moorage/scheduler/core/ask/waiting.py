@@ -257,7 +257,7 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
         return {}
     # with room left, somebody of this tenant who comes first may need more than that room
     first = engine.planner.lines.waits_for_limit(job.tenant)
-    if tenant.gpus + need <= tenant.gpus_max and not (first and reason == "placing"):
+    if tenant.gpus + need <= tenant.gpus_max and (first is None or reason != "placing"):
         return {}
     own: dict[str, int] = {}
     for other in tenant.jobs.values():
@@ -267,9 +267,18 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
     return {
         "reason": "limit",
-        "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and this needs {need}",
+        "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and {_needs(engine, job, first)}",
         "limit": msgspec.to_builtins(limit_of(tenant)),
         "gpus_leased": tenant.gpus,
         "gpus_needed": need,
-        "held_by": [f"job {name}: {gpus} GPUs" for name, gpus in most],
+        "held_by": [f"job {name}: {many(gpus, 'GPU')}" for name, gpus in most],
     }
+
+
+def _needs(engine: Engine, job: Job, first: int | None) -> str:
+    """What the tenant's limit has no room for: the job itself, or another one of its tenant that goes before it."""
+    tenant, need = engine.state.tenants[job.tenant], engine.shape_of(job).gpus
+    other = engine.state.jobs.get(first) if first is not None else None
+    if other is None or other is job or tenant.gpus + need > tenant.gpus_max:
+        return f"this needs {need}"
+    return f"job {other.name}, which goes first, needs {engine.shape_of(other).gpus} of them"
