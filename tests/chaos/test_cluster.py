@@ -16,6 +16,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.embedded import find_binary
 from moorage.bus.jetstream import FORBIDDEN_HEADER, Ack, JetStream
+from moorage.scheduler.backup import backup, restore
 from moorage.scheduler.queue_reader import QueueReader
 from tests.cluster import Cluster
 from tests.live.stack import caller, is_alive, stack
@@ -77,6 +78,31 @@ async def test_two_leaders_die_together_and_no_running_job_ends_of_it(unique: st
         node.start()
         await acme.api("cancel", {"job": "runs"})
         await acme.reaches("runs", "CANCELLED", deadline_s=60)
+
+
+async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Path) -> None:
+    """What a room of one server does once it has three: a backup, and its restore with another number of copies."""
+    async with three_servers(tmp_path) as cluster, stack(cluster, unique) as made, caller(made) as acme:
+        alone = await made.set_scheduler("alone", {"replicas": 1}, cluster.url, cluster.ledger_url)
+        await acme.leader()
+        await acme.submit("before", gpu={"model": "none"})
+        await alone.terminate()
+        refused = await made.set_scheduler("early", {"replicas": 3}, cluster.url, cluster.ledger_url)
+        await until(lambda: "num_replicas is 1, must be 3" in refused.words(), 60, "refused")
+        assert "moorage admin restore FILE --replace --replicas N" in refused.words()
+        file, header = await backup(cluster.ledger_url, unique, tmp_path)
+        assert header.replicas == 1
+        await restore(cluster.ledger_url, cluster.url, unique, 3, file, replace=True, say=lambda text: None)
+        await made.set_scheduler("three", {"replicas": 3}, cluster.url, cluster.ledger_url)
+        await acme.leader()
+        assert (await acme.show("before"))["state"] == "QUEUED"
+        async with await connect(cluster.url, "test") as users, await connect(cluster.ledger_url, "test") as ledger:
+            subjects = made.subjects
+            of_users = (subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream)
+            copies = [(await JetStream(users).stream_info(each)).replicas for each in of_users]
+            for each in (subjects.ledger_stream, subjects.snapshot_stream):
+                copies.append((await JetStream(ledger).stream_info(each)).replicas)
+        assert copies == [3] * 5
 
 
 SUBMITTER: Final = (

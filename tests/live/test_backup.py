@@ -12,6 +12,7 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.backup import BackupRefused, backup, read, restore
 from moorage.scheduler.core.ledger.invariants import validate
@@ -63,7 +64,7 @@ async def test_a_backup_is_the_ledgers_state_and_comes_whole_or_not_at_all(
         assert file.stat().st_mode & 0o777 == 0o600
         header, state = read(file)
         validate(state)
-        assert (header.seq, header.jobs) == (state.seq, 3)
+        assert (header.seq, header.jobs, header.replicas) == (state.seq, 3, 1)
         assert set(state.tenants["acme"].jobs) == {"a", "b", "queued"}
         assert state.tenants["acme"].submit_cursor > 0
 
@@ -173,6 +174,24 @@ async def test_a_queue_that_is_another_is_not_read_over(nats_server: Server, uni
         await start(made)  # refused is refused: the ledger that was to be replaced is there, and is led
         await acme.leader(2)
         assert await acme.state("q2") == "QUEUED"
+
+
+async def test_a_restored_ledger_has_as_many_copies_as_it_had(nats_server: Server, unique: str, tmp_path: Path) -> None:
+    """Unless somebody says another number: a scheduler that finds fewer than its setting does not start."""
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        leader = await a_leader(made, acme)
+        file = await take(made, tmp_path)
+        await leader.terminate()
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(b'"replicas":1}', b'"replicas":3}', 1))
+        assert read(file)[0].replicas == 3
+        say = list[str]()
+        again = made.ledger_url, made.url, made.subjects.prefix
+        with pytest.raises(JetStreamRefused, match="replicas > 1 not supported"):  # by this one server
+            await restore(*again, 0, file, replace=True, say=say.append)
+        await restore(*again, 1, file, replace=True, say=say.append)
+        assert not any("copies" in text for text in say)
+        await a_leader(made, acme)
 
 
 async def test_a_half_made_restore_is_led_by_nobody_and_done_again(
