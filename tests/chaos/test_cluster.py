@@ -105,6 +105,41 @@ async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Pa
         assert copies == [3] * 5
 
 
+async def test_a_lost_copy_is_told_and_so_is_what_is_missing_when_too_few_are_left(unique: str, tmp_path: Path) -> None:
+    """The first server that is lost was noticed by nobody, and after the second one a full disk was blamed."""
+    async with three_servers(tmp_path) as cluster, stack(cluster, unique) as made, caller(made) as acme:
+        scheduler = await made.set_scheduler("s1", {"replicas": 3}, cluster.url, cluster.ledger_url)
+        await acme.leader()
+        assert (await acme.fleet())["ledger_copies"] == {"wanted": 3, "lacking": []}
+
+        async def they_lack(names: list[str]) -> None:
+            async def do_they() -> bool:
+                return bool((await acme.fleet())["ledger_copies"]["lacking"] == names)
+
+            await until(do_they, 90, f"copies that lack: {names}")
+
+        leads = await cluster.leader_of(made.subjects.ledger_stream)
+        first, second = [node for node in cluster.nodes if node is not leads][:2]
+        await asyncio.to_thread(first.kill)
+        await they_lack([first.name])
+        assert (
+            f"copies of the ledger that are not kept up: 1 of 3; see to nats-server {first.name}" in scheduler.words()
+        )
+        first.start()
+        await they_lack([])
+        assert "all 3 copies of the ledger are kept up" in scheduler.words()
+
+        await asyncio.to_thread(first.kill)
+        await asyncio.to_thread(second.kill)
+        what = "see which of the nats-servers that hold the ledger's copies do not run"
+        await until(lambda: what in scheduler.words(), 60, "told")
+        assert "disk and log" not in scheduler.words()
+        first.start()
+        answer = await acme.ask(made.subjects.api("acme", "submit"), {"job": "after", "run": {"argv": ["true"]}}, 60)
+        assert answer["kind"] == "accepted"
+        await until(lambda: "the ledger takes records again after" in scheduler.words(), 10, "told")
+
+
 SUBMITTER: Final = (
     ', {{ user: "submitter", password: "s", permissions: {{'
     ' publish: ["{prefix}.api.acme.*", "$JS.API.INFO"], subscribe: ["_INBOX.>"] }} }}'

@@ -38,8 +38,11 @@ def told_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic
     return on_error
 
 
-def told_states(log: logging.Logger, where: str) -> Callable[[State], None]:
-    """For `on_state` of a connection: when it is lost, and when it is back, in a line each."""
+def told_states(log: logging.Logger, where: str, server_at: Callable[[], str] = lambda: "") -> Callable[[State], None]:
+    """For `on_state` of a connection: when it is lost, and when it is back, in a line each.
+
+    `server_at` is asked which server it came back to, where `where` names several.
+    """
     lost_s: float | None = None
 
     def on_state(state: State) -> None:
@@ -48,7 +51,8 @@ def told_states(log: logging.Logger, where: str) -> Callable[[State], None]:
             lost_s = time.monotonic()
             log.warning("disconnected from %s: trying until it answers", where)
         elif state is State.CONNECTED and lost_s is not None:
-            log.warning("connected to %s again after %.1f s", where, time.monotonic() - lost_s)
+            at = f", now at {server_at()}" if "," in where and server_at() else ""
+            log.warning("connected to %s again after %.1f s%s", where, time.monotonic() - lost_s, at)
             lost_s = None
 
     return on_state
@@ -65,7 +69,8 @@ async def connect_told(
     """As `connect`, told in the log; `role` stands behind the server's address there, which has no secret in it."""
     context = resolve(target)
     where = context.safe_url + role
-    told = told_states(log, where)
+    connection: Connection | None = None
+    told = told_states(log, where, lambda: connection.server_at if connection is not None else "")
 
     def both(state: State) -> None:
         told(state)
@@ -76,6 +81,7 @@ async def connect_told(
         TOLD_AFTER_S, log.info, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
     )
     try:
-        return await connect(context, name, on_state=both, on_error=told_refusals(log))
+        connection = await connect(context, name, on_state=both, on_error=told_refusals(log))
+        return connection
     finally:
         waiting.cancel()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
 from moorage.cli.interrupts import run
-from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
+from moorage.cli.options import OF_LEDGER, ROWS, LedgerOptions, RowOptions, guarded, with_client
 from moorage.cli.render import table
 from moorage.cli.settings import FILE_HELP, the_file
 from moorage.schemas.units import many
@@ -27,7 +27,7 @@ def backup(
     /,
     *,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
-    options: Options = DEFAULTS,
+    options: LedgerOptions = OF_LEDGER,
 ) -> int:
     """Write the ledger as it is now to a file: jobs, sessions, finished ids, cursors of the request queue.
 
@@ -61,7 +61,7 @@ def restore(
     replace: Annotated[bool, Parameter(help="The ledger that is there is deleted.")] = False,
     replicas: Annotated[Literal[1, 3, 5] | None, Parameter(help=REPLICAS)] = None,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
-    options: Options = DEFAULTS,
+    options: LedgerOptions = OF_LEDGER,
 ) -> int:
     """Make a new ledger that begins with what a backup holds. Stop every scheduler first.
 
@@ -132,7 +132,7 @@ def feature_level(
     return with_client(options, work)
 
 
-def scheduler_of(settings: Path | None, options: Options) -> tuple[SchedulerSettings, str | None]:
+def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[SchedulerSettings, str | None]:
     """The schedulers' settings, and where the users are (see `find_ledger`)."""
     from moorage.cli.processes import find_ledger
     from moorage.scheduler.settings import scheduler_settings
@@ -150,7 +150,7 @@ def said_replicas(settings: Path | None) -> int:
     return 0 if said.source == DEFAULT else int(said.value)
 
 
-def ledger_guarded(options: Options, act: Any) -> int:
+def ledger_guarded(options: LedgerOptions, act: Any) -> int:
     """As `guarded`, with what a ledger or a disk refuses told as a problem, too."""
 
     def told() -> int | None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from moorage.bus.errors import BusError, Disconnected, JetStreamRefused, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
     API_TIMEOUT_S,
+    ERR_NO_LEADER,
     ERR_STREAM_FULL,
     ERR_STREAM_NOT_FOUND,
     EXPECTED_LAST_SEQUENCE,
@@ -35,7 +36,7 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.patience import RETRY_WAIT_S, RETRY_WAIT_S_MAX, patiently
-from moorage.scheduler.stuck import GONE_NEXT, NOT_CONNECTED, Appending
+from moorage.scheduler.stuck import NOT_CONNECTED, Appending, what_next
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
@@ -63,6 +64,11 @@ class LedgerOlder(LedgerBroken):
 
 class LedgerGap(LedgerBroken):
     """Records that were not read yet are purged: a newer snapshot holds what they said (ledger-rules H22)."""
+
+
+#: a look at the end that came while no server led the stream is never answered: the append is sent again after this.
+#: Ten seconds of waiting took a third of a lease from every worker of a cluster, long after the servers were back.
+READ_BACK_PATIENCE_S: Final = 2.0
 
 
 class Ledger:
@@ -304,7 +310,10 @@ class Ledger:
         """
         self.appending.begin()
         try:
-            return await self._until_known(state, epoch, rid, payload, subject)
+            seq = await self._until_known(state, epoch, rid, payload, subject)
+            if self.appending.told:
+                log.warning("the ledger takes records again after %.0f s", self.appending.for_s(time.monotonic()))
+            return seq
         finally:
             self.appending.end()
 
@@ -336,14 +345,12 @@ class Ledger:
             if found is not None:
                 return found
             if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
+                self.appending.told = True
                 log.error("the ledger is full: nothing is lost, but nothing is accepted until it has room")
-            elif connected and self.appending.gone:
-                log.error("the ledger takes no record: nothing new is accepted; %s", GONE_NEXT)
             elif connected and isinstance(answer, RequestTimeout | JsError):
-                log.error(
-                    "the ledger takes no record: nothing accepted is lost, nothing new is accepted;"
-                    " look at the nats-server's disk and log, and start it again once it has room"
-                )
+                self.appending.told = True
+                lost = "" if self.appending.gone else "nothing accepted is lost, "
+                log.error("the ledger takes no record: %snothing new is accepted; %s", lost, what_next(self.appending))
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, RETRY_WAIT_S_MAX)
 
@@ -354,12 +361,14 @@ class Ledger:
         """
         while True:
             try:
-                message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1)
+                message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1, READ_BACK_PATIENCE_S)
             except BusError as error:
                 if self._js.is_connected:
                     log.warning("the ledger's end cannot be read now: %s", error)
                 self.appending.gone = isinstance(error, JetStreamRefused) and error.err_code == ERR_STREAM_NOT_FOUND
+                self.appending.headless = self._replicas > 1 and _is_headless(error)
                 return None
+            self.appending.headless = False
             if message is None:
                 await self._check_epoch(state, epoch, subject)
                 return None
@@ -375,7 +384,8 @@ class Ledger:
         """Raises `Deposed` where the ledger has a newer epoch although nothing stands at its end, as it was restored,
         or where it is another one: once that had as many records as ours, ours would be taken for its next."""
         try:
-            newest = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
+            stream, subject_of_epochs = self._subjects.ledger_stream, self._subjects.ledger_epoch
+            newest = await self._js.get_last(stream, subject_of_epochs, READ_BACK_PATIENCE_S)
         except BusError:
             return
         record = self._decode(newest) if newest is not None else None
@@ -393,6 +403,11 @@ def _said(answer: JsError | BusError) -> str:
     if isinstance(answer, JsError):
         return f"the nats-server says: {answer.description}"
     return NOT_CONNECTED if isinstance(answer, Disconnected) else "nothing acknowledges it"
+
+
+def _is_headless(error: BusError) -> bool:
+    """Whether a read was not served as no server leads the stream, or the cluster itself: then nobody may answer."""
+    return not isinstance(error, JetStreamRefused) or error.err_code in ERR_NO_LEADER
 
 
 def _seconds(rfc3339: str) -> float:

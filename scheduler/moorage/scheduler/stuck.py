@@ -34,6 +34,16 @@ GONE_NEXT: Final = (
 NOT_CONNECTED: Final = "it is not connected to the nats-server"
 
 
+#: the same where nobody leads a stream of several copies: it is the servers that are missing, and not their room
+HEADLESS_NEXT: Final = (
+    "see which of the nats-servers that hold the ledger's copies do not run, or do not reach the others: more than half"
+    " of the copies are needed; then look at the disks and logs of those that run"
+)
+ROOM_NEXT: Final = (
+    "look at the disk and the log of the nats-server that holds the ledger, and start it again once there is room"
+)
+
+
 class Appending:
     """How long the append in flight has been under way, and what came of its last try."""
 
@@ -41,9 +51,12 @@ class Appending:
         self.since_s: float | None = None  # monotonic; None while none is in flight
         self.trouble = ""
         self.gone = False  # the ledger's records or its stream were deleted: no room and no wait brings them back
+        self.headless = False  # of a ledger with several copies: no server leads its stream
+        self.told = False  # in the log
 
     def begin(self) -> None:
-        self.since_s, self.trouble, self.gone = time.monotonic(), "", False
+        self.since_s, self.trouble = time.monotonic(), ""
+        self.gone = self.headless = self.told = False
 
     def end(self) -> None:
         self.since_s, self.trouble = None, ""
@@ -153,8 +166,11 @@ def told(appending: Appending, now_s: float) -> Problem:
 def _to_do(appending: Appending) -> str:
     if appending.trouble == NOT_CONNECTED:
         return "see that the nats-server that holds the ledger runs, and that the scheduler reaches it"
+    return what_next(appending)
+
+
+def what_next(appending: Appending) -> str:
+    """What an operator does about a ledger that takes no record though its server is there."""
     if appending.gone:
         return GONE_NEXT
-    return (
-        "look at the disk and the log of the nats-server that holds the ledger, and start it again once there is room"
-    )
+    return HEADLESS_NEXT if appending.headless else ROOM_NEXT

@@ -265,9 +265,10 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
             gpus = sum(replica.member.mask.bit_count() for replica in other.replicas if replica.member is not None)
             own[other.name] = gpus
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
+    has = f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
     return {
         "reason": "limit",
-        "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and {_needs(engine, job, first)}",
+        "because": f"{has}, and {_needs(engine, job, first)}",
         "limit": msgspec.to_builtins(limit_of(tenant)),
         "gpus_leased": tenant.gpus,
         "gpus_needed": need,
