@@ -50,7 +50,7 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     barred = engine.planner.holding.barred(trials.priority, shape, tenant)
     leaving = engine.planner.lines.barred_by_limits(job.num, engine.state.time_ms)
     with engine.fleet.avoiding(shape.avoid):
-        found = explain(engine.fleet, shape, barred, leaving)
+        found = explain(engine.fleet, shape, barred, leaving, _refusing(engine, job))
     data |= _reason(trials, found, barred, waiting[0])
     data["waiting_replicas"] = len(waiting)
     data |= _in_line(trials)
@@ -130,6 +130,14 @@ def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
 def _last_why(job: Job) -> str:
     """The newest reason in its story; that something ended as it was told to is none."""
     return next((row[8] for row in reversed(job.story) if row[8] not in ("", "end")), "")
+
+
+def _refusing(engine: Engine, job: Job) -> frozenset[int]:
+    """The workers, by number, that refused the job for what it runs: it avoids all of their devices."""
+    if not job.avoid or not any(row[8].startswith(ABOUT_THE_JOB) for row in job.story):
+        return frozenset()
+    hosts = engine.fleet.hosts
+    return frozenset(num for num, mask in job.avoid if num in hosts and mask == (1 << len(hosts[num].cls.devices)) - 1)
 
 
 def _place(trials: Trials) -> dict[str, int]:
