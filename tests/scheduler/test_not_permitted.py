@@ -65,6 +65,34 @@ def test_one_that_a_worker_refused_waits_for_the_others() -> None:
     assert found["held_by"][-1] == "w1: 1 of 1 GPUs leased"
 
 
+@pytest.mark.parametrize("lead", [False, True])
+def test_a_worker_that_is_started_anew_is_asked_again(lead: bool) -> None:
+    """Its rules or its driver may have been mended: until now the job waited for an operator's release."""
+    drive = Driving()
+    worker = drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu={})
+    drive.fact("refused", "j", detail=WHY)
+    drive.pass_time(60_000)
+    assert drive.explained("j")["reason"] == "refused"
+    if lead:
+        drive.lead()
+        drive.renew()
+    drive.join(worker)
+    drive.pass_time(2_000)
+    assert drive.states("j") == ["QUEUED"], "it joined anew as it was"
+    worker.boot += "-2"
+    drive.join(worker)
+    drive.pass_time(2_000)
+    assert drive.states("j") == ["PLACED"]
+    drive.fact("refused", "j", detail=WHY)
+    drive.pass_time(60_000)
+    assert drive.states("j") == ["QUEUED"], "once, and not for ever"
+    worker.hello = msgspec.structs.replace(worker.hello, labels={"mended": "yes"})
+    drive.join(worker)
+    drive.pass_time(2_000)
+    assert drive.states("j") == ["PLACED"]
+
+
 def test_jobs_that_no_worker_can_run_keep_no_gpu_from_others() -> None:
     """Each marked its GPUs as used by others until the next renewal: a few hundred took the whole fleet for good."""
     drive = Driving()

@@ -96,7 +96,8 @@ def explain(
     """Run every filter over every host and name the one after which nothing was left.
 
     The first filter that leaves no worker is the dominant reason. `barred` are held back for somebody else, `leaving`
-    are to be drained too soon, `refusing` would not run it whatever it asked for. Costs a walk over the fleet: for questions, not for the tick.
+    are to be drained too soon, `refusing` would not run it whatever it asked for. Costs a walk over the fleet: for
+    questions, not for the tick.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:

@@ -132,6 +132,9 @@ class Sessions:
         self.lifecycle.on_facts(draft, worker, frame.facts)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
+        said = {key: value for key, value in worker.hello.items() if key != "lost_ms"}
+        if frame.boot != worker.boot or _as_recorded(frame.hello) != said:
+            self.health.ask_anew(draft, worker)
         if worker.machine != frame.machine:
             draft.acts.append([Act.WORKER, worker.num, worker.id, frame.machine])
         return worker.num
