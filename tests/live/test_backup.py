@@ -14,6 +14,7 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler import backup as backups
 from moorage.scheduler.backup import BackupRefused, backup, read, restore
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.queue_reader import QueueReader
@@ -83,10 +84,13 @@ async def test_a_backup_is_the_ledgers_state_and_comes_whole_or_not_at_all(
 # ------------------------------------------------------------------------------------------------------------ restore
 
 
+@pytest.mark.parametrize("restores", [1, 2])
 async def test_a_running_job_outlives_a_restore_and_what_came_behind_the_backup_is_ended(
-    fresh_server: EmbeddedServer, unique: str, tmp_path: Path
+    restores: int, fresh_server: EmbeddedServer, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One job runs that the backup knows, one that it does not; the request queue's cursors hold on a lost queue."""
+    """Or two, one upon the other: a worker that saw neither was kept out for good, and lost what came to it.
+
+    One job runs that the backup knows, one that it does not; the request queue's cursors hold on a lost queue."""
     async with stack(fresh_server, unique) as made, caller(made) as acme:
         first = await a_leader(made, acme, lease_s=LONG_S)
         await made.agent("w", "4xH100", worker="w1")
@@ -111,6 +115,9 @@ async def test_a_running_job_outlives_a_restore_and_what_came_behind_the_backup_
         async with await connect(made.url, "test") as users:
             await JetStream(users).delete_stream(made.subjects.request_stream)
         await bring_back(made, file, replace=True)
+        monkeypatch.setattr(backups, "SILENT_S", 0.0)  # nobody leads what was restored a moment ago
+        for _ in range(restores - 1):
+            await bring_back(made, await take(made, tmp_path), replace=True)
 
         await start(made, lease_s=LONG_S)
         await acme.leader(1 << 20)

@@ -35,6 +35,8 @@ HEADER_BYTES_MAX: Final = 4096
 #: records and epochs that a ledger may have had behind its backup: those of the restored one begin above them all
 SEQUENCES_AHEAD: Final = 1 << 32
 EPOCHS_AHEAD: Final = 1 << 20
+#: ledgers before this one by which workers know it again
+FORMERS_MAX: Final = 16
 #: a leader writes at least every second when idle: a younger record means that somebody leads
 SILENT_S: Final = 15.0
 
@@ -179,6 +181,8 @@ async def restore(
             await _new_queue(JetStream(world), subjects, replicas, queue_from, say)
         await _copy(JetStream(world), subjects, replicas, say)
         former = state.ledger_id
+        # a worker that was away through more than one restore follows as well
+        formers = [former, *state.former_id.split()][:FORMERS_MAX]
         state.ledger_id = secrets.token_hex(8)
         state.seq += SEQUENCES_AHEAD
         state.snapshot = state.snapshot_before = None
@@ -189,7 +193,7 @@ async def restore(
         ledger = Ledger(jetstream, subjects, secrets.randbits(62), replicas=replicas)
         await ledger.ensure(first_seq=state.seq + 1)
         # until the naming record a state cannot be recovered from this ledger, and nobody leads without one
-        await ledger.begin_restored(state, named, former, EPOCHS_AHEAD)
+        await ledger.begin_restored(state, named, " ".join(formers), EPOCHS_AHEAD)
         copies = f", in {replicas} copies" if replicas > 1 else ""
         say(f"ledger {state.ledger_id} begins at record {state.seq}, from {header.seq} of {former}{copies}")
     return state

@@ -98,7 +98,7 @@ class Leaving:
             config.lease_s,
             config.grace_s,
             state.ledger_id,
-            formerly=state.former_id,
+            formerly=state.former_of(frame.ledger),
         )
         out.answers.append((event.reply, encode(joined, json=event.json)))
         self.show(wanted, state.workers[event.worker], frame.holding, 0)
