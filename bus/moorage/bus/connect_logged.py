@@ -37,8 +37,11 @@ def log_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic)
     return on_error
 
 
-def log_states(log: logging.Logger, where: str) -> Callable[[State], None]:
-    """For `on_state` of a connection: log when it is lost and when it is back, a line each."""
+def log_states(log: logging.Logger, where: str, server_at: Callable[[], str] = lambda: "") -> Callable[[State], None]:
+    """For `on_state` of a connection: log when it is lost and when it is back, a line each.
+
+    `server_at` is asked which server it came back to, where `where` names several.
+    """
     lost_s: float | None = None
 
     def on_state(state: State) -> None:
@@ -47,7 +50,8 @@ def log_states(log: logging.Logger, where: str) -> Callable[[State], None]:
             lost_s = time.monotonic()
             log.warning("disconnected from %s: trying until it answers", where)
         elif state is State.CONNECTED and lost_s is not None:
-            log.warning("connected to %s again after %.1f s", where, time.monotonic() - lost_s)
+            at = f", now at {server_at()}" if "," in where and server_at() else ""
+            log.warning("connected to %s again after %.1f s%s", where, time.monotonic() - lost_s, at)
             lost_s = None
 
     return on_state
@@ -65,7 +69,8 @@ async def connect_logged(
     secrets."""
     context = resolve(target)
     where = context.safe_url + role
-    log_state = log_states(log, where)
+    connection: Connection | None = None
+    log_state = log_states(log, where, lambda: connection.server_at if connection is not None else "")
 
     def on_state_logged(state: State) -> None:
         log_state(state)
@@ -76,6 +81,7 @@ async def connect_logged(
         SLOW_AFTER_S, log.info, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
     )
     try:
-        return await connect(context, name, on_state=on_state_logged, on_error=log_refusals(log))
+        connection = await connect(context, name, on_state=on_state_logged, on_error=log_refusals(log))
+        return connection
     finally:
         waiting.cancel()

@@ -12,7 +12,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_DRIFT, emit, say, tell
 from moorage.cli.interrupts import run
 from moorage.cli.ledger import SETTINGS, ledger_guarded, scheduler_of
-from moorage.cli.options import DEFAULTS, Options
+from moorage.cli.options import OF_LEDGER, LedgerOptions
 from moorage.cli.render import utc_ms
 from moorage.schemas.units import many
 
@@ -31,13 +31,15 @@ def replay(
     ] = None,
     /,
     *,
-    at: Annotated[int | None, Parameter(help="What this record of the ledger decided.", value="LEDGER")] = None,
-    job: Annotated[str | None, Parameter(help="What concerns this job alone; tenant/job where it is not one.")] = None,
+    at: Annotated[int | None, Parameter(help="What this record of the ledger decided.", value="RECORD")] = None,
+    job: Annotated[
+        str | None, Parameter(help="What concerns this job alone; tenant/job where it is not one.", value="JOB")
+    ] = None,
     backup: Annotated[
         Path | None, Parameter(help="A file of moorage admin backup: what stood then, and since which record.")
     ] = None,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
-    options: Options = DEFAULTS,
+    options: LedgerOptions = OF_LEDGER,
 ) -> int:
     """Show what was decided, with the evidence that the ledger has of it; or decide it again, from a recording.
 
@@ -83,7 +85,9 @@ def _none_of(job: str, where: str) -> Exception:
 # --------------------------------------------------------------------------------------------- the ledger, a backup
 
 
-async def _replay_ledger(where: str | None, prefix: str, at: int | None, job: str | None, options: Options) -> int:
+async def _replay_ledger(
+    where: str | None, prefix: str, at: int | None, job: str | None, options: LedgerOptions
+) -> int:
     from moorage.bus.connection import connect
     from moorage.bus.jetstream import JetStream
     from moorage.scheduler import ledger_reader
@@ -106,7 +110,7 @@ async def _replay_ledger(where: str | None, prefix: str, at: int | None, job: st
     return 0
 
 
-def _cut_away(ledger: LedgerReader, options: Options) -> int:
+def _cut_away(ledger: LedgerReader, options: LedgerOptions) -> int:
     """What the snapshot that the reading begins with knows of a job, and that no more is known."""
     say(
         f"records up to {ledger.base_seq} were cut away behind a snapshot: what they decided is known by its outcome"
@@ -117,7 +121,7 @@ def _cut_away(ledger: LedgerReader, options: Options) -> int:
     return len(ledger.before)
 
 
-def _replay_backup(file: Path, at: int | None, job: str | None, options: Options) -> int:
+def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
     from moorage.client.errors import rejected
     from moorage.scheduler import ledger_reader
     from moorage.scheduler.backup import read
@@ -153,7 +157,7 @@ def _replay_backup(file: Path, at: int | None, job: str | None, options: Options
     return 0
 
 
-def show(row: dict[str, Any], options: Options) -> None:
+def show(row: dict[str, Any], options: LedgerOptions) -> None:
     """A line of a decision or an act."""
     if options.json:
         emit(row)
@@ -199,7 +203,7 @@ def _word(value: Any) -> str:
 # ------------------------------------------------------------------------------------------------------ a recording
 
 
-def _decide_again(file: Path, at: int | None, job: str | None, options: Options) -> int:
+def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
     from moorage.client.errors import rejected
     from moorage.scheduler.recording import CannotReplay
     from moorage.scheduler.recording import replay as decide_again
@@ -264,7 +268,7 @@ def placements(one: Replayed) -> Iterator[dict[str, Any]]:
         }
 
 
-def _show_placement(row: dict[str, Any], options: Options) -> None:
+def _show_placement(row: dict[str, Any], options: LedgerOptions) -> None:
     if options.json:
         emit(row)
         return

@@ -19,6 +19,7 @@ from typing import Any, Final
 from moorage.bus.errors import BusError, Disconnected, JetStreamRefused, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
     API_TIMEOUT_S,
+    ERR_NO_LEADER,
     ERR_STREAM_FULL,
     ERR_STREAM_NOT_FOUND,
     EXPECTED_LAST_SEQUENCE,
@@ -36,7 +37,7 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
-from moorage.scheduler.write_stall import GONE_NEXT, NOT_CONNECTED, AppendProgress
+from moorage.scheduler.write_stall import NOT_CONNECTED, AppendProgress, what_next
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
@@ -64,6 +65,11 @@ class LedgerOlder(LedgerBroken):
 
 class LedgerGap(LedgerBroken):
     """Records were purged before they were read; a newer snapshot contains them (ledger-rules H22)."""
+
+
+#: a look at the end that came while no server led the stream is never answered: the append is sent again after this.
+#: Ten seconds of waiting took a third of a lease from every worker of a cluster, long after the servers were back.
+READ_BACK_PATIENCE_S: Final = 2.0
 
 
 class Ledger:
@@ -309,7 +315,10 @@ class Ledger:
         """
         self.appending.begin()
         try:
-            return await self._append_until_stored(state, epoch, rid, payload, subject)
+            seq = await self._append_until_stored(state, epoch, rid, payload, subject)
+            if self.appending.told:
+                log.warning("the ledger takes records again after %.0f s", self.appending.for_s(time.monotonic()))
+            return seq
         finally:
             self.appending.end()
 
@@ -347,14 +356,12 @@ class Ledger:
     def _log_stall(self, answer: JsError | BusError, *, connected: bool) -> None:
         """Tell the operator why nothing is accepted now, and what to do."""
         if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
+            self.appending.told = True
             log.error("the ledger is full: nothing is lost, but nothing is accepted until it has room")
-        elif connected and self.appending.gone:
-            log.error("the ledger takes no record: nothing new is accepted; %s", GONE_NEXT)
         elif connected and isinstance(answer, RequestTimeout | JsError):
-            log.error(
-                "the ledger takes no record: nothing accepted is lost, nothing new is accepted;"
-                " look at the nats-server's disk and log, and start it again once it has room"
-            )
+            self.appending.told = True
+            lost = "" if self.appending.gone else "nothing accepted is lost, "
+            log.error("the ledger takes no record: %snothing new is accepted; %s", lost, what_next(self.appending))
 
     async def _read_back(self, state: State, epoch: int, rid: int, subject: str) -> int | None:
         """Look through the stream's leader whether the record is stored after all; returns its sequence if so.
@@ -364,12 +371,14 @@ class Ledger:
         """
         while True:
             try:
-                message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1)
+                message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1, READ_BACK_PATIENCE_S)
             except BusError as error:
                 if self._js.is_connected:
                     log.warning("the ledger's end cannot be read now: %s", error)
                 self.appending.gone = isinstance(error, JetStreamRefused) and error.err_code == ERR_STREAM_NOT_FOUND
+                self.appending.headless = self._replicas > 1 and _is_headless(error)
                 return None
+            self.appending.headless = False
             if message is None:
                 await self._check_epoch(state, epoch, subject)
                 return None
@@ -388,7 +397,8 @@ class Ledger:
         records as ours, our append would be accepted as its next.
         """
         try:
-            newest = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
+            stream, subject_of_epochs = self._subjects.ledger_stream, self._subjects.ledger_epoch
+            newest = await self._js.get_last(stream, subject_of_epochs, READ_BACK_PATIENCE_S)
         except BusError:
             return
         record = self._decode(newest) if newest is not None else None
@@ -406,6 +416,11 @@ def _trouble_of(answer: JsError | BusError) -> str:
     if isinstance(answer, JsError):
         return f"the nats-server says: {answer.description}"
     return NOT_CONNECTED if isinstance(answer, Disconnected) else "nothing acknowledges it"
+
+
+def _is_headless(error: BusError) -> bool:
+    """Whether a read was not served as no server leads the stream, or the cluster itself: then nobody may answer."""
+    return not isinstance(error, JetStreamRefused) or error.err_code in ERR_NO_LEADER
 
 
 def _seconds(rfc3339: str) -> float:

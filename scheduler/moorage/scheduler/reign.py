@@ -318,6 +318,7 @@ class Reign:
             "history": self.history.figures(),
             "feature_level": self.engine.state.level,
             "schedulers": self._scheduler.standings.rows(),
+            **self._scheduler.copies.figures(),
         }
 
     # ------------------------------------------------------------------------------------------- reports

@@ -18,6 +18,7 @@ from typing import Final
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.copies import Copies
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
@@ -75,6 +76,7 @@ class Scheduler:
         self._js = JetStream(world)
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self._leader, replicas=replicas)
         self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
+        self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
         self.standings = Standings(world, self.subjects, self.name)
         self.reign: Reign | None = None
         self.leading = asyncio.Event()
@@ -215,6 +217,7 @@ class Scheduler:
                     reign.questions.foresight.run(),
                     reign.report(),
                     reign.snapshot(),
+                    self.copies.watch(),
                 )
                 beside = [group.create_task(each) for each in work]
                 self.leading.set()

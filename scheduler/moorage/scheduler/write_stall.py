@@ -35,6 +35,16 @@ GONE_NEXT: Final = (
 NOT_CONNECTED: Final = "it is not connected to the nats-server"
 
 
+#: the same where nobody leads a stream of several copies: it is the servers that are missing, and not their room
+HEADLESS_NEXT: Final = (
+    "see which of the nats-servers that hold the ledger's copies do not run, or do not reach the others: more than half"
+    " of the copies are needed; then look at the disks and logs of those that run"
+)
+ROOM_NEXT: Final = (
+    "look at the disk and the log of the nats-server that holds the ledger, and start it again once there is room"
+)
+
+
 class AppendProgress:
     """How long the append in flight has been under way, and why its last try failed."""
 
@@ -42,9 +52,12 @@ class AppendProgress:
         self.since_s: float | None = None  # monotonic; None while none is in flight
         self.trouble = ""
         self.gone = False  # the stream or its records were deleted: neither waiting nor room on the disk will help
+        self.headless = False  # of a ledger with several copies: no server leads its stream
+        self.told = False  # in the log
 
     def begin(self) -> None:
-        self.since_s, self.trouble, self.gone = time.monotonic(), "", False
+        self.since_s, self.trouble = time.monotonic(), ""
+        self.gone = self.headless = self.told = False
 
     def end(self) -> None:
         self.since_s, self.trouble = None, ""
@@ -159,8 +172,11 @@ def stall_problem(appending: AppendProgress, now_s: float) -> Problem:
 def _to_do(appending: AppendProgress) -> str:
     if appending.trouble == NOT_CONNECTED:
         return "see that the nats-server that holds the ledger runs, and that the scheduler reaches it"
+    return what_next(appending)
+
+
+def what_next(appending: AppendProgress) -> str:
+    """What an operator does about a ledger that takes no record though its server is there."""
     if appending.gone:
         return GONE_NEXT
-    return (
-        "look at the disk and the log of the nats-server that holds the ledger, and start it again once there is room"
-    )
+    return HEADLESS_NEXT if appending.headless else ROOM_NEXT

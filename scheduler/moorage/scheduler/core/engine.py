@@ -472,6 +472,7 @@ class Engine:
             self.admission.moved_seq = seq
         for job in flight.draft.avoided:
             self._indexing.reshape(job)
+            self.sessions.health.avoids(job)
         out.ended = folded.ended
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))

@@ -389,7 +389,7 @@ class State:
 
     def __init__(self) -> None:
         self.ledger_id = ""
-        self.former_id = ""  # of the ledger that this one was restored from
+        self.former_id = ""  # of the ledger that this one was restored from, and of those before it, by blanks
         self.restored_ms = -1  # ledger time of that; below 0 for none
         self.restored_epoch = 0
         self.behind = ""  # why nobody may lead this ledger: it was found to be an older backup
@@ -423,6 +423,14 @@ class State:
         if row is None:
             row = self.tenants[name] = Tenant(name)
         return row
+
+    def follows(self, ledger_id: str) -> bool:
+        """Whether an operator's restores have led from that ledger to this one."""
+        return ledger_id in self.former_id.split()
+
+    def former_of(self, ledger_id: str) -> str:
+        """The ledger that this one is said to come from to who knows one: that one, if it does, else the last."""
+        return ledger_id if self.follows(ledger_id) else self.former_id.partition(" ")[0]
 
     def job(self, tenant: str, name: str) -> Job | None:
         row = self.tenants.get(tenant)

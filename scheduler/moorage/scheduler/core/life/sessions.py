@@ -56,6 +56,18 @@ class Sessions:
         apart = release_problem(frame.hello.release, self.release)
         if apart is not None:
             return apart
+        elsewhere = frame.ledger not in ("", self.state.ledger_id) and not self.state.follows(frame.ledger)
+        if elsewhere and (frame.holding or frame.facts):
+            return problem(
+                "failed-precondition",
+                f"it holds jobs of another ledger, or has news of them: {frame.ledger}, and this one is"
+                f" {self.state.ledger_id}",
+                field="$.ledger",
+                found=frame.ledger,
+                next="bring that ledger back from its backup (moorage admin restore); or give its jobs up: stop the"
+                " worker, end what it still runs, and remove its state folder",
+                retry_after_s=self.config.lost_ms / 1000,
+            )
         worker = self.state.workers.get(event.worker)
         if worker is not None:
             answer = self._answer_known(draft, worker, frame)
@@ -134,6 +146,9 @@ class Sessions:
         self.lifecycle.on_facts(draft, worker, frame.facts)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
+        said = {key: value for key, value in worker.hello.items() if key != "lost_ms"}
+        if frame.boot != worker.boot or _as_recorded(frame.hello) != said:
+            self.health.ask_anew(draft, worker)
         if worker.machine != frame.machine:
             draft.acts.append([Act.WORKER, worker.num, worker.id, frame.machine])
         return worker.num

@@ -98,7 +98,7 @@ class OutputWriter:
             config.lease_s,
             config.grace_s,
             state.ledger_id,
-            formerly=state.former_id,
+            formerly=state.former_of(frame.ledger),
         )
         out.answers.append((event.reply, encode(joined, json=event.json)))
         self.want_differences(wanted, state.workers[event.worker], frame.holding, 0)
