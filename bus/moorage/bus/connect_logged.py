@@ -61,8 +61,10 @@ async def connect_logged(
     role: str = "",
     on_state: Callable[[State], None] | None = None,
 ) -> Connection:
-    """As `connect`, with its state in the log. `role` follows the server's address there, which is shown without
-    secrets."""
+    """As `connect`, with its state in the log.
+
+    `role` follows the server's address there, which is shown without secrets.
+    """
     context = resolve(target)
     where = context.safe_url + role
     log_state = log_states(log, where)
