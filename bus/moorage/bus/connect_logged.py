@@ -65,8 +65,10 @@ async def connect_logged(
     role: str = "",
     on_state: Callable[[State], None] | None = None,
 ) -> Connection:
-    """As `connect`, with its state in the log. `role` follows the server's address there, which is shown without
-    secrets."""
+    """As `connect`, with its state in the log.
+
+    `role` follows the server's address there, which is shown without secrets.
+    """
     context = resolve(target)
     where = context.safe_url + role
     connection: Connection | None = None

@@ -13,7 +13,7 @@ from moorage.schemas.request_cache import RequestCache
 
 #: one record compacts at most so many ended jobs (big ones count for several), some 3 µs each
 COMPACT_MAX: Final = 512
-#: compaction waits until `ended_max` is exceeded by this fraction of it, so that most records need none
+#: compaction waits until `ended_max` is exceeded by one part in so many, so that most records need none
 COMPACT_PARTS: Final = 256
 #: ended jobs beyond `ended_max` wait until the history holds them, but at most as many again, and at least so many;
 #: the others are compacted without it
