@@ -286,10 +286,12 @@ class Host:
             slots = fit.mask & (self.open if now else self.lent)
             if when == "emptied":
                 slots &= 0 if self.waiting else ~self.shut
-            beside = sum(
-                fit.mask >> slot & 1 and self.room_beside(slot, device, shape)
-                for slot, device in (self.shared.items() if now else ())
-            )
+            beside = 0
+            if now and self.shared:
+                beside = sum(
+                    fit.mask >> slot & 1 and self.room_beside(slot, device, shape)
+                    for slot, device in self.shared.items()
+                )
             if shape.mode <= EXCLUSIVE or shape.count == 1:
                 most = min(most, (beside + self.cls.places(slots, shape)) // shape.count)
             else:
