@@ -8,9 +8,9 @@ from typing import Any, Final
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.decide.plan import Served
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import OPENED_HOSTS_MAX, Fleet
-from moorage.scheduler.core.decide.plan import Served
 from moorage.scheduler.core.line.queue import Head, Line
 from moorage.scheduler.core.rank.ranker import Choice
 from moorage.scheduler.core.shape import Shape
