@@ -237,7 +237,7 @@ class Durations:
         known, elapsed_ms = self._of_workload(groups, accepted_ms), now_ms - since_ms
         if known is None or elapsed_ms < 0:
             return None
-        first = bisect_right(known, elapsed_ms) if elapsed_ms else 0
+        first = 0 if not elapsed_ms else bisect_right(known, elapsed_ms)
         if first == len(known):
             return None if limit_ms is not None else (-1, FOREVER_MS)
         end_ms, until_ms = since_ms + rank(known, 50, first), since_ms + known[first] - 1
