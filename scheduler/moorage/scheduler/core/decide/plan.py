@@ -112,11 +112,9 @@ class Planner:
             head, first, line = ready[0]
             if self._is_like_full(draft, line):
                 heappop(ready)
-                passed += 1
+                passed += self.lines.room(draft, line) == math.inf
                 if passed * SWEEP_PART >= len(ready):
-                    ready = [row for row in ready if not self._is_like_full(draft, row[2])]
-                    heapify(ready)
-                    passed = 0
+                    ready, passed = self._without_full(draft, ready), 0
                 continue
             if head_of is not None and (now := head_of(line)) != head:
                 heapreplace(ready, (now, line.entries[0], line))
@@ -190,12 +188,19 @@ class Planner:
     def _is_like_full(self, draft: Draft, line: Line) -> bool:
         """Whether another tenant's line like it found no room in this pass; then it counts as looked at, too.
 
-        Under fair share thousands of tenants may wait for one kind of GPU, and one of them gets what comes free.
+        Thousands of tenants may wait for one kind of GPU, and one of them gets what comes free.
         """
-        if self._kind_of(line) not in self._full or self.lines.room(draft, line) != math.inf:
+        if self._kind_of(line) not in self._full or not self.lines.may(draft, line):
             return False
         line.blocked_at = self.fleet.changes
         return True
+
+    def _without_full(self, draft: Draft, ready: list[tuple[Head, int, Line]]) -> list[tuple[Head, int, Line]]:
+        """The lines that are still to be looked at; whether one is over its tenant's limit by then, its turn tells."""
+        room = self.lines.room
+        left = [row for row in ready if room(draft, row[2]) != math.inf or not self._is_like_full(draft, row[2])]
+        heapify(left)
+        return left
 
     def _serve(self, draft: Draft, line: Line, head: Head, others: tuple[Head, int] | None) -> Served:
         """Place from one line's front until another line's first, which is `others`, comes before it."""
