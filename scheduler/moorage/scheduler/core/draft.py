@@ -102,6 +102,7 @@ class Draft:
         "limits",
         "next_num",
         "notes",
+        "numbered",
         "priorities",
         "rates",
         "shares",
@@ -130,6 +131,7 @@ class Draft:
         self.bytes = 0
         self.counts = False  # whether this record turns the counting of usage on, or changes its half-life
         self.gone: set[Member] = set()
+        self.numbered = 0  # workers that were never seen before
         self.left: set[int] = set()  # workers whose session ends with this record
         self.started: set[Job] = set()  # jobs of which some replica runs first with this record
         self.left_queue = 0  # replicas that this record ends while they stand in the queue

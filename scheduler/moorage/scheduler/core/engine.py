@@ -241,6 +241,7 @@ class Engine:
         folded: dict[int, int] = {}  # the last fact frame by worker number
         orders: list[Order] = []
         later: list[FromWorker] = []
+        joined: set[str] = set()
         for _ in range(EVENTS_MAX):
             if not rest or draft.full:
                 break
@@ -249,10 +250,12 @@ class Engine:
                 if not self._has_room(draft, event):
                     rest.appendleft(event)
                     break
-                if isinstance(event.frame, Join) and any(o.worker == event.worker for o, _ in flight.joined):
+                if isinstance(event.frame, Join) and event.worker in joined:
                     later.append(event)  # its own first join comes first
                 else:
                     self._from_worker(flight, event, folded)
+                    if len(flight.joined) > len(joined):
+                        joined.add(event.worker)
             elif isinstance(event, Order):
                 orders.append(event)
             else:

@@ -121,11 +121,11 @@ class Sessions:
 
     def _number_new(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | int:
         """Give a number to a worker that was never seen before."""
-        known = len(self.state.worker_by_num)
-        num = known + sum(1 for act in draft.acts if act[0] == Act.WORKER and act[1] >= known)
+        num = len(self.state.worker_by_num) + draft.numbered
         if num >= WORKERS_MAX:
             return problem("failed-precondition", f"{WORKERS_MAX:,} workers are known: the ledger's bound")
         draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
+        draft.numbered += 1
         return num
 
     def _end_last_session(self, draft: Draft, worker: Worker, frame: Join) -> Problem | int:
