@@ -26,7 +26,6 @@ sys.path.insert(0, str(ROOT))
 from bench.callers import BODY, TENANTS  # noqa: E402
 from moorage.bus.transport import Delivery  # noqa: E402
 from moorage.scheduler import outgoing  # noqa: E402
-from moorage.scheduler.collecting import Collecting  # noqa: E402
 from moorage.scheduler.core import engine as engine_module  # noqa: E402
 from moorage.scheduler.core.config import Config  # noqa: E402
 from moorage.scheduler.core.engine import Engine  # noqa: E402
@@ -34,6 +33,7 @@ from moorage.scheduler.core.ledger.fold import fold  # noqa: E402
 from moorage.scheduler.core.records import FORMAT, Act, Record  # noqa: E402
 from moorage.scheduler.core.state import State  # noqa: E402
 from moorage.scheduler.core.tell.outputs import WantedFrames  # noqa: E402
+from moorage.scheduler.gc_schedule import GcSchedule  # noqa: E402
 from moorage.scheduler.intake import Intake  # noqa: E402
 from moorage.schemas.codec import Decoder, encode  # noqa: E402
 from moorage.schemas.frames import Device, Fact, FactFrame, Hello, Join, Joined, Renew, Wanted  # noqa: E402
@@ -116,7 +116,7 @@ class Bench:
         self.sessions: dict[str, str] = {}
         self.numbers: dict[str, int] = {}
         self.ended = self.records = self.record_bytes = self.body_bytes = self.frames = 0
-        self.collecting = Collecting()
+        self.gc_schedule = GcSchedule()
         self.pauses = Pauses()
         self.made = 0
         self.body = BODY
@@ -156,10 +156,10 @@ class Bench:
         steps.wrap(engine, "_from_worker", "facts: policy and draft")
         steps.wrap(engine, "_take_submits", "admission, accept, queue")
         steps.wrap(engine.planner, "plan", "rank and place")
-        steps.wrap(engine.clearing, "compact", "compaction: digest")
+        steps.wrap(engine.retention, "compact", "compaction: digest")
         steps.wrap(engine, "build", "build: rest")
-        steps.wrap(engine.leaving, "new_jobs", "answers to callers")
-        steps.wrap(engine.leaving, "tell", "events")
+        steps.wrap(engine.output_writer, "answer_submits", "answers to callers")
+        steps.wrap(engine.output_writer, "add_events", "events")
         steps.wrap(engine, "commit", "commit: rest")
         steps.wrap(self, "_send", "frames out")
         for module, name, step in (
@@ -192,7 +192,7 @@ class Bench:
             job.kept = 1  # as the history's acknowledgement says
         self.ended += sum(1 for event in outputs.events if b'"state":"SUCCEEDED","ledger"' in event[2])
         messages: list[Any] = self._send(outputs, self.state.seq)
-        self.collecting.wrote(len(outputs.events))
+        self.gc_schedule.count_events(len(outputs.events))
         return messages
 
     def _take(self, messages: list[Any], record_bytes: int) -> None:
@@ -277,7 +277,7 @@ def measure(question: str, rounds: int, workers: int) -> dict[str, float]:
     bench = Bench(workers, 8)
     ask = getattr(bench, question)
     ask(12_000)
-    bench.collecting.begin()
+    bench.gc_schedule.begin()
     bench.measure()
     rounds_of: dict[str, list[float]] = {}
     sticks: list[float] = []
@@ -307,7 +307,7 @@ def pause(queued: int, rounds: int, workers: int) -> dict[str, float]:
     """The loop's longest pauses, in ms: while so many jobs come that wait for a model that nobody has, then while they
     wait and others come and go, at last while such come that ask for different numbers of GPUs, in bursts."""
     bench = Bench(workers, 8)
-    bench.collecting.begin()
+    bench.gc_schedule.begin()
     found: dict[str, float] = {}
 
     def longest(name: str, work: Callable[[], object], times: int = 1) -> None:

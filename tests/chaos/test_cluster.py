@@ -16,6 +16,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.embedded import find_binary
 from moorage.bus.jetstream import FORBIDDEN_HEADER, Ack, JetStream
+from moorage.scheduler.backup import backup, restore
 from moorage.scheduler.queue_reader import QueueReader
 from tests.cluster import Cluster
 from tests.live.stack import caller, is_alive, stack
@@ -77,6 +78,66 @@ async def test_two_leaders_die_together_and_no_running_job_ends_of_it(unique: st
         node.start()
         await acme.api("cancel", {"job": "runs"})
         await acme.reaches("runs", "CANCELLED", deadline_s=60)
+
+
+async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Path) -> None:
+    """What a room of one server does once it has three: a backup, and its restore with another number of copies."""
+    async with three_servers(tmp_path) as cluster, stack(cluster, unique) as made, caller(made) as acme:
+        alone = await made.set_scheduler("alone", {"replicas": 1}, cluster.url, cluster.ledger_url)
+        await acme.leader()
+        await acme.submit("before", gpu={"model": "none"})
+        await alone.terminate()
+        refused = await made.set_scheduler("early", {"replicas": 3}, cluster.url, cluster.ledger_url)
+        await until(lambda: "num_replicas is 1, must be 3" in refused.words(), 60, "refused")
+        assert "moorage admin restore FILE --replace --replicas N" in refused.words()
+        file, header = await backup(cluster.ledger_url, unique, tmp_path)
+        assert header.replicas == 1
+        await restore(cluster.ledger_url, cluster.url, unique, 3, file, replace=True, say=lambda text: None)
+        await made.set_scheduler("three", {"replicas": 3}, cluster.url, cluster.ledger_url)
+        await acme.leader()
+        assert (await acme.show("before"))["state"] == "QUEUED"
+        async with await connect(cluster.url, "test") as users, await connect(cluster.ledger_url, "test") as ledger:
+            subjects = made.subjects
+            of_users = (subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream)
+            copies = [(await JetStream(users).stream_info(each)).replicas for each in of_users]
+            for each in (subjects.ledger_stream, subjects.snapshot_stream):
+                copies.append((await JetStream(ledger).stream_info(each)).replicas)
+        assert copies == [3] * 5
+
+
+async def test_a_lost_copy_is_told_and_so_is_what_is_missing_when_too_few_are_left(unique: str, tmp_path: Path) -> None:
+    """The first server that is lost was noticed by nobody, and after the second one a full disk was blamed."""
+    async with three_servers(tmp_path) as cluster, stack(cluster, unique) as made, caller(made) as acme:
+        scheduler = await made.set_scheduler("s1", {"replicas": 3}, cluster.url, cluster.ledger_url)
+        await acme.leader()
+        assert (await acme.fleet())["ledger_copies"] == {"wanted": 3, "lacking": []}
+
+        async def they_lack(names: list[str]) -> None:
+            async def do_they() -> bool:
+                return bool((await acme.fleet())["ledger_copies"]["lacking"] == names)
+
+            await until(do_they, 90, f"copies that lack: {names}")
+
+        leads = await cluster.leader_of(made.subjects.ledger_stream)
+        first, second = [node for node in cluster.nodes if node is not leads][:2]
+        await asyncio.to_thread(first.kill)
+        await they_lack([first.name])
+        assert (
+            f"copies of the ledger that are not kept up: 1 of 3; see to nats-server {first.name}" in scheduler.words()
+        )
+        first.start()
+        await they_lack([])
+        assert "all 3 copies of the ledger are kept up" in scheduler.words()
+
+        await asyncio.to_thread(first.kill)
+        await asyncio.to_thread(second.kill)
+        what = "see which of the nats-servers that hold the ledger's copies do not run"
+        await until(lambda: what in scheduler.words(), 60, "told")
+        assert "disk and log" not in scheduler.words()
+        first.start()
+        answer = await acme.ask(made.subjects.api("acme", "submit"), {"job": "after", "run": {"argv": ["true"]}}, 60)
+        assert answer["kind"] == "accepted"
+        await until(lambda: "the ledger takes records again after" in scheduler.words(), 10, "told")
 
 
 SUBMITTER: Final = (

@@ -147,6 +147,17 @@ def test_the_doctor_finds_a_gpu_that_two_workers_lend() -> None:
     assert "and so do 1 more pair of workers" in checks.lent_twice([row, {**row, "other": "w2"}]).found
 
 
+def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+    told = {check.name: check for check in checks.of_fleet(fleet)}
+    assert "copies" not in told, "of one server there is nothing to say"
+    for lacking, verdict in (([], "ok"), (["n2"], "warn")):
+        rows = checks.of_fleet({**fleet, "ledger_copies": {"wanted": 3, "lacking": lacking}})
+        found = next(check for check in rows if check.name == "copies")
+        assert found.verdict == verdict
+        assert all(name in found.found for name in lacking)
+
+
 async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
     nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "nobody-here")
     rows = {row[1]: row for row in nobody.rows}

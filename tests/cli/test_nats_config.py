@@ -66,6 +66,19 @@ def test_a_cluster_has_a_file_for_each_server_and_no_queue(tmp_path: Path, capsy
     assert "one false header" in capsys.readouterr().err
 
 
+def test_servers_of_one_machine_have_a_folder_each(tmp_path: Path) -> None:
+    """One folder for all made each server write into the streams of the others."""
+
+    def stores(hosts: list[str]) -> list[str]:
+        servers = [word for at, host in enumerate(hosts) for word in ("--server", f"{host}:{14_000 + at}")]
+        assert make(tmp_path / hosts[0], *servers, "--store", "/srv/js") == 0
+        texts = [(tmp_path / hosts[0] / f"server-{at}.conf").read_text() for at in (1, 2, 3)]
+        return [line.strip() for text in texts for line in text.splitlines() if "store_dir" in line]
+
+    assert stores(["127.0.0.1"] * 3) == [f'store_dir: "/srv/js/{at}"' for at in (1, 2, 3)]
+    assert stores(["h1", "h2", "h3"]) == ['store_dir: "/srv/js"'] * 3
+
+
 def test_keys_are_private_and_never_made_again(tmp_path: Path) -> None:
     site = tmp_path / "site"
     for first in ([], ["--auth", "mtls"], ["--server", "h1", "--server", "h2", "--server", "h3"]):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.options import DEFAULTS
+from moorage.cli.options import OF_LEDGER
 from moorage.cli.replay import show
 
 PLACED: dict[str, Any] = {
@@ -20,8 +20,8 @@ UNRECORDED: dict[str, Any] = {**PLACED, "ledger": 0, "time_ms": None, "worker": 
 
 
 def test_a_script_gets_tabs_milliseconds_and_names(capsys: pytest.CaptureFixture[str]) -> None:
-    show(PLACED, DEFAULTS)
-    show(LIMIT, DEFAULTS)
+    show(PLACED, OF_LEDGER)
+    show(LIMIT, OF_LEDGER)
     assert capsys.readouterr().out.splitlines() == [
         "12\t1795232162507\tacme/train/0\tPLACED\tn01\tGPU-a,GPU-b\t4 workers known, 2 left free; waited 1.5 s",
         "13\t1795232162600\tlimit\tgpus 2",
@@ -32,9 +32,9 @@ def test_a_person_gets_columns_a_time_and_how_many(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show(PLACED, DEFAULTS)
-    show(LIMIT, DEFAULTS)
-    show(UNRECORDED, DEFAULTS)
+    show(PLACED, OF_LEDGER)
+    show(LIMIT, OF_LEDGER)
+    show(UNRECORDED, OF_LEDGER)
     first, act, last = capsys.readouterr().out.splitlines()
     assert first.split() == [
         "12", "2026-11-21T03:36:02.507Z", "acme/train/0", "PLACED", "n01", "2", "GPUs",

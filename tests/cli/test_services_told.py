@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from moorage.bus.connect_logged import REFUSED_AGAIN_S, REFUSED_MAX, log_refusals
 from moorage.bus.errors import PermissionRefused
-from moorage.bus.told import REFUSED_AGAIN_S, REFUSED_MAX, told_refusals
 from tests.cli.node import Lines, start
 from tests.servers import MortalServer
 
@@ -44,7 +44,7 @@ async def test_a_scheduler_and_a_worker_say_how_they_are_connected(mortal_server
 
 def test_a_refusal_is_told_now_and_then_and_only_so_many(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    tell = told_refusals(logging.getLogger("moorage.test"), lambda: now)
+    tell = log_refusals(logging.getLogger("moorage.test"), lambda: now)
     for _ in range(3):
         tell(PermissionRefused("publish", "moorage.load.n01"))
     assert [each.getMessage() for each in caplog.records] == [

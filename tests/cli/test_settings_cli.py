@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.cli.ledger import said_replicas
 from moorage.cli.settings import example_file
 from tests.cli.node import Node, environment, moorage, node_on
 
@@ -49,6 +50,20 @@ async def test_a_file_says_what_no_flag_and_no_variable_does(tmp_path: Path) -> 
     assert "127.0.0.1:2" in ran.err
     assert "127.0.0.1:1" in (await moorage("ls", *NOWHERE, env=env)).err
     assert "127.0.0.1:3" in (await moorage("ls", env=env | {"NATS_URL": "nats://127.0.0.1:3"})).err
+
+
+def test_a_restore_goes_by_the_copies_that_the_schedulers_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "moorage.toml"
+    file.write_text("[scheduler]\nreplicas = 1\n")
+    file.chmod(0o600)
+    assert said_replicas(file) == 1
+    monkeypatch.setenv("MOORAGE_SCHEDULER_REPLICAS", "3")
+    assert said_replicas(file) == 3
+    monkeypatch.delenv("MOORAGE_SCHEDULER_REPLICAS")
+    file.write_text("[worker]\n")
+    assert said_replicas(file) == 0, "then those of the backup"
 
 
 async def test_a_bad_file_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:

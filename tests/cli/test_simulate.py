@@ -37,6 +37,14 @@ async def test_a_run_each_ranker_in_table_json_files_and_picture(trace: Path, tm
     assert (report["kind"], report["jobs"], report["ended"]) == ("simulation", 2, 2)
 
 
+async def test_the_picture_names_the_cluster_of_a_trace_of_several(tmp_path: Path) -> None:
+    file, picture = tmp_path / "philly.csv", tmp_path / "p.svg"
+    file.write_text("vc,job,arrival_s,duration_s,num_gpu\na,a-1,0,5,1\nb,b-1,0,5,1\n")
+    ran = await moorage("simulate", str(file), "--cluster", "b", "--fleet", "1x2xH100", "--plot", str(picture))
+    assert ran.code == 0, ran.err
+    assert "philly.csv, cluster b" in picture.read_text()
+
+
 async def test_the_clock_stops_where_it_is_told_to(trace: Path) -> None:
     ran = await moorage("simulate", str(trace), "--fleet", "1x2xH100", "--until", "2s", "--json")
     assert ran.code == 0

@@ -14,7 +14,7 @@ import pytest
 from moorage.bus.errors import BadContext
 from moorage.client import Gpu, GpuSpec, Rejected, Request, Secret, values
 from moorage.client.target import Up, find_context, find_tenant, read_up, started_ticks
-from moorage.client.values import Requests, build_request, fresh_job_id, seconds
+from moorage.client.values import RequestBuilder, build_request, fresh_job_id, seconds
 from moorage.schemas.codec import encode
 from moorage.schemas.gpu import parse_token
 from moorage.schemas.names import is_job
@@ -155,7 +155,7 @@ def test_parts_that_are_none_are_told(parts: dict[str, Any]) -> None:
 
 def test_requests_by_template_are_those_that_are_built_one_by_one() -> None:
     """Whatever was asked for before: other fields, the same ones changed in place, keys, and what is refused."""
-    chance, requests = random.Random(7), Requests()
+    chance, requests = random.Random(7), RequestBuilder()
     env: dict[str, Any] = {"SEED": "1"}
     choices: dict[str, list[Any]] = {
         "what": [["x"], ("y", 1), ("y", 1.0), ["y", b"b"], [], {"run": {"argv": ["z"]}}, "text", ["nul\0"]],
@@ -187,7 +187,7 @@ def test_requests_by_template_are_those_that_are_built_one_by_one() -> None:
 
 def test_words_are_what_they_look_like() -> None:
     """1, 1.0 and True are equal, and three words."""
-    requests = Requests()
+    requests = RequestBuilder()
     said: list[Any] = [1, 1.0, True, 1, Path("/a"), "/a"]
     words = [requests.build(["x", word]).workload.argv[1] for word in said]
     assert words == ["1", "1.0", "True", "1", "/a", "/a"]
@@ -195,7 +195,7 @@ def test_words_are_what_they_look_like() -> None:
 
 @pytest.mark.parametrize("what", [b"text", ["x", b"y"], ["x", None], ["x", ["y", "z"]], ["x", "\udcff"]])
 def test_what_is_no_word_is_refused_and_not_spelled_out(what: Any) -> None:
-    for requests in (Requests(), Requests()):
+    for requests in (RequestBuilder(), RequestBuilder()):
         with pytest.raises(Rejected) as refused:
             requests.encoded(what)
         assert refused.value.code == "invalid-argument"

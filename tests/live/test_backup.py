@@ -12,7 +12,9 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler import backup as backups
 from moorage.scheduler.backup import BackupRefused, backup, read, restore
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.queue_reader import QueueReader
@@ -63,7 +65,7 @@ async def test_a_backup_is_the_ledgers_state_and_comes_whole_or_not_at_all(
         assert file.stat().st_mode & 0o777 == 0o600
         header, state = read(file)
         validate(state)
-        assert (header.seq, header.jobs) == (state.seq, 3)
+        assert (header.seq, header.jobs, header.replicas) == (state.seq, 3, 1)
         assert set(state.tenants["acme"].jobs) == {"a", "b", "queued"}
         assert state.tenants["acme"].submit_cursor > 0
 
@@ -82,10 +84,13 @@ async def test_a_backup_is_the_ledgers_state_and_comes_whole_or_not_at_all(
 # ------------------------------------------------------------------------------------------------------------ restore
 
 
+@pytest.mark.parametrize("restores", [1, 2])
 async def test_a_running_job_outlives_a_restore_and_what_came_behind_the_backup_is_ended(
-    fresh_server: EmbeddedServer, unique: str, tmp_path: Path
+    restores: int, fresh_server: EmbeddedServer, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One job runs that the backup knows, one that it does not; the request queue's cursors hold on a lost queue."""
+    """Or two, one upon the other: a worker that saw neither was kept out for good, and lost what came to it.
+
+    One job runs that the backup knows, one that it does not; the request queue's cursors hold on a lost queue."""
     async with stack(fresh_server, unique) as made, caller(made) as acme:
         first = await a_leader(made, acme, lease_s=LONG_S)
         await made.agent("w", "4xH100", worker="w1")
@@ -110,6 +115,9 @@ async def test_a_running_job_outlives_a_restore_and_what_came_behind_the_backup_
         async with await connect(made.url, "test") as users:
             await JetStream(users).delete_stream(made.subjects.request_stream)
         await bring_back(made, file, replace=True)
+        monkeypatch.setattr(backups, "SILENT_S", 0.0)  # nobody leads what was restored a moment ago
+        for _ in range(restores - 1):
+            await bring_back(made, await take(made, tmp_path), replace=True)
 
         await start(made, lease_s=LONG_S)
         await acme.leader(1 << 20)
@@ -173,6 +181,24 @@ async def test_a_queue_that_is_another_is_not_read_over(nats_server: Server, uni
         await start(made)  # refused is refused: the ledger that was to be replaced is there, and is led
         await acme.leader(2)
         assert await acme.state("q2") == "QUEUED"
+
+
+async def test_a_restored_ledger_has_as_many_copies_as_it_had(nats_server: Server, unique: str, tmp_path: Path) -> None:
+    """Unless somebody says another number: a scheduler that finds fewer than its setting does not start."""
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        leader = await a_leader(made, acme)
+        file = await take(made, tmp_path)
+        await leader.terminate()
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(b'"replicas":1}', b'"replicas":3}', 1))
+        assert read(file)[0].replicas == 3
+        say = list[str]()
+        again = made.ledger_url, made.url, made.subjects.prefix
+        with pytest.raises(JetStreamRefused, match="replicas > 1 not supported"):  # by this one server
+            await restore(*again, 0, file, replace=True, say=say.append)
+        await restore(*again, 1, file, replace=True, say=say.append)
+        assert not any("copies" in text for text in say)
+        await a_leader(made, acme)
 
 
 async def test_a_half_made_restore_is_led_by_nobody_and_done_again(

@@ -14,7 +14,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
-from moorage.scheduler.lookback import Lookback, rows
+from moorage.scheduler.ledger_reader import LedgerReader, rows
 from tests.live.stack import ANSWER_S, Stack, caller, stack
 from tests.servers import Server
 
@@ -41,7 +41,7 @@ async def leased(made: Stack, *tenants: str, since: int = 0) -> Counter[str]:
     got: Counter[str] = Counter()
     async with await connect(made.ledger_url, "judge") as connection:
         before, held = 0, dict.fromkeys(tenants, 0)
-        async for told in Lookback(JetStream(connection), made.subjects).tell():
+        async for told in LedgerReader(JetStream(connection), made.subjects).records():
             for tenant in tenants if before and told.seq > since else ():
                 got[tenant] += held[tenant] * (told.record.time - before)
             known = [told.state.tenants.get(tenant) for tenant in tenants]
@@ -106,8 +106,8 @@ async def test_the_biggest_gang_starts_when_what_ran_has_ended(nats_server: Serv
 
 async def decisions(made: Stack) -> list[dict[str, Any]]:
     async with await connect(made.ledger_url, "judge") as connection:
-        look = Lookback(JetStream(connection), made.subjects)
-        found = [row async for told in look.tell() for row in rows(told)]
+        look = LedgerReader(JetStream(connection), made.subjects)
+        found = [row async for told in look.records() for row in rows(told)]
     return [row for row in found if row["kind"] == "decision"]
 
 

@@ -29,7 +29,7 @@ from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
-from moorage.scheduler.stuck import NOT_CONNECTED, told
+from moorage.scheduler.write_stall import NOT_CONNECTED, stall_problem
 from moorage.schemas.codec import decode_request
 from moorage.schemas.subjects import Subjects
 from tests.live.scripted_worker import scripted_worker
@@ -273,7 +273,7 @@ async def test_no_disk_is_blamed_while_there_is_no_server(
         await mortal_server.stop()
         appending = asyncio.create_task(one.append("a"))
         await until(lambda: one.wire.begun > 2, 40, what="it is tried again")
-        refusal = told(one.ledger.appending, time.monotonic())
+        refusal = stall_problem(one.ledger.appending, time.monotonic())
         await mortal_server.start()
         assert await appending == 2
     said = [record.getMessage() for record in caplog.records if record.name == "moorage.ledger"]

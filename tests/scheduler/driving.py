@@ -16,7 +16,7 @@ from typing import Any, Final
 from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Operate, Order, Submit
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order, Submit, WorkerOrder
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
@@ -320,7 +320,7 @@ class Driving:
         """One record; then the workers do as they are told, their facts wait for the next record."""
         self.now += ms
         payload = self.engine.build(self.now, self.now)
-        self.engine.foresee()
+        self.engine.prepare_early()
         seq = self.store(payload)
         early = self.engine.early(seq)
         out = self.engine.commit(seq, self.now)
@@ -558,7 +558,7 @@ class Driving:
         self._replies += 1
         reply = f"r{self._replies}"
         act = DrainAct(worker=worker, **drain) if drain else None
-        self.engine.offer(Operate(verb, worker, "me", reply, True, drain=act, slots=slots))
+        self.engine.offer(WorkerOrder(verb, worker, "me", reply, True, drain=act, slots=slots))
         return reply
 
     def order(self, verb: str, **arguments: Any) -> dict[str, Any]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.decide import holding
+from moorage.scheduler.core.line import durations
 from moorage.scheduler.core.line.backfill import FREED_MS
 from moorage.scheduler.core.line.reserve import LATE_MIN_MS, LATE_TIMES, PATIENCE_MS
 from tests.scheduler.driving import Driving
@@ -31,6 +35,43 @@ def test_who_surely_ends_before_the_reservation_runs_there() -> None:
     drive = reserved()
     drive.submit("short", gpu={"count": 4}, run=limited(300))
     assert drive.states("short") == ["PLACED"]
+
+
+@pytest.mark.parametrize("groups", [durations.GROUPS_MAX, 12])
+@pytest.mark.parametrize("seed", range(12))
+def test_ends_that_were_found_before_are_those_that_are_found_anew(
+    seed: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is learned or forgotten meanwhile, and however late it is."""
+    monkeypatch.setattr(durations, "GROUPS_MAX", groups)
+    chance, drive = random.Random(seed), Driving()
+    for number in range(3):
+        drive.worker(f"w{number}", 8)
+    estimates = drive.engine.estimates
+    steady: Counter[bool] = Counter()
+    for number in range(120):
+        if chance.random() < 0.6:
+            kind, limit_s = chance.randrange(3), chance.choice([None, None, 40, 400])
+            drive.submit(
+                f"j{number}",
+                tenant=chance.choice("ab"),
+                gpu={"count": chance.choice([1, 2])},
+                run={"driver": "noop", "argv": ["run", f"kind{kind}"], "timeout_s": limit_s},
+            )
+            drive.settle()
+        worker = drive.workers[f"w{chance.randrange(3)}"]
+        running = [key for key, held in worker.held.items() if held.phase == "running"]
+        if running and chance.random() < 0.7:
+            worker.finish(chance.choice(running), 0)
+            drive.settle()
+        drive.pass_time(chance.choice([500, 1_000, 1_000, 5_000, 30_000, 30_000, 700_000]), step=2_000_000)
+        now_ms = drive.state.time_ms
+        for host in drive.engine.fleet.hosts.values():
+            members = [member for member in host.worker.members.values() if not member.missed]
+            anew = [(*estimates.end_ms(member, now_ms), member.mask) for member in members]
+            assert estimates.ends_of(members, now_ms) == anew
+            steady.update(estimates.runs_as(member).until_ms > now_ms for member in members)
+    assert steady[True], "some ends were known before, others not"
 
 
 def test_whoever_might_not_end_in_time_waits() -> None:

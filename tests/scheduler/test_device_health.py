@@ -111,6 +111,22 @@ def failed_under(config: Config | None = None, **asked: Any) -> Driving:
     return drive
 
 
+def test_a_worker_that_is_started_anew_opens_no_device_to_the_job_it_failed_under() -> None:
+    """What it refused for what it runs is asked again then; a device that failed is another matter."""
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    say(drive, "w0", FAILED)
+    drive.settle()
+    assert drive.job("j").avoid == ((0, 1),)
+    say(drive, "w0")
+    drive.workers["w0"].boot += "-2"
+    drive.join(drive.workers["w0"])
+    drive.pass_time(60_000)
+    assert (drive.job("j").avoid, drive.states("j")) == (((0, 1),), ["QUEUED"])
+
+
 def test_no_host_is_held_back_for_a_job_that_may_not_have_its_device() -> None:
     drive = failed_under()
     drive.pass_time(PATIENCE_MS + 5_000)

@@ -81,7 +81,7 @@ def test_a_record_that_stands_elsewhere_lets_out_nothing_early(drive: Driving) -
     drive.offer_submit("a", gpu={})
     drive.now += 1
     payload = drive.engine.build(drive.now, drive.now)
-    drive.engine.foresee()
+    drive.engine.prepare_early()
     seq = len(drive.records) + 1
     assert drive.engine.early(seq)
     assert drive.engine.early(seq + 1) == []  # junk came before it: its fence is another
@@ -99,4 +99,4 @@ def test_without_time_to_foresee_everything_follows_from_the_record(drive: Drivi
     payload = drive.engine.build(drive.now, drive.now)
     assert drive.engine.early(len(drive.records) + 1) == []
     assert drive.engine.commit(drive.store(payload), drive.now).messages
-    drive.engine.foresee()  # late: no record is in flight
+    drive.engine.prepare_early()  # late: no record is in flight

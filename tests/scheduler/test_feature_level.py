@@ -86,7 +86,7 @@ def test_each_act_is_in_the_table_and_no_record_holds_one_too_early() -> None:
     state = Driving(level=BEFORE).engine.state
     for tag, level in LEVEL_OF.items():
         draft = Draft(state, 0)
-        assert draft.may(tag) == (state.level >= level)
+        assert draft.level_allows(tag) == (state.level >= level)
         if tag != NOTICE:
             draft.acts.append([tag])
             with pytest.raises(AssertionError, match=f"{tag}.* may not stand in a record of feature level {BEFORE}"):

@@ -16,7 +16,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated import SimulatedBus
 from moorage.bus.simulated_clock import SimulatedClock
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.life.clearing import ENDED_SPARE
+from moorage.scheduler.core.life.retention import ENDED_SPARE
 from moorage.scheduler.core.state import STORY_KEPT, STORY_MAX, STORY_MAX_REPLICA, STORY_PART, STORY_PART_REPLICA
 from moorage.scheduler.core.tell.outputs import Outputs
 from moorage.scheduler.history import QUEUE_SPARE, History
@@ -213,7 +213,7 @@ async def test_a_stream_that_takes_nothing_stops_nobody(drive: Writing) -> None:
     for _ in range(10):
         drive.tick()
     assert len(drive.state.ended) == 10 + ENDED_SPARE
-    assert drive.engine.clearing.dropped == ENDED_SPARE
+    assert drive.engine.retention.dropped == ENDED_SPARE
     assert drive.history is not None
     drive.submit("last")
     drive.cancel("last")

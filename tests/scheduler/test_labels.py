@@ -61,6 +61,27 @@ def test_hosts_that_tell_a_little_more_memory_or_less_are_of_one_type() -> None:
     assert [nearly(memory) for memory in (0, 1, 127, 262_144, 393_216)] == [0, 1, 127, 262_144, 393_216]
 
 
+def test_whatever_labels_hosts_have_their_devices_are_asked_once() -> None:
+    """Of many required labels come as many classes as hosts: a new shape asked each of them, some 50 µs."""
+    drive = named()
+    drive.submit("rest", gpu={"model": "H100"}, requires={"host": ["nobody", *(f"n{n}" for n in range(HOSTS))]})
+    classes = list(drive.engine.fleet.classes.values())
+    assert len(classes) == HOSTS
+    assert len({id(cls.fits) for cls in classes}) == 1
+    drive.submit("one", gpu={"model": "H100"}, requires={"host": ["n7"]})
+    drive.submit("none", gpu={"model": "A100"}, requires={"host": ["n7"]})
+    drive.submit("driver", gpu={"model": "H100"}, requires={"host": ["n7"]}, run={"driver": "odd"})
+    reasons = {
+        job: sorted({cls.fit(drive.engine.shape_of(drive.job(job))).reason for cls in classes})
+        for job in ("rest", "one", "none", "driver")
+    }
+    assert reasons == {"rest": [""], "one": ["", "label"], "none": ["label", "model"], "driver": ["driver"]}
+    known = len(classes[0].fits)
+    drive.worker("late", 1, labels={"host": "n7"})
+    assert len({id(cls.fits) for cls in drive.engine.fleet.classes.values()}) == 1
+    assert len(classes[0].fits) == known
+
+
 def test_what_was_required_before_a_host_came_is_found_on_it() -> None:
     drive = named(1)
     drive.submit("late", gpu={}, requires={"zone": ["c"], "host": ["n5"]})

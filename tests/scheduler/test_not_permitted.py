@@ -41,10 +41,56 @@ def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int, why: str)
     explained = explain_job(drive.engine, "t", "j")
     assert isinstance(explained, dict)
     assert explained["because"] == why
+    assert (explained["reason"], explained["means"]) == ("refused", REASONS["refused"])
+    assert list(explained["workers_left"].items())[-1] == ("not-refused", 0)
     assert "fixes" not in explained, "whoever asked for other GPUs would be refused as well"
     # it is this job that may not, and nobody else
     drive.submit("other", gpu={"count": 2})
     assert drive.states("other") == ["PLACED"]
+
+
+def test_one_that_a_worker_refused_waits_for_the_others() -> None:
+    """It was said to wait for a sick GPU, though one worker refuses it and the other is busy."""
+    drive = Driving()
+    drive.worker("w1", 1, auto=False)
+    drive.submit("other", gpu={})
+    drive.worker("w0", 1, auto=False)
+    drive.submit("j", gpu={})
+    assert (drive.placed_on("other"), drive.placed_on("j")) == (["w1"], ["w0"])
+    drive.fact("refused", "j", detail=WHY)
+    drive.pass_time(60_000)
+    found = drive.explained("j")
+    assert (found["reason"], found["because"]) == ("busy", WHY)
+    assert (found["workers_left"]["large-enough"], found["workers_left"]["not-refused"]) == (2, 1)
+    assert found["held_by"][-1] == "w1: 1 of 1 GPUs leased"
+
+
+@pytest.mark.parametrize("lead", [False, True])
+def test_a_worker_that_is_started_anew_is_asked_again(lead: bool) -> None:
+    """Its rules or its driver may have been mended: until now the job waited for an operator's release."""
+    drive = Driving()
+    worker = drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu={})
+    drive.fact("refused", "j", detail=WHY)
+    drive.pass_time(60_000)
+    assert drive.explained("j")["reason"] == "refused"
+    if lead:
+        drive.lead()
+        drive.renew()
+    drive.join(worker)
+    drive.pass_time(2_000)
+    assert drive.states("j") == ["QUEUED"], "it joined anew as it was"
+    worker.boot += "-2"
+    drive.join(worker)
+    drive.pass_time(2_000)
+    assert drive.states("j") == ["PLACED"]
+    drive.fact("refused", "j", detail=WHY)
+    drive.pass_time(60_000)
+    assert drive.states("j") == ["QUEUED"], "once, and not for ever"
+    worker.hello = msgspec.structs.replace(worker.hello, labels={"mended": "yes"})
+    drive.join(worker)
+    drive.pass_time(2_000)
+    assert drive.states("j") == ["PLACED"]
 
 
 def test_jobs_that_no_worker_can_run_keep_no_gpu_from_others() -> None:

@@ -365,7 +365,7 @@ def test_a_tenant_never_has_more_gpus_than_its_limit(drive: Driving) -> None:
     found = drive.explained("more")
     assert (found["reason"], found["gpus_leased"], found["gpus_needed"], found["limit"]["gpus"]) == ("limit", 4, 1, 3)
     assert found["limit"]["by"] == "ana"
-    assert found["held_by"] == [f"job j{number}: 1 GPUs" for number in range(4)]
+    assert found["held_by"] == [f"job j{number}: 1 GPU" for number in range(4)]
     key = next(key for key in drive.workers["w0"].held if key[1] == "j0")
     drive.workers["w0"].finish(key)
     drive.settle()
@@ -414,7 +414,11 @@ def test_what_waits_for_the_limit_is_not_overtaken_within_its_tenant(drive: Driv
     drive.submit("big", gpu={"count": 3})
     drive.submit("small", gpu={})
     assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["QUEUED"])
-    assert drive.explained("small")["reason"] == "limit"
+    found = drive.explained("small")
+    assert found["reason"] == "limit"
+    assert found["because"] == "tenant t has 2 of 3 GPUs leased, and job big, which goes first, needs 3 of them"
+    assert drive.explained("big")["because"] == "tenant t has 2 of 3 GPUs leased, and this needs 3"
+    assert [fix["command"] for fix in found["fixes"]] == ["moorage cancel big --tenant t"]
     drive.settle()
     drive.run_out("w0")
     assert (drive.states("big"), drive.states("small")) == (["RUNNING"], ["QUEUED"])

@@ -14,9 +14,8 @@ import msgspec
 import pytest
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler import asked, collecting, intake
 from moorage.scheduler import foresight as foresight_module
-from moorage.scheduler.collecting import Collecting
+from moorage.scheduler import gc_schedule, intake, question_queue
 from moorage.scheduler.core import draft, engine
 from moorage.scheduler.core.decide import plan
 from moorage.scheduler.core.events import QueueRead
@@ -24,6 +23,7 @@ from moorage.scheduler.core.life import cancels
 from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
 from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.foresight import Foresight
+from moorage.scheduler.gc_schedule import GcSchedule
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.questions import contained
 from moorage.schemas.errors import refuse
@@ -315,8 +315,8 @@ def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pyte
 def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_without_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asked, "QUESTIONS_S", 0.0)
-    monkeypatch.setattr(asked, "ASKED_MAX", 50)
+    monkeypatch.setattr(question_queue, "QUESTIONS_S", 0.0)
+    monkeypatch.setattr(question_queue, "ASKED_MAX", 50)
     drive = Driving()
     answers: dict[str, bytes] = {}
     read: list[tuple[str, str, str]] = []
@@ -346,7 +346,7 @@ def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_withou
 async def test_who_waited_for_a_forecast_is_told_in_several_turns_and_tenants_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asked, "QUESTIONS_S", 0.0)
+    monkeypatch.setattr(question_queue, "QUESTIONS_S", 0.0)
     drive = Driving()
     drive.worker("w0", 1)
     drive.submit("hog", gpu={})
@@ -463,37 +463,37 @@ class _Circle:
 def test_what_many_records_left_is_out_of_the_collector_s_sight_until_a_calm_hour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    collector = Collecting()
+    collector = GcSchedule()
     collector.begin()
     frozen = gc.get_freeze_count()
     kept = [[number] for number in range(10_000)]
-    collector.wrote(collecting.EVENTS_MAX - 1)
+    collector.count_events(gc_schedule.EVENTS_MAX - 1)
     assert gc.get_freeze_count() <= frozen
     circle = _Circle()
     gone = weakref.ref(circle)
-    collector.wrote(1)
+    collector.count_events(1)
     del circle
     assert gc.get_freeze_count() > frozen + len(kept)
     gc.collect()
     assert gone() is not None, "it was frozen, and so not looked at"
     clock = collector._full_s
     for passed_s, jobs, is_looked in (
-        (collecting.FULL_EVERY_S - 1, 0, False),
-        (collecting.FULL_EVERY_S + 60, collecting.JOBS_MAX + 1, False),
-        (collecting.FULL_EVERY_S + 60, collecting.JOBS_MAX, True),
+        (gc_schedule.FULL_EVERY_S - 1, 0, False),
+        (gc_schedule.FULL_EVERY_S + 60, gc_schedule.JOBS_MAX + 1, False),
+        (gc_schedule.FULL_EVERY_S + 60, gc_schedule.JOBS_MAX, True),
     ):
         monkeypatch.setattr(time, "monotonic", lambda passed_s=passed_s: clock + passed_s)
-        collector.tidy(jobs)
+        collector.collect_if_calm(jobs)
         assert (gone() is None) == is_looked
 
 
 @pytest.mark.usefixtures("_collector")
 def test_a_reign_that_is_over_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Collecting()
+    first = GcSchedule()
     first.begin()
     circle = _Circle()
     gone = weakref.ref(circle)
-    first.wrote(collecting.EVENTS_MAX)
+    first.count_events(gc_schedule.EVENTS_MAX)
     del circle
-    Collecting().begin()
+    GcSchedule().begin()
     assert gone() is None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from moorage.scheduler.core.ask import waiting
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.line.preemption import VOID_MS
+from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.line.preemption import VOID_MS, Victim, _Search
 from tests.scheduler.driving import Driving
 
 ON = Config(preempt_priority=80, preempt_after=60.0)
@@ -141,6 +144,24 @@ def finish_ending(drive: Driving) -> None:
             worker.finish(key, -15, "end")
         worker.auto = True
     drive.settle()
+
+
+def test_of_whom_a_large_gang_ends_each_host_looks_at_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at all of them for each host took a second of the leader, for a gang of 400 hosts."""
+    drive = running(gpus=2, hosts=6)
+    room_of, calls = _Search._room, Counter[int]()
+
+    def counted(search: _Search, host: Host, victims: Iterable[Victim]) -> int:
+        found = list(victims)
+        assert all(host.worker in {member.worker for member in victim.members} for victim in found)
+        calls[len(found)] += 1
+        return room_of(search, host, found)
+
+    monkeypatch.setattr(_Search, "_room", counted)
+    urgent(drive, gpu={"count": 2, **GANG}, replicas=6)
+    drive.settle()
+    assert drive.states("urgent") == ["RUNNING"] * 6
+    assert calls[2], "of a host both go"
 
 
 def test_the_freed_gpus_are_the_preemptors_whoever_came_before() -> None:

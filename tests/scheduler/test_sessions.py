@@ -9,7 +9,7 @@ import pytest
 
 from moorage.scheduler.core.config import CLUSTER, Config
 from moorage.scheduler.core.life import sessions
-from moorage.scheduler.core.life.trust import Trust
+from moorage.scheduler.core.life.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
 from tests.scheduler.driving import H100, Driving, Worker, devices
@@ -485,7 +485,7 @@ def test_a_restored_ledger_waits_for_the_longest_lease_that_it_knows_of() -> Non
     drive.worker("w0")
     state = drive.state
     state.restored_ms, state.restored_epoch = state.time_ms, state.epoch - 1
-    trust = Trust(state, drive.engine.sessions, Config(), 0)
+    trust = StaleLedgerGuard(state, drive.engine.sessions, Config(), 0)
     assert [trust.may_place(state.time_ms, ms) for ms in (30_000, 67_000, 68_000)] == [False, False, True]
 
 
@@ -599,3 +599,29 @@ def test_the_lease_of_a_worker_that_a_new_scheduler_cannot_speak_to_runs_out() -
     drive.pass_time(30_000)
     assert drive.state.workers["w0"].session == ""
     assert drive.states("j") == ["QUEUED"]
+
+
+def test_a_worker_that_holds_what_another_ledger_gave_it_does_not_join_and_is_given_nothing() -> None:
+    """It refused the answer to each join, stood as `up` meanwhile, and every job that came to it was lost."""
+    drive = Driving()
+    worker = drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu={})
+    drive.fact("claimed", "j")
+    held = [Held("t", "j", 0, 1, 7, "running")]
+    drive.pass_time(drive.engine.config.lost_ms + 2_000, renew=False)
+    assert not drive.state.workers["w0"].session
+    answer = drive.join(worker, msgspec.structs.replace(worker.join_frame(), ledger="ledger-0", holding=held))
+    assert (answer["code"], answer["found"]) == ("failed-precondition", "ledger-0")
+    assert "moorage admin restore" in answer["next"]
+    assert not drive.state.workers["w0"].session
+    drive.submit("next", gpu={})
+    assert drive.states("next") == ["QUEUED"]
+    assert drive.join(worker, msgspec.structs.replace(worker.join_frame(), ledger="ledger-0"))["kind"] == "joined"
+
+
+def test_a_worker_that_was_away_through_several_restores_joins() -> None:
+    drive = Driving()
+    drive.state.former_id = "ledger-3 ledger-2 ledger-0"
+    assert drive.state.former_of("ledger-0") == "ledger-0", "so it is told that this one was restored from its own"
+    assert drive.state.former_of("foreign") == drive.state.former_of("") == "ledger-3"
+    assert [drive.state.follows(name) for name in ("ledger-2", "ledger-1", "")] == [True, False, False]

@@ -8,9 +8,10 @@ from typing import Any, Final
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.decide.plan import Served
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import OPENED_HOSTS_MAX, Fleet
-from moorage.scheduler.core.line.queue import Line
+from moorage.scheduler.core.line.queue import Head, Line
 from moorage.scheduler.core.rank.ranker import Choice
 from moorage.scheduler.core.shape import Shape
 from tests.scheduler.driving import H100, Driving
@@ -37,31 +38,35 @@ ASKS: Final[list[dict[str, Any]]] = [
 class Looking:
     """One run of a seed, with the shortcut or without."""
 
-    def __init__(self, seed: int, config: Config, *, shortcut: bool) -> None:
+    def __init__(self, seed: int, config: Config, *, shortcut: bool, tenants: int = 1) -> None:
         self.rng = random.Random(seed)
+        self.tenants = ["t", *(f"t{number}" for number in range(1, tenants))]
         self.drive = drive = Driving(config)
-        self.jobs: list[str] = []
+        self.jobs: list[tuple[str, str]] = []
         for number in range(5):
             models = [A100 if number % 2 else H100] * 4
             labels = {"zone": "ab"[number % 2]}
             drive.worker(f"w{number}", models=models, cpu_milli=20_000, memory_mib=64_000, labels=labels)
         if not shortcut:
             drive.engine.planner._is_full = _never  # type: ignore[method-assign]
+            drive.engine.planner._is_like_full = _never  # type: ignore[method-assign]
 
     def step(self) -> None:
         rng, drive = self.rng, self.drive
         act = rng.choice(["submit", "submit", "submit", "end", "end", "cancel", "load", "flag", "limit", "time"])
         worker = f"w{rng.randrange(5)}"
         if act == "submit":
-            self.jobs.append(f"j{len(self.jobs)}")
-            drive.submit(self.jobs[-1], **rng.choice(ASKS))
+            name, tenant = f"j{len(self.jobs)}", self.tenants[len(self.jobs) * 7 % len(self.tenants)]
+            self.jobs.append((name, tenant))
+            drive.submit(name, tenant=tenant, **rng.choice(ASKS))
         elif act == "end":
             running = [key for key, held in drive.workers[worker].held.items() if held.phase == "running"]
             for key in rng.sample(running, min(len(running), rng.randrange(1, 4))):
                 drive.workers[worker].finish(key, 0)
             drive.settle()
         elif act == "cancel" and self.jobs:
-            drive.cancel(rng.choice(self.jobs))
+            name, tenant = rng.choice(self.jobs)
+            drive.cancel(name, tenant=tenant)
         elif act == "load":
             drive.load(worker, **({"gpu0": "xid"} if rng.random() < 0.5 else {}))
         elif act == "flag":
@@ -78,13 +83,19 @@ def _never(draft: Draft, line: Line) -> bool:
 
 
 @pytest.mark.parametrize("seed", [*range(22), 185, 234])  # the last two: a limit, and who waits behind it
-@pytest.mark.parametrize("order", ["fair", "fifo", "shared"])
+@pytest.mark.parametrize("order", ["fair", "fifo", "shared", "tenants", "reclaimed"])
 def test_the_same_placements_as_where_every_line_is_looked_at(seed: int, order: str) -> None:
-    config = Config(ranker="pack", order="fifo" if order == "fifo" else "fair", reserve_after=30)
-    short, full = (Looking(seed, config, shortcut=shortcut) for shortcut in (True, False))
-    if order == "shared":
+    config = Config(
+        ranker="pack", order="fifo" if order == "fifo" else "fair", reserve_after=30, reclaim=order == "reclaimed",
+        preempt_priority=80 if order == "reclaimed" else 101, preempt_after=1,
+    )  # fmt: skip
+    tenants = 6 if order in ("tenants", "reclaimed") else 1
+    short, full = (Looking(seed, config, shortcut=shortcut, tenants=tenants) for shortcut in (True, False))
+    if order not in ("fair", "fifo"):
         for each in (short, full):
             each.drive.order("share", tenant="t", weight=2)
+            if tenants > 1:
+                each.drive.order("share", tenant="t3", gpus=4)
     for _ in range(60):
         short.step()
         full.step()
@@ -114,6 +125,73 @@ def test_a_jobs_end_is_no_look_at_the_fleet_for_whoever_it_does_not_help(monkeyp
     drive.settle()
     assert drive.states("one") == ["RUNNING"]
     assert {shape.count for shape in looked} == {1}
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
+    reserved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not of them all: each turn took some 7 µs."""
+    drive = Driving(Config(ranker="pack"))
+    drive.worker("w0", 4)
+    drive.order("share", tenant="t0", weight=2)
+    for number in range(4):
+        drive.submit(f"runs{number}", gpu={"count": 1})
+    drive.settle()
+    for number in range(300):
+        drive.submit(f"waits{number}", tenant=f"t{number}", gpu={"count": 1})
+    if reserved:
+        drive.pass_time(40_000, step=5_000)
+    assert (drive.engine.planner.holding.reservation is not None) == reserved
+    turns: list[Line] = []
+    serve = drive.engine.planner._serve
+
+    def counted(draft: Draft, line: Line, head: Head, others: tuple[Head, int] | None) -> Served:
+        turns.append(line)
+        return serve(draft, line, head, others)
+
+    monkeypatch.setattr(drive.engine.planner, "_serve", counted)
+    drive.workers["w0"].finish(next(iter(drive.workers["w0"].held)), 0)
+    drive.settle()
+    assert drive.states("waits0", tenant="t0") == ["RUNNING"]
+    # who gets it, and whoever finds none then for all the others; once more as the reservation is given up
+    assert len(turns) == 2 + reserved
+    turns.clear()
+    drive.submit("late", tenant="t7", gpu={"count": 1})
+    drive.submit("larger", tenant="t8", gpu={"count": 2})
+    assert [line.shape.count for line in turns] == [2], "nothing has opened for the others"
+
+
+def test_who_ends_in_time_is_filled_in_behind_another_tenant_that_asks_alike_and_may_not_be() -> None:
+    drive = Driving(Config(ranker="pack"))
+    drive.worker("w0", 4)
+    drive.order("share", tenant="t", weight=2)
+    drive.submit("runs", gpu={"count": 3}, run={"driver": "noop", "timeout_s": 600})
+    drive.settle()
+    drive.submit("whole", tenant="big", gpu={"count": 4})
+    drive.pass_time(40_000, step=5_000)
+    assert drive.engine.planner.holding.reservation is not None
+    drive.offer_submit("long", tenant="t1", gpu={"count": 1})
+    drive.offer_submit("short", tenant="t2", gpu={"count": 1}, run={"driver": "noop", "timeout_s": 20})
+    drive.tick()
+    drive.settle()
+    assert drive.states("long", tenant="t1") == ["QUEUED"]
+    assert drive.states("short", tenant="t2") == ["RUNNING"]
+
+
+def test_who_waits_for_its_tenants_limit_keeps_its_place_behind_another_that_asks_alike() -> None:
+    drive = Driving(Config(ranker="pack"))
+    drive.worker("w0", 4)
+    drive.order("share", tenant="t", weight=2)
+    drive.order("limit", tenant="t", gpus=4)
+    drive.submit("runs", gpu={"count": 3})
+    drive.settle()
+    drive.offer_submit("other", tenant="t2", gpu={"count": 2})
+    drive.offer_submit("over", gpu={"count": 2})
+    drive.offer_submit("behind", gpu={"count": 1})
+    drive.tick()
+    drive.settle()
+    assert drive.states("behind") == ["QUEUED"], "it would keep the one before it from ever having two"
 
 
 def test_where_much_opened_or_nobody_counted_all_are_looked_at() -> None:

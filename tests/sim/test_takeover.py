@@ -20,6 +20,38 @@ GAP_S: Final = 3.0
 READS_S: Final = 3.0
 
 
+#: how long no server answers a leader that goes on: its append is given up within it, and asked for in vain
+LONG_GAP_S: Final = 6.5
+#: and how soon it goes on then: a look that is given up, and the append again
+GOES_ON_S: Final = 5.0
+
+
+def test_a_leader_goes_on_soon_after_servers_that_were_away() -> None:
+    """Looking for its last append it was not answered, and waited ten seconds for that: a third of every lease."""
+    bus, clock = SimulatedBus(FaultyNetwork(3, delay_ms=(0.2, 3))), SimulatedClock()
+
+    async def scene() -> float:
+        world, ledger = bus.connect("one"), bus.connect("one", account="ledger")
+        one = Scheduler(
+            cast("Connection", world), cast("Connection", ledger), config=CLUSTER, subjects=SUBJECTS, name="one"
+        )
+        running = asyncio.ensure_future(one.run())
+        await until(one.leading.is_set, 60)
+        asked = bus.connect("caller")
+        bus.network.partition({"one"}, {"caller", SERVER})
+        await asyncio.sleep(LONG_GAP_S)
+        bus.network.partition({"one", "caller", SERVER})
+        began_s = clock.now_s
+        body = json.dumps({"job": "j", "gpu": {}, "run": {"argv": ["true"]}}).encode()
+        answer = json.loads((await asked.request(SUBJECTS.api("acme", "submit"), body, 30)).data)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert answer["kind"] == "accepted"
+        return clock.now_s - began_s
+
+    assert clock.run(scene()) < GOES_ON_S
+
+
 def test_a_look_that_nobody_answered_while_no_server_led_is_asked_again() -> None:
     """Both leaders die right after a record that the standby has not read: it counts from when it could read again.
 

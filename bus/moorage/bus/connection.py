@@ -240,6 +240,7 @@ class Connection(Link):
         self.max_payload_bytes = client.max_payload
         version = client.connected_server_version
         self.server_version = f"{version.major}.{version.minor}.{version.patch}"
+        self.server_at = client.connected_url.netloc.rpartition("@")[2] if client.connected_url else ""
         if self.state is State.RECONNECTING:
             self.counters.reconnects += 1
         self._connected.set()

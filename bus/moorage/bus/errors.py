@@ -225,6 +225,14 @@ class JetStreamRefused(BusError):
         )
 
 
+_OTHER_SETTINGS: Final = "change the stream yourself, or give moorage another prefix"
+#: not by an update of the stream: the numbers of leases and takeovers go with it
+_COPIES: Final = (
+    "start every scheduler with --replicas as it is; for another number of copies stop them all, then moorage admin"
+    " backup FILE and moorage admin restore FILE --replace --replicas N"
+)
+
+
 class StreamMismatch(BusError):
     """`differences`: setting -> (as it is, as it must be)."""
 
@@ -236,7 +244,7 @@ class StreamMismatch(BusError):
         shown = "; ".join(f"{key} is {found!r}, must be {wanted!r}" for key, (found, wanted) in differences.items())
         super().__init__(
             f"stream {stream} exists with other settings: {shown}",
-            next_step="change the stream yourself, or give moorage another prefix",
+            next_step=_COPIES if "num_replicas" in differences else _OTHER_SETTINGS,
         )
 
 

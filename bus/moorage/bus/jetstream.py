@@ -52,6 +52,8 @@ MESSAGE_ID: Final = "Nats-Msg-Id"
 FORBIDDEN_HEADER: Final = "Nats-Expected-Last-Msg-Id"
 
 ERR_NO_MESSAGE: Final = 10037
+#: too few servers of a cluster are there: it cannot be asked, or a stream has no leader
+ERR_NO_LEADER: Final = frozenset({10008, 10009})
 ERR_STREAM_NOT_FOUND: Final = 10059
 ERR_WRONG_LAST_SEQUENCE: Final = 10071
 ERR_STREAM_FULL: Final = 10077
@@ -215,13 +217,13 @@ class JetStream:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    async def get_message(self, stream: str, seq: int) -> StoredMessage | None:
+    async def get_message(self, stream: str, seq: int, timeout_s: float = API_TIMEOUT_S) -> StoredMessage | None:
         """One message by sequence, read by the stream's leader: it sees every acknowledged one. None: not there now."""
-        return await self._get(stream, {"seq": seq})
+        return await self._get(stream, {"seq": seq}, timeout_s)
 
-    async def get_last(self, stream: str, subject: str) -> StoredMessage | None:
+    async def get_last(self, stream: str, subject: str, timeout_s: float = API_TIMEOUT_S) -> StoredMessage | None:
         """The last message of a subject, read by the stream's leader."""
-        return await self._get(stream, {"last_by_subj": subject})
+        return await self._get(stream, {"last_by_subj": subject}, timeout_s)
 
     async def direct_get_batch(
         self,
@@ -330,8 +332,8 @@ class JetStream:
             if len(subjects) >= answer.total or len(subjects) == before:
                 return _stream_info(answer, subjects)
 
-    async def _get(self, stream: str, request: dict[str, Any]) -> StoredMessage | None:
-        answer = read_get(await self._call(f"STREAM.MSG.GET.{_stream_name(stream)}", request))
+    async def _get(self, stream: str, request: dict[str, Any], timeout_s: float) -> StoredMessage | None:
+        answer = read_get(await self._call(f"STREAM.MSG.GET.{_stream_name(stream)}", request, timeout_s))
         if answer.error is not None:
             if answer.error.err_code == ERR_NO_MESSAGE:
                 return None
@@ -379,6 +381,7 @@ def _stream_info(answer: InfoAnswer, subjects: dict[str, int]) -> StreamInfo:
         config=config,
         subjects=subjects,
         now=answer.ts,
+        lacking=answer.cluster.lacking(config.get("num_replicas", 1)),
     )
 
 

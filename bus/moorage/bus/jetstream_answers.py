@@ -43,7 +43,8 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 class StreamInfo(msgspec.Struct, frozen=True):
     """`subjects`: messages by subject, only where a filter was given. `leader`: "" on a single server.
 
-    `now` is the answering server's wall clock, RFC 3339; "" of a server that does not tell it.
+    `now` is the answering server's wall clock, RFC 3339; "" of a server that does not tell it. `lacking` names servers
+    whose copy is not up to date, as they are gone or catch up; "?" is one of which nothing is known.
     """
 
     name: str
@@ -56,6 +57,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     subjects: dict[str, int]
     now: str = ""
+    lacking: frozenset[str] = frozenset()
 
 
 class _State(msgspec.Struct):
@@ -66,8 +68,20 @@ class _State(msgspec.Struct):
     subjects: dict[str, int] = {}
 
 
+class _Peer(msgspec.Struct):
+    name: str = ""
+    current: bool = False
+    offline: bool = False
+
+
 class _Cluster(msgspec.Struct):
     leader: str = ""
+    replicas: list[_Peer] = []
+
+    def lacking(self, copies: int) -> frozenset[str]:
+        """The servers that a stream of so many copies has, beside its leader, and that do not keep up with it."""
+        behind = {peer.name for peer in self.replicas if peer.offline or not peer.current}
+        return frozenset(behind | {"?"} if 1 + len(self.replicas) < copies else behind)
 
 
 class InfoAnswer(msgspec.Struct):

@@ -37,6 +37,8 @@ class Link:
         self.max_payload_bytes = 0
         #: of the server connected last, e.g. `2.15.1`
         self.server_version = ""
+        #: its host and port; "" before there was one
+        self.server_at = ""
         self._inbox_prefix = inbox_prefix
         self._answers = answers
         self._tables: list[Answers] = []

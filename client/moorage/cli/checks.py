@@ -357,7 +357,7 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
     except (MoorageError, TimeoutError):
         pass
     else:
-        for check in _of_fleet(fleet):
+        for check in of_fleet(fleet):
             yield check
         return
     try:
@@ -420,16 +420,27 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
         yield Check("leader", "ok", f"answers, at ledger record {ledger}")
         yield Check("operator", "ok", "this user may not ask for the fleet: drain and audit are for operators")
         return
-    for check in _of_fleet(fleet):
+    for check in of_fleet(fleet):
         yield check
 
 
-def _of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
+def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield Check("leader", "ok", f"{fleet['leader']}, epoch {fleet['epoch']}, ledger record {fleet['ledger']}")
     yield Check("operator", "ok", "this user may ask for the fleet")
+    if (copies := fleet.get("ledger_copies")) is not None:
+        yield _copies(copies["wanted"], copies["lacking"])
     yield _workers(fleet["workers"])
     if (twice := fleet.get("lent_twice")) is not None:
         yield lent_twice(twice)
+
+
+def _copies(wanted: int, lacking: list[str]) -> Check:
+    """Of a ledger in a cluster: one copy less is noticed by nobody, and the next one stops everything."""
+    if not lacking:
+        return Check("copies", "ok", f"the ledger has all of its {wanted} copies")
+    found = f"copies of the ledger that are not kept up: {len(lacking)} of {wanted}: {', '.join(lacking)}"
+    fix = "see that these nats-servers run and reach the others: without more than half of the copies all stands still"
+    return Check("copies", "warn", found, fix)
 
 
 def lent_twice(rows: list[dict[str, str]]) -> Check:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
 from moorage.cli.interrupts import run
-from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
+from moorage.cli.options import OF_LEDGER, ROWS, LedgerOptions, RowOptions, guarded, with_client
 from moorage.cli.render import table
 from moorage.cli.settings import FILE_HELP, the_file
 from moorage.schemas.units import many
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from moorage.scheduler.settings import SchedulerSettings
 
 SETTINGS: Final = f"The schedulers'. {FILE_HELP}"
+REPLICAS: Final = "Copies of the ledger, as the schedulers' setting says; else as many as there were."
 
 
 def backup(
@@ -26,7 +27,7 @@ def backup(
     /,
     *,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
-    options: Options = DEFAULTS,
+    options: LedgerOptions = OF_LEDGER,
 ) -> int:
     """Write the ledger as it is now to a file: jobs, sessions, finished ids, cursors of the request queue.
 
@@ -58,14 +59,17 @@ def restore(
     /,
     *,
     replace: Annotated[bool, Parameter(help="The ledger that is there is deleted.")] = False,
+    replicas: Annotated[Literal[1, 3, 5] | None, Parameter(help=REPLICAS)] = None,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
-    options: Options = DEFAULTS,
+    options: LedgerOptions = OF_LEDGER,
 ) -> int:
     """Make a new ledger that begins with what a backup holds. Stop every scheduler first.
 
     The new ledger has another id, and workers accept it because it was restored: jobs that they run go on if the backup
     knows them, and are ended if it does not. What was accepted since the backup is lost: its senders must send it
     again. Nothing is placed until every worker was heard, or is lost because its lease is over.
+
+    With another number of copies, a backup and its restore take a ledger from one server to three, or back.
     """
 
     def act() -> int:
@@ -81,13 +85,12 @@ def restore(
                 next="name a file of moorage admin backup",
             )  # fmt: skip
         held, target = scheduler_of(settings, options)
-        users = target or held.nats
+        users, copies = target or held.nats, replicas or said_replicas(settings)
         state = run(
-            make(ledger_url(held.ledger_url_file) or users, users, held.prefix, held.replicas, file, replace=replace,
-                 say=say)
-        )  # fmt: skip
+            make(ledger_url(held.ledger_url_file) or users, users, held.prefix, copies, file, replace=replace, say=say)
+        )
         if options.json:
-            emit({"kind": "restored", "ledger_id": state.ledger_id, "former": state.former_id, "seq": state.seq,
+            emit({"kind": "restored", "ledger_id": state.ledger_id, "former": state.former_of(""), "seq": state.seq,
                   "epoch": state.epoch, "jobs": len(state.jobs)})  # fmt: skip
         else:
             tell(f"{state.ledger_id}\trestored with {many(len(state.jobs), 'job')}; start the schedulers")
@@ -129,7 +132,7 @@ def feature_level(
     return with_client(options, work)
 
 
-def scheduler_of(settings: Path | None, options: Options) -> tuple[SchedulerSettings, str | None]:
+def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[SchedulerSettings, str | None]:
     """The schedulers' settings, and where the users are (see `find_ledger`)."""
     from moorage.cli.processes import find_ledger
     from moorage.scheduler.settings import scheduler_settings
@@ -138,7 +141,16 @@ def scheduler_of(settings: Path | None, options: Options) -> tuple[SchedulerSett
     return held, find_ledger(held)
 
 
-def ledger_guarded(options: Options, act: Any) -> int:
+def said_replicas(settings: Path | None) -> int:
+    """How many copies of the ledger the schedulers' settings say; 0 where they say nothing."""
+    from moorage.scheduler.settings import scheduler_settings
+    from moorage.schemas.settings import DEFAULT
+
+    said = scheduler_settings({}, file=the_file(settings))[1]["replicas"]
+    return 0 if said.source == DEFAULT else int(said.value)
+
+
+def ledger_guarded(options: LedgerOptions, act: Any) -> int:
     """As `guarded`, with what a ledger or a disk refuses told as a problem, too."""
 
     def told() -> int | None:

@@ -19,6 +19,7 @@ FIXES: Final[dict[str, str]] = {
     "memory": "ask for less memory than {asks}; moorage fleet shows the models",
     "count": "ask for fewer GPUs a replica: all of them must be on one host",
     "gang-size": "ask for fewer replicas, or smaller ones",
+    "refused": "mend what the reason names and submit it again; a worker that is started anew is asked again",
     "closed": "moorage fleet shows who is cordoned or draining; moorage uncordon WORKER opens one",
     "sick": "moorage fleet shows what is wrong; moorage admin release --worker WORKER gives one back that is mended",
     "foreign": "end that process, or wait: the GPU comes back by itself when it has gone",

@@ -101,6 +101,12 @@ def nats_config(
     return guarded(Options(json=json), act)
 
 
+def _shares_host(site: Site, at: int) -> bool:
+    """Whether another server stands on the same machine, by its address."""
+    hosts = [each.host for each in site.servers]
+    return hosts.count(hosts[at]) > 1
+
+
 def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list[str]]:
     """Everything of a site below `folder` (0700): what was written, by kind, and whose context of before is left out.
 
@@ -123,6 +129,8 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
     configuration = {ACCOUNTS: accounts(site, public)}
     for at in range(len(site.servers)):
         where = store or folder / ("data" if not site.clustered else f"data-{at + 1}")
+        if store is not None and _shares_host(site, at):
+            where = store / str(at + 1)  # two servers in one folder destroy each other's streams
         text = server(site, at, store=str(where), folder=str(folder / TLS), route_password=password)
         configuration[server_name(site, at)] = text
     for name, text in configuration.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from moorage.cli import console
 from moorage.cli.arguments import Parameter
@@ -22,32 +22,59 @@ TIMEOUT_DEFAULT: Final = "10s"
 CONNECT_TIMEOUT_S_MAX: Final = 3.0
 
 
+Nats = Annotated[str | None, Parameter(help="URL of the server, or a nats context.", value="WHERE")]
+Json = Annotated[bool, Parameter(help="Frames as JSON, one object per line.")]
+Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. Else auto.")]
+
+
 @dataclass(frozen=True)
-class Options:
-    """What every verb understands that talks to a server."""
+class LocalOptions:
+    """What a verb understands that asks nobody."""
 
     __group__: ClassVar[str] = "Common"
 
-    nats: Annotated[str | None, Parameter(help="URL of the server, or a nats context.", value="WHERE")] = None
+    json: Json = False
+    color: Color = None
+
+    def settled(self) -> Self:
+        """As `Options.settled`."""
+        return _settled(self)
+
+
+@dataclass(frozen=True)
+class LedgerOptions:
+    """What a verb understands that reads or writes the ledger itself, and asks no scheduler."""
+
+    __group__: ClassVar[str] = "Common"
+
+    nats: Nats = None
+    json: Json = False
+    color: Color = None
+
+    def settled(self) -> Self:
+        """As `Options.settled`."""
+        return _settled(self)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every verb understands that talks to a scheduler."""
+
+    __group__: ClassVar[str] = "Common"
+
+    nats: Nats = None
     tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else default.", value="NAME")] = (
         None
     )
     timeout: Annotated[
         str | None, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m. Else 10s.", value="DURATION")
     ] = None
-    json: Annotated[bool, Parameter(help="Frames as JSON, one object per line.")] = False
-    color: Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. Else auto.")] = None
+    json: Json = False
+    color: Color = None
 
     def settled(self) -> Self:
         """With what the settings say where no flag does. Raises Refused with bad-settings."""
-        if find_file() is None and not any(name.startswith(CLIENT_VARIABLES) for name in os.environ):
-            return self
-        from moorage.cli.settings import client_settings
-
-        said = client_settings()
-        if "timeout" in said:
-            said["timeout"] = f"{said['timeout']}s"
-        return replace(self, **{key: value for key, value in said.items() if getattr(self, key) is None})
+        return _settled(self)
 
 
 @dataclass(frozen=True)
@@ -71,6 +98,23 @@ class RowOptions(Options):
         return self.json or self.format is not None
 
 
+AnyOptions = LocalOptions | LedgerOptions | Options
+Given = TypeVar("Given", bound=AnyOptions)
+
+
+def _settled(options: Given) -> Given:
+    if find_file() is None and not any(name.startswith(CLIENT_VARIABLES) for name in os.environ):
+        return options
+    from moorage.cli.settings import client_settings
+
+    said = client_settings()
+    if "timeout" in said:
+        said["timeout"] = f"{said['timeout']}s"
+    return replace(options, **{key: value for key, value in said.items() if getattr(options, key, value) is None})
+
+
+LOCAL: Final = LocalOptions()
+OF_LEDGER: Final = LedgerOptions()
 DEFAULTS: Final = Options()
 ROWS: Final = RowOptions()
 Work = Callable[["AsyncClient"], Awaitable[int | None]]
@@ -87,14 +131,14 @@ def with_client(options: Options, work: Work) -> int:
     return guarded(options, act)
 
 
-def guarded(options: Options, act: Callable[[], int | None]) -> int:
+def guarded(options: AnyOptions, act: Callable[[], int | None]) -> int:
     """Run, and tell what went wrong. Returns the exit code."""
     console.choose_colour(options.color or "auto")
     try:
         console.choose_colour(options.settled().color or "auto")
         return act() or 0
     except MoorageError as error:
-        if error.code == "permission-refused":
+        if error.code == "permission-refused" and isinstance(options, Options):
             error = _refused(options, error)
         return fail(error, json=options.json)
 

@@ -12,12 +12,12 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_DRIFT, emit, say, tell
 from moorage.cli.interrupts import run
 from moorage.cli.ledger import SETTINGS, ledger_guarded, scheduler_of
-from moorage.cli.options import DEFAULTS, Options
+from moorage.cli.options import OF_LEDGER, LedgerOptions
 from moorage.cli.render import utc_ms
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
-    from moorage.scheduler.lookback import Lookback
+    from moorage.scheduler.ledger_reader import LedgerReader
     from moorage.scheduler.recording import Replayed
 
 _PLACE: Final = 0
@@ -31,13 +31,15 @@ def replay(
     ] = None,
     /,
     *,
-    at: Annotated[int | None, Parameter(help="What this record of the ledger decided.", value="LEDGER")] = None,
-    job: Annotated[str | None, Parameter(help="What concerns this job alone; tenant/job where it is not one.")] = None,
+    at: Annotated[int | None, Parameter(help="What this record of the ledger decided.", value="RECORD")] = None,
+    job: Annotated[
+        str | None, Parameter(help="What concerns this job alone; tenant/job where it is not one.", value="JOB")
+    ] = None,
     backup: Annotated[
         Path | None, Parameter(help="A file of moorage admin backup: what stood then, and since which record.")
     ] = None,
     settings: Annotated[Path | None, Parameter(help=SETTINGS)] = None,
-    options: Options = DEFAULTS,
+    options: LedgerOptions = OF_LEDGER,
 ) -> int:
     """Show what was decided, with the evidence that the ledger has of it; or decide it again, from a recording.
 
@@ -58,12 +60,12 @@ def replay(
         if file is not None:
             return _decide_again(file, at, job, options)
         if backup is not None:
-            return _stood(backup, at, job, options)
+            return _replay_backup(backup, at, job, options)
         held, target = scheduler_of(settings, options)
         from moorage.scheduler.settings import ledger_url
 
         where = ledger_url(held.ledger_url_file) or target or held.nats
-        return run(_look_back(where, held.prefix, at, job, options))
+        return run(_replay_ledger(where, held.prefix, at, job, options))
 
     return ledger_guarded(options, act)
 
@@ -83,21 +85,23 @@ def _none_of(job: str, where: str) -> Exception:
 # --------------------------------------------------------------------------------------------- the ledger, a backup
 
 
-async def _look_back(where: str | None, prefix: str, at: int | None, job: str | None, options: Options) -> int:
+async def _replay_ledger(
+    where: str | None, prefix: str, at: int | None, job: str | None, options: LedgerOptions
+) -> int:
     from moorage.bus.connection import connect
     from moorage.bus.jetstream import JetStream
-    from moorage.scheduler import lookback
+    from moorage.scheduler import ledger_reader
     from moorage.schemas.subjects import Subjects
 
     async with await connect(where, "moorage-replay") as connection:
-        ledger = lookback.Lookback(JetStream(connection), Subjects(prefix))
+        ledger = ledger_reader.LedgerReader(JetStream(connection), Subjects(prefix))
         shown = records = 0
-        async for told in ledger.tell(at, job):
+        async for record in ledger.records(at, job):
             if not records and at is None and ledger.base_seq:
-                shown += _before(ledger, options)
+                shown += _cut_away(ledger, options)
             records += 1
-            for row in lookback.rows(told):
-                if job is None or lookback.concerns(row, job):
+            for row in ledger_reader.rows(record):
+                if job is None or ledger_reader.concerns(row, job):
                     shown += 1
                     show(row, options)
     if job is not None and not shown:
@@ -106,7 +110,7 @@ async def _look_back(where: str | None, prefix: str, at: int | None, job: str | 
     return 0
 
 
-def _before(ledger: Lookback, options: Options) -> int:
+def _cut_away(ledger: LedgerReader, options: LedgerOptions) -> int:
     """What the snapshot that the reading begins with knows of a job, and that no more is known."""
     say(
         f"records up to {ledger.base_seq} were cut away behind a snapshot: what they decided is known by its outcome"
@@ -117,9 +121,9 @@ def _before(ledger: Lookback, options: Options) -> int:
     return len(ledger.before)
 
 
-def _stood(file: Path, at: int | None, job: str | None, options: Options) -> int:
+def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
     from moorage.client.errors import rejected
-    from moorage.scheduler import lookback
+    from moorage.scheduler import ledger_reader
     from moorage.scheduler.backup import read
 
     try:
@@ -135,9 +139,13 @@ def _stood(file: Path, at: int | None, job: str | None, options: Options) -> int
             next="ask the ledger, or a later backup",
         )  # fmt: skip
     shown = 0
-    found = lookback.stories(state) if job is not None and at is None else lookback.standing(state, at)
+    found = (
+        ledger_reader.transitions_in(state)
+        if job is not None and at is None
+        else ledger_reader.placements_in(state, at)
+    )
     for row in found:
-        if job is None or lookback.concerns(row, job):
+        if job is None or ledger_reader.concerns(row, job):
             shown += 1
             show(row, options)
     if job is not None and not shown:
@@ -149,7 +157,7 @@ def _stood(file: Path, at: int | None, job: str | None, options: Options) -> int
     return 0
 
 
-def show(row: dict[str, Any], options: Options) -> None:
+def show(row: dict[str, Any], options: LedgerOptions) -> None:
     """A line of a decision or an act."""
     if options.json:
         emit(row)
@@ -195,7 +203,7 @@ def _word(value: Any) -> str:
 # ------------------------------------------------------------------------------------------------------ a recording
 
 
-def _decide_again(file: Path, at: int | None, job: str | None, options: Options) -> int:
+def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
     from moorage.client.errors import rejected
     from moorage.scheduler.recording import CannotReplay
     from moorage.scheduler.recording import replay as decide_again
@@ -260,7 +268,7 @@ def placements(one: Replayed) -> Iterator[dict[str, Any]]:
         }
 
 
-def _show_placement(row: dict[str, Any], options: Options) -> None:
+def _show_placement(row: dict[str, Any], options: LedgerOptions) -> None:
     if options.json:
         emit(row)
         return

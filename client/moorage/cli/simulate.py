@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_INTERRUPTED, emit, is_live, say, tell
-from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.options import LOCAL, LocalOptions, guarded
 from moorage.cli.render import table
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def simulate(
     ranker: Annotated[list[str] | None, Parameter(help="How hosts are ranked.", value="NAME")] = None,
     set: Annotated[
         list[str] | None,
-        Parameter(help="A setting of the scheduler: key=value, or key=a,b for a run each.", value="KEY"),
+        Parameter(help="A setting of the scheduler: key=value, or key=a,b for a run each.", value="KEY=VALUE"),
     ] = None,
     until: Annotated[str | None, Parameter(help="Stop the virtual clock there.", value="DURATION")] = None,
     jobs_csv: Annotated[
@@ -53,7 +53,7 @@ def simulate(
     ] = None,
     timeline_csv: Annotated[Path | None, Parameter(help="Write the fleet over time; likewise.", value="FILE")] = None,
     plot: Annotated[Path | None, Parameter(help="Draw all runs as SVG.", value="FILE")] = None,
-    options: Options = DEFAULTS,
+    options: LocalOptions = LOCAL,
 ) -> int:
     """Show what the scheduler would have done with a trace: the production core under a virtual clock.
 
@@ -71,7 +71,8 @@ def simulate(
         runs = _runs(ranker or [], set or [])
         files = (jobs_csv, timeline_csv, plot)
         _check_writable([file for file in files if file is not None])
-        return _simulate(trace.name, hosts, jobs, runs, until_ms, files, options)
+        title = trace.name if cluster is None else f"{trace.name}, cluster {cluster}"
+        return _simulate(trace.name, title, hosts, jobs, runs, until_ms, files, options)
 
     return guarded(options, act)
 
@@ -154,8 +155,8 @@ def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
 
 
 def _simulate(
-    name: str, hosts: list[SimHost], jobs: list[TraceJob], runs: list[dict[str, str]], until_ms: int | None,
-    files: tuple[Path | None, Path | None, Path | None], options: Options,
+    name: str, title: str, hosts: list[SimHost], jobs: list[TraceJob], runs: list[dict[str, str]], until_ms: int | None,
+    files: tuple[Path | None, Path | None, Path | None], options: LocalOptions,
 ) -> int:  # fmt: skip
     from moorage.cli.interrupts import raise_once
     from moorage.scheduler.settings import scheduler_settings
@@ -188,7 +189,7 @@ def _simulate(
             break
     if files[2] is not None:
         with whole(files[2]) as file:
-            file.write_text(chart(name, series), encoding="utf-8")
+            file.write_text(chart(title, series), encoding="utf-8")
     return EXIT_INTERRUPTED if until_ms is None and series[-1].report.cut_at_h is not None else 0
 
 

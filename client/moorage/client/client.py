@@ -215,7 +215,7 @@ class AsyncClient(Connected):
         Events may be lost: those that come while the connection is down, and those beyond 10,000 frames that were not
         taken yet. A gap shows in the job's `rev`, and `show` has the whole history. Raises `NotPermitted`.
         """
-        from moorage.client.hearing import tenant_events
+        from moorage.client.listening import tenant_events
 
         async for event in tenant_events(self):
             yield event
@@ -341,7 +341,7 @@ class AsyncClient(Connected):
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
         """The leader's summary of the fleet, twice a second, without end; who reads slowly gets only the newest."""
-        from moorage.client.hearing import fleet_frames
+        from moorage.client.listening import fleet_frames
 
         async for frame in fleet_frames(self):
             yield frame

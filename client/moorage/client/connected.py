@@ -16,7 +16,7 @@ from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import again, ask, decode_answer
 from moorage.client.errors import NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
-from moorage.client.values import Duration, Requests, seconds
+from moorage.client.values import Duration, RequestBuilder, seconds
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer
@@ -73,7 +73,7 @@ class Connected:
         self.watches: set[_Follower] = set()
         self.endless: set[asyncio.Event] = set()  # set at the end, for who waits for nothing else
         self._feed: Feed | None = None
-        self._requests = Requests()
+        self._requests = RequestBuilder()
         self.context: Context | None = None
         self._target = target
         self._transport = transport

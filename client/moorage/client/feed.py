@@ -1,7 +1,7 @@
-"""The tenant's frames, heard once for all who follow jobs on one client.
+"""One subscription to the tenant's event frames for all watches of a client.
 
-A job's own subject costs the leader a message for every change of it, the server as many, and this process a
-subscription. The tenant's frame of a tick is sent anyway, whoever listens: who follows many jobs hears that.
+A job's own subject costs the leader and the server a message for every change, and this process a subscription. The
+tenant's frame of each tick is sent anyway, so a client that follows many jobs listens to that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moorage.schemas.frames import Event, Events
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
 
-#: followers on one client from which on those that come hear the tenant's frames together
+#: with so many watches open on a client, further ones listen to the tenant's frames together
 CROWD: Final = 16
 
 _decode_events: Final[Decoder[Events]] = Decoder(Events)
@@ -29,7 +29,7 @@ Refresh = Callable[[], None]
 
 
 class Feed:
-    """One subscription while anybody is listening, none otherwise."""
+    """Subscribed while anybody listens."""
 
     def __init__(self, client: Connected) -> None:
         self._client = client
@@ -38,7 +38,7 @@ class Feed:
         self._changing = asyncio.Lock()  # one subscribes or leaves at a time
 
     async def join(self, job: str, hear: Hear, refresh: Refresh) -> None:
-        """Have `hear` called with what is said of `job` after this returns; `refresh` where a frame cannot be read.
+        """From now on call `hear` with each event of `job`, and `refresh` when a frame cannot be decoded.
 
         Both run in the read path and may only enqueue. Raises `NotPermitted`.
         """
@@ -53,7 +53,7 @@ class Feed:
             raise
 
     async def leave(self, job: str, hear: Hear, refresh: Refresh) -> None:
-        """What `join` was called with; the last one ends the subscription."""
+        """Undo a `join` with the same arguments; the last one ends the subscription."""
         self._remove(job, hear, refresh)
         async with self._changing:
             subscription = self._subscription

@@ -1,7 +1,8 @@
-"""Many jobs of one tenant waited for at once, over one subscription.
+"""Waits for many jobs of one tenant at once, over one subscription.
 
-Subscribe to the tenant's frames first, then ask where the jobs stand, then take their ends from the frames. What is
-said may be lost, so a reconnection, an overflow or a long silence asks again, some of them at a time.
+It subscribes to the tenant's event frames, then asks for the state of each job, and from then on takes their ends from
+the frames. Frames may be lost, so after a reconnection, an overflow or a long silence it asks again, for some at a
+time.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from moorage.schemas.job import TERMINAL
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
-#: frames that wait to be looked at; beyond it the jobs are asked for
+#: frames that may wait here; beyond it the jobs are asked for instead
 FRAMES_MAX: Final = 10_000
 SHOWS_AT_ONCE: Final = 64
-#: from so many on they are asked for in lists, and not before their own events had a moment to come
+#: so many jobs or more are asked for with `ls`, and only after a moment in which most may end by themselves
 CROWD: Final = 16
-#: names in one list: some 2 ms of the leader's time
+#: names in one `ls`: some 2 ms of the leader's time
 LISTED_MAX: Final = 250
-#: of a crowd's first silence, and when it is asked for at the latest
+#: a crowd is asked for after its first silence of QUIET_S, after FIRST_ASK_S at the latest
 QUIET_S: Final = 0.05
 FIRST_ASK_S: Final = 1.0
-#: jobs asked for after a later silence: each of a large crowd has its turn
+#: after a later silence only so many are asked for: all jobs of a large crowd get their turn
 REPAIR_JOBS_MAX: Final = 250
 
 _decode_events: Final[Decoder[Events]] = Decoder(Events)
 
 
 class _Seen:
-    """What was heard of a job that is not over."""
+    """What the frames have said of a job that is not over."""
 
     __slots__ = ("changes", "rev", "why")
 
@@ -54,13 +55,13 @@ class _Seen:
 
 
 class Gathering:
-    """An async context manager; `over` yields each job once when it is over, in the order of their ends."""
+    """An async context manager; `over` yields each job once it is over, in the order in which they end."""
 
     def __init__(self, client: AsyncClient, jobs: Iterable[Job]) -> None:
         self._client = client
         self._jobs = list({job.id: job for job in jobs}.values())
         for job in self._jobs:
-            if job.tenant != client.tenant:  # an id of this tenant's may be another job
+            if job.tenant != client.tenant:  # under this tenant the same id would be another job
                 raise rejected(
                     "invalid-argument",
                     f"job {job.id} is of tenant {job.tenant}, and this client of tenant {client.tenant}",
@@ -90,7 +91,7 @@ class Gathering:
             await self._subscription.unsubscribe()
 
     def refresh(self) -> None:
-        """Ask for all of them again: something may have been missed."""
+        """Ask for all jobs again, as something may have been missed."""
         self._stale = True
         self._some.set()
 
@@ -125,7 +126,10 @@ class Gathering:
                 raise self._too_late(timeout_s) from None
 
     async def _step(self, silence_s: float) -> float:
-        """Take what came, or wait for it; returns how long the next silence may be. The first asking may fail."""
+        """Handle what has arrived, or wait for it; returns how long the next silence may be.
+
+        Raises `Unreachable` only until the jobs were asked for once.
+        """
         loop = asyncio.get_running_loop()
         first = self._ask_by_s < inf
         try:
@@ -150,7 +154,7 @@ class Gathering:
                         return silence_s
                     await self._ask(REPAIR_JOBS_MAX)
                     return REPAIR_S
-        except Unreachable:  # a takeover, or a server that comes back: the jobs go on meanwhile
+        except Unreachable:  # a takeover, or a server that restarts: the jobs go on meanwhile
             if first:
                 raise
             self._stale = True
@@ -188,7 +192,7 @@ class Gathering:
         if event.state not in TERMINAL:
             return
         if not whole and decided(seen.changes, event.state) is None:
-            self._unclear.add(name)  # the replica that decided it ended in a frame that was not heard
+            self._unclear.add(name)  # the frame with the end of the replica that decided it was missed: ask
         else:
             self._end(job, result_of(name, event.state, seen.changes, seen.why, {}))
 
@@ -202,7 +206,7 @@ class Gathering:
     # -- what is asked
 
     async def _ask(self, jobs_max: int) -> None:
-        """Where `jobs_max` of the jobs stand: a crowd in lists, and one by one what those do not hold."""
+        """Ask for the state of up to `jobs_max` jobs: many with `ls`, and one by one those that it does not list."""
         rest = list(self._waiting)[:jobs_max]
         if len(rest) >= CROWD:
             listed: set[str] = set()
@@ -216,7 +220,7 @@ class Gathering:
             await self._show([name for name in rest if name not in listed])
         else:
             await self._show(rest)
-        for name in rest:  # to the end of the line: the others come first next time
+        for name in rest:  # to the end of the queue: next time the others come first
             if (job := self._waiting.pop(name, None)) is not None:
                 self._waiting[name] = job
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.client.errors import JobFailed
-from moorage.client.kept import Joiner, Piece, newest_attempts, read_page, tail_of
 from moorage.client.steps import Step, step_of
+from moorage.client.stored_output import Joiner, Piece, newest_attempts, read_page, tail_of
 from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import HANDLER, Watch, driver_of
 from moorage.schemas.errors import ENDED_AS_ASKED

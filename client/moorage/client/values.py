@@ -243,10 +243,10 @@ def body_of(request: Request) -> bytes:
         ) from None
 
 
-class Requests:
-    """`build_request` for a caller that asks for the same again and again: what does not change is checked only once.
+class RequestBuilder:
+    """`build_request` for a caller that submits similar requests: what stays the same is checked only once.
 
-    What the requests share is kept as a template; if the same command comes again, only the job's id is new.
+    The fields that requests share are kept as a template. If the command is the same too, only the job's id is new.
     """
 
     def __init__(self) -> None:
@@ -254,8 +254,8 @@ class Requests:
         self._fields: Mapping[str, Any] = {}
         self._template: Request | None = None
         self._words: Sequence[str] | None = None
-        self._alike: Request | None = None  # the template with these words
-        self._behind = b""  # its body, behind the job's id
+        self._command: Request | None = None  # the template with these words
+        self._body_after_id = b""  # its body after the job's id
 
     def build(
         self,
@@ -275,16 +275,16 @@ class Requests:
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[Request, bytes]:
         """As `build_request`, and the body that says it."""
-        alike = self._said_before(what, gpu, fields or {}) if isinstance(what, tuple | list) else None
+        checked = self._checked_before(what, gpu, fields or {}) if isinstance(what, tuple | list) else None
         job = fresh_job_id() if key is None else key
-        if alike is None or not isinstance(job, str) or not is_job(job):  # the whole way says what is wrong
+        if checked is None or not isinstance(job, str) or not is_job(job):  # `build_request` says what is wrong
             request = build_request(what, gpu, key, fields)
             return request, body_of(request)
-        request = copy.copy(alike)
+        request = copy.copy(checked)
         msgspec.structs.force_setattr(request, "job", job)
-        return request, b'{"job":"%b"%b' % (job.encode(), self._behind)
+        return request, b'{"job":"%b"%b' % (job.encode(), self._body_after_id)
 
-    def _said_before(
+    def _checked_before(
         self, words: Sequence[str], gpu: GpuSpec | str | int | None, fields: Mapping[str, Any]
     ) -> Request | None:
         """A checked request for this command, whatever its job id; None where something is wrong with it."""
@@ -296,12 +296,12 @@ class Requests:
             self._words = None
             try:
                 run = msgspec.structs.replace(self._template.workload, argv=_argv(words))
-                self._alike = msgspec.structs.replace(self._template, job="j", run=run)
-                self._behind = encode(self._alike).removeprefix(b'{"job":"j"')
+                self._command = msgspec.structs.replace(self._template, job="j", run=run)
+                self._body_after_id = encode(self._command).removeprefix(b'{"job":"j"')
             except ValueError:
                 return None
             self._words = copy.copy(words)
-        return self._alike
+        return self._command
 
 
 def Gpu(

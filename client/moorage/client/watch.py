@@ -1,8 +1,8 @@
-"""One job followed until it is over: its events without gaps or duplicates, and if asked for, its output.
+"""Follows one job until it is over: its events without gaps or duplicates, and on request its output.
 
-It subscribes first, then asks `show` for what was before (and `history` if that does not reach back far enough), and
-merges by the job's own revision number. Events may be lost, so after a gap, a reconnection, an overflow or a long
-silence it asks again.
+It subscribes first, then asks `show` for what happened before (and `history` if that does not reach back far enough),
+and merges both by the job's revision numbers. Events may be lost, so it asks again after a gap, a reconnection, an
+overflow or a long silence.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
 from moorage.client.feed import Feed
-from moorage.client.kept import Joiner, newest_attempts, read_page
-from moorage.client.kept import Piece as Piece
+from moorage.client.stored_output import Joiner, newest_attempts, read_page
+from moorage.client.stored_output import Piece as Piece
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Output
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.schemas.job import Request
 
-#: what came and was not taken yet; beyond it events are asked for again and output is lost (and counted)
+#: items that wait to be taken; beyond it events are dropped and asked for later, and output is lost (and counted)
 PENDING_MAX: Final = 10_000
-#: after so long a silence the job is asked for: the last event may have been lost
+#: after a silence of this length the job is asked for, as the last event may have been lost
 REPAIR_S: Final = 10.0
-#: the first such look, since most jobs that end while one looks end soon
+#: the first time sooner, since most jobs that are watched to their end end soon
 REPAIR_S_FIRST: Final = 2.0
 RETRY_S: Final = 0.5
-#: how long the end of the output may come after the job's last event
+#: how long to wait for the end of the output after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
-#: the same where what does not come can be asked for
+#: the same if missing output can be asked for
 KEPT_GRACE_S: Final = 0.2
-#: `show` for who hears the tenant's frames: the job's own subject stays as it is
+#: argument of `show` for a watch that listens to the tenant's frames: it does not turn on the job's own subject
 BY_FRAMES: Final = {"events": "tenant"}
 HANDLER: Final = "handler"
 #: drivers that mark the end of each stream
@@ -90,7 +90,7 @@ class Watch:
         self._open_streams: set[tuple[int, int, str]] = set()
         self._ended_streams: set[tuple[int, int, str]] = set()
         self._subscriptions: list[Subscribed] = []
-        self._feed: Feed | None = None  # where it hears the tenant's frames
+        self._feed: Feed | None = None  # if it listens to the tenant's frames
 
     async def __aenter__(self) -> Watch:
         await self.open()
@@ -113,12 +113,12 @@ class Watch:
             if self._output:
                 subject = subjects.log(client.tenant, self.job, "*" if self._replica is None else self._replica)
                 self._subscriptions.append(await client.subscribe(subject, self._on_output))
-        except BaseException:  # who is cancelled here never comes to the end of its `async with`
+        except BaseException:  # if it is cancelled here, `__aexit__` is never called
             await self.close()
             raise
 
     async def close(self) -> None:
-        """Hear no more of it; the job goes on."""
+        """Stop listening; the job goes on."""
         self._client.watches.discard(self)
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
@@ -128,13 +128,13 @@ class Watch:
             await feed.leave(self.job, self._hear, self.refresh)
 
     def refresh(self) -> None:
-        """Ask for the job again: something may have been missed."""
+        """Ask for the job again, as something may have been missed."""
         self._stale = True
         self._some.set()
 
     @property
     def driver(self) -> str:
-        """What runs the job; "" before that was asked, and if nobody knows any more."""
+        """The driver that runs the job; "" before `show` was asked, and if its request is no longer known."""
         return driver_of(self.shown) if self._request is None else self._request.workload.driver
 
     # -- what comes in: only enqueued
@@ -185,14 +185,14 @@ class Watch:
         return self.follow()
 
     async def follow(self, timeout_s: float | None = None) -> AsyncIterator[Event | Piece]:
-        """As iterating, for at most `timeout_s` seconds in all. Raises `TimedOut`, `NotFound`, `NoScheduler`."""
+        """Iterate for at most `timeout_s` seconds in all. Raises `TimedOut`, `NotFound`, `NoScheduler`."""
         loop = asyncio.get_running_loop()
         ends_s = None if timeout_s is None else loop.time() + timeout_s
         repair_s = REPAIR_S_FIRST
         grace_s = OUTPUT_GRACE_S
         for event in await self._show(first=True) if self._request is None else ():
             yield event
-            if self.state in TERMINAL and event.changes:  # the end of its output is under way, or was said before
+            if self.state in TERMINAL and event.changes:  # the end of its output may be under way still
                 grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
         async for piece in self._past():
             yield piece
@@ -221,12 +221,12 @@ class Watch:
             yield piece
 
     async def _past(self) -> AsyncIterator[Piece]:
-        """What the workers keep of each replica's newest attempt; nothing yet where it was not submitted before."""
+        """The stored output of each replica's newest attempt; nothing if the job is yet to be submitted."""
         if self.joiner is None or self._request is not None:
             return
         newest = newest_attempts(self.shown)
         if self._replica is not None and self._replica not in newest:
-            await read_page(self._client, self.job, self._replica, None, "out", 0, 1)  # the leader says what is wrong
+            await read_page(self._client, self.job, self._replica, None, "out", 0, 1)  # raises what the leader says
         for replica, attempt in newest.items():
             if attempt != 0 and self._replica in (None, replica):
                 async for piece in self.joiner.kept(replica, attempt):
@@ -243,7 +243,7 @@ class Watch:
             yield each
 
     async def _rest(self, grace_s: float) -> AsyncIterator[Piece]:
-        """The output that comes behind the job's last event; what does not come is asked for, where it is kept."""
+        """The output that arrives after the job's last event; what does not arrive is asked for, if it is kept."""
         if not self._output:
             return
         if self.joiner is not None:
@@ -267,7 +267,7 @@ class Watch:
                         yield piece
 
     async def _wait(self, at_most_s: float, ends_s: float | None) -> bool:
-        """Until something came; False when it did not."""
+        """Wait until something has arrived; False if nothing did."""
         if ends_s is not None:
             at_most_s = min(at_most_s, ends_s - asyncio.get_running_loop().time())
         try:
@@ -278,9 +278,9 @@ class Watch:
         return True
 
     async def _merge(self, event: Event) -> list[Event]:
-        """What is new in an event; after a gap, what `show` says instead."""
+        """What is new in an event; after a gap what `show` says instead."""
         if event.rev == self.rev and event.waiting is not None:
-            return [event]  # nothing has changed but why it waits
+            return [event]  # no transition; only the reason why it waits has changed
         if event.rev <= self.rev:
             return []
         fresh = [change for change in event.changes if change.rev > self.rev]
@@ -289,7 +289,7 @@ class Watch:
         return [self._take(msgspec.structs.replace(event, changes=fresh))]
 
     async def _show(self, *, first: bool = False) -> list[Event]:
-        """Ask for the job; the first time a missing scheduler is told, later it is waited for."""
+        """Ask for the job. Only the first time does a missing scheduler raise; later it is waited for."""
         self._stale = False
         try:
             answer = await self._client.answer("show", {"job": self.job, **({} if self._feed is None else BY_FRAMES)})
@@ -302,7 +302,7 @@ class Watch:
         data = self.shown = answer.data
         told = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
         if not told and self._feed is None:
-            # a scheduler of an older release: its events go out in the tenant's frames alone; listen there, look again
+            # a scheduler of an older release sends its events in the tenant's frames only: listen there, and ask again
             self._stale = True
             await self._hear_tenant()
         changes = _behind(self.rev, data.get("changes", []))
@@ -328,13 +328,13 @@ class Watch:
         self._feed = feed
 
     async def _history(self, changes: list[Change], rev: int) -> tuple[list[Change], int]:
-        """Every transition that is kept behind the last one seen, of `changes` those that nothing else tells."""
+        """The transitions after the last one seen, from the history, and from `changes` what is not in there."""
         found = {change.rev: change for change in changes}
         after, more = self.rev, True
         while more:
             try:
                 page = await self._client.read("history", {"job": self.job, "after_rev": after})
-            except (Rejected, NotFound):  # gone, or a scheduler that keeps none: what `show` said is all there is
+            except (Rejected, NotFound):  # expired, or a scheduler without history: `show` has all there is
                 break
             told = _behind(after, page["changes"])
             found |= {change.rev: change for change in told}
@@ -361,7 +361,7 @@ class Watch:
 
 
 def driver_of(shown: dict[str, Any]) -> str:
-    """The driver in what `show` said of a job; "" where its request is not known."""
+    """The driver in the answer of `show`; "" if the job's request is not known."""
     run = shown.get("request", {}).get("run")
     return "" if run is None else run.get("driver", "process")
 

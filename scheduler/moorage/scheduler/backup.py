@@ -35,6 +35,8 @@ HEADER_BYTES_MAX: Final = 4096
 #: records and epochs that a ledger may have had behind its backup: those of the restored one begin above them all
 SEQUENCES_AHEAD: Final = 1 << 32
 EPOCHS_AHEAD: Final = 1 << 20
+#: ledgers before this one by which workers know it again
+FORMERS_MAX: Final = 16
 #: a leader writes at least every second when idle: a younger record means that somebody leads
 SILENT_S: Final = 15.0
 
@@ -46,7 +48,10 @@ class BackupRefused(MoorageError):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The line behind a backup's magic: what it holds. `digest` is BLAKE2b-128 of the rest, `size_bytes` long."""
+    """The line behind a backup's magic: what it holds. `digest` is BLAKE2b-128 of the rest, `size_bytes` long.
+
+    `replicas` is how many copies of the ledger there were; 0 in backups of before 0.3.
+    """
 
     ledger_id: str
     seq: int
@@ -57,6 +62,7 @@ class Header(msgspec.Struct, frozen=True):
     release: str
     digest: str
     size_bytes: int
+    replicas: int = 0
 
     @property
     def file_name(self) -> str:
@@ -79,7 +85,8 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
         raise _refused(f"{to} is there already", "name another file, or a folder", found=str(to))
     async with await connect(target, "moorage-backup") as connection:
         jetstream, subjects = JetStream(connection), Subjects(prefix)
-        if await _info(jetstream, subjects.ledger_stream) is None:
+        info = await _info(jetstream, subjects.ledger_stream)
+        if info is None:
             raise _refused(f"there is no ledger {subjects.ledger_stream}", "see --prefix and the ledger's URL")
         ledger = Ledger(jetstream, subjects, 0)
         state = await recover(ledger, Snapshots(jetstream, subjects))
@@ -95,6 +102,7 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
         RELEASE,
         snapshot_digest(data),
         len(data),
+        info.replicas,
     )
     file = to / header.file_name if to.is_dir() else to
     _write(file, MAGIC + msgspec.json.encode(header) + b"\n" + data)
@@ -153,11 +161,12 @@ async def restore(
 ) -> State:
     """Make a ledger that begins with what a backup holds; returns its state. No scheduler may run.
 
-    Until its last step a half made ledger names no snapshot and is led by nobody; run it again with `replace`.
-    Raises `BackupRefused`, `BusError`, OSError.
+    `replicas` is how many copies each stream has from now on; 0: as many as the ledger of the backup had. Until its
+    last step a half made ledger names no snapshot and is led by nobody; run it again with `replace`. Raises
+    `BackupRefused`, `BusError`, OSError.
     """
     header, state = read(file)
-    subjects = Subjects(prefix)
+    subjects, replicas = Subjects(prefix), replicas or header.replicas or 1
     async with (
         await connect(ledger_target, "moorage-restore") as connection,
         await connect(target, "moorage-restore") as world,
@@ -170,7 +179,10 @@ async def restore(
                 await jetstream.delete_stream(stream)
         if queue_from:
             await _new_queue(JetStream(world), subjects, replicas, queue_from, say)
+        await _copy(JetStream(world), subjects, replicas, say)
         former = state.ledger_id
+        # a worker that was away through more than one restore follows as well
+        formers = [former, *state.former_id.split()][:FORMERS_MAX]
         state.ledger_id = secrets.token_hex(8)
         state.seq += SEQUENCES_AHEAD
         state.snapshot = state.snapshot_before = None
@@ -181,8 +193,9 @@ async def restore(
         ledger = Ledger(jetstream, subjects, secrets.randbits(62), replicas=replicas)
         await ledger.ensure(first_seq=state.seq + 1)
         # until the naming record a state cannot be recovered from this ledger, and nobody leads without one
-        await ledger.begin_restored(state, named, former, EPOCHS_AHEAD)
-        say(f"ledger {state.ledger_id} begins at record {state.seq}, from {header.seq} of {former}")
+        await ledger.begin_restored(state, named, " ".join(formers), EPOCHS_AHEAD)
+        copies = f", in {replicas} copies" if replicas > 1 else ""
+        say(f"ledger {state.ledger_id} begins at record {state.seq}, from {header.seq} of {former}{copies}")
     return state
 
 
@@ -209,7 +222,7 @@ async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) 
     state = State()
     state.seq = info.last_seq
     ledger = Ledger(jetstream, subjects, 0)
-    ledger.saw(info)
+    ledger.note_server_clock(info)
     if await ledger.is_resigned(info.last_seq):
         return float("inf")
     return await ledger.silent_for(state)
@@ -241,6 +254,15 @@ async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_
 
     await QueueReader.ensure(world, subjects, replicas, begins)
     say(f"a new request queue begins at {first_seq}")
+
+
+async def _copy(world: JetStream, subjects: Subjects, replicas: int, say: Say) -> None:
+    """As many copies of the users' streams that stay as of the ledger: a scheduler that finds others does not start."""
+    for stream in (subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream):
+        info = await _info(world, stream)
+        if info is not None and info.replicas != replicas:
+            await world.ensure_stream({"name": stream, "num_replicas": replicas}, frozenset({"num_replicas"}))
+            say(f"copies of {stream}: {replicas}, and not {info.replicas}")
 
 
 async def _info(jetstream: JetStream, stream: str) -> StreamInfo | None:

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.scheduler import asked
-from moorage.scheduler.asked import InTurn, overloaded
+from moorage.scheduler import question_queue
 from moorage.scheduler.core.ask.explain import NEVER_REASONS
 from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.scheduler.core.tell.outputs import Message
+from moorage.scheduler.question_queue import RoundRobin, overloaded
 from moorage.scheduler.whatif.child import FAILED, Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
@@ -73,11 +73,11 @@ class Foresight:
         self._plain = plain
         self.children = Children() if forks else None
         self._forecast: Forecast | None = None
-        self._asked: InTurn[tuple[str, str, str, bool]] | None = None  # those that wait for the forecast under way
+        self._asked: RoundRobin[tuple[str, str, str, bool]] | None = None  # those that wait for the forecast under way
         self._telling: set[asyncio.Task[None]] = set()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
         self._submits_from_s = 0.0
-        engine.leaving.tell_waiting = self.at_submit
+        engine.output_writer.explain_waiting = self.at_submit
 
     # ------------------------------------------------------------------------------------------- asked
 
@@ -141,7 +141,7 @@ class Foresight:
             engine, now_ms = self._engine, self._now_ms()
             if not self.children.ask(lambda: forecast(engine, now_ms), self._foresaw):
                 return False
-            self._asked = InTurn()
+            self._asked = RoundRobin()
         return True
 
     def _foresaw(self, answer: bytes | None) -> None:
@@ -153,10 +153,10 @@ class Foresight:
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 
-    async def _tell_all(self, waiting: InTurn[tuple[str, str, str, bool]]) -> None:
+    async def _tell_all(self, waiting: RoundRobin[tuple[str, str, str, bool]]) -> None:
         """Each takes ms, and there may be thousands: the others have their turns of the loop in between."""
         while waiting.size:
-            ends = time.monotonic() + asked.QUESTIONS_S
+            ends = time.monotonic() + question_queue.QUESTIONS_S
             while waiting.size:
                 self._tell(*waiting.take())
                 if time.monotonic() >= ends:

@@ -91,7 +91,7 @@ class History:
             "frames": self.frames,
             "stories": self.stories,
             "refused": self.refused,
-            "dropped": self._engine.clearing.dropped,
+            "dropped": self._engine.retention.dropped,
         }
 
     def take(self, outputs: Outputs) -> None:

@@ -1,7 +1,7 @@
-"""What arrives, decoded at the edge: raw deliveries become the core's events, or a typed refusal at once.
+"""Decodes what arrives: a raw message becomes an event for the core, or is refused at once.
 
-Handlers only enqueue; `Intake.drain` decodes in batches, outside the read path. Whatever arrives, nothing here stops
-the loop.
+Message handlers only enqueue; `Intake.drain` decodes in batches, outside the path that reads the socket. No message,
+whatever it is, stops the loop.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler import asked
-from moorage.scheduler.asked import Asked, overloaded
+from moorage.scheduler import question_queue
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.records import actor, by_tenant
+from moorage.scheduler.question_queue import QuestionQueue, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
@@ -34,7 +34,7 @@ log = logging.getLogger("moorage.intake")
 WAITING_MAX: Final = 100_000
 BATCH_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 200
-#: what is decoded between two turns of the loop: requests, and so many bytes of messages, some 1 µs each
+#: one turn of the loop decodes up to so many requests; so many bytes of other messages (some 1 µs) count like one
 AT_ONCE: Final = 4_000
 AT_ONCE_BYTES: Final = 256
 
@@ -47,7 +47,7 @@ _KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (Fac
 
 
 def fresh_job_id() -> str:
-    """A time-ordered id: 9 characters of milliseconds, 5 of chance."""
+    """An id that sorts by time: 9 characters of milliseconds, then 5 random ones."""
     ms, text = int(time.time() * 1000), ""
     for _ in range(9):
         ms, digit = divmod(ms, 32)
@@ -56,7 +56,10 @@ def fresh_job_id() -> str:
 
 
 class Intake:
-    """The raw queue and its decoding. `on_read` and `on_admin` take (tenant,) verb, arguments, reply and encoding."""
+    """The queue of raw messages and their decoding.
+
+    `on_read` gets questions (tenant, verb, arguments, reply subject, whether JSON), `on_admin` operators' verbs.
+    """
 
     def __init__(
         self,
@@ -72,43 +75,45 @@ class Intake:
         self._on_read = on_read
         self._on_admin = on_admin
         self._raw: deque[Delivery] = deque()
-        self._array: _Array | None = None  # the one that is being read
+        self._array: _Array | None = None  # the batch of requests that is being read
         self._skip = len(subjects.prefix) + 1
-        self._asked = Asked(self._skip)
+        self._questions = QuestionQueue(self._skip)
         self.counters: Counter[str] = Counter()
         self.hellos: dict[str, Hello] = {}
 
     def put(self, delivery: Delivery) -> None:
-        """Enqueue; beyond the bound the newest is dropped and counted: its sender asks again. What would have us answer
-        where its sender may not write is taken without its reply subject, and counted."""
+        """Enqueue a message; when the queue is full it is dropped and counted, as its sender will repeat it.
+
+        If the reply subject is one that the sender itself may not write to, the message is taken without it.
+        """
         if delivery.reply and not may_answer(self._subjects.prefix, delivery.subject, delivery.reply):
             self.counters["reflected"] += 1
             count = self.counters["reflected"]
-            if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood tells little
+            if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood must not fill the log
                 log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
             delivery = msgspec.structs.replace(delivery, reply="")
         if self.waiting >= WAITING_MAX:
             self.counters["dropped"] += 1
             return
-        tenant = self._asked.tenant_of(delivery.subject)
+        tenant = self._questions.tenant_of(delivery.subject)
         if not tenant:
             self._raw.append(delivery)
-        elif not self._asked.put(tenant, delivery):
+        elif not self._questions.put(tenant, delivery):
             self.counters["overloaded"] += 1
             self._refuse(delivery, Refused(overloaded(tenant)))
 
     @property
     def waiting(self) -> int:
-        return len(self._raw) + self._asked.size
+        return len(self._raw) + self._questions.size
 
     def drain(self, mono_ms: int) -> bool:
-        """Decode and offer what waits, as much as makes one turn of the loop; whether that was all."""
-        raw, questions, room = self._raw, self._asked, AT_ONCE
+        """Decode what waits and offer it to the engine, as much as fits one turn of the loop; whether that was all."""
+        raw, questions, room = self._raw, self._questions, AT_ONCE
         while room > 0 and (self._array is not None or raw):
             array = self._array
             delivery = raw.popleft() if array is None else array.delivery
             room -= self._try(delivery, array, room, mono_ms)
-        ends = time.monotonic() + asked.QUESTIONS_S
+        ends = time.monotonic() + question_queue.QUESTIONS_S
         while questions.size:
             self._try(questions.take(), None, 1, mono_ms)
             if time.monotonic() >= ends:
@@ -116,7 +121,7 @@ class Intake:
         return self._array is None and not raw and not questions.size
 
     def _try(self, delivery: Delivery, array: _Array | None, room: int, mono_ms: int) -> int:
-        """Take a message, or go on with an array; how much of the turn's room it took."""
+        """Handle a message, or the next part of an array; returns how much of the turn it took."""
         took = 1 + len(delivery.data) // AT_ONCE_BYTES
         try:
             if array is not None:
@@ -125,7 +130,7 @@ class Intake:
         except Refused as refused:
             self.counters["refused"] += 1
             self._refuse(delivery, refused)
-        except Exception:  # a defect of ours must not stop the loop; the sender is told
+        except Exception:  # a defect of ours must not stop the loop
             if array is not None:
                 self._array = None
             self.counters["defects"] += 1
@@ -161,7 +166,7 @@ class Intake:
     def _from_worker(self, worker: str, verb: str, delivery: Delivery) -> None:
         kinds = _KIND_OF_VERB.get(verb)
         if kinds is None:
-            return  # wanted: our own frames
+            return  # a frame that we sent ourselves
         if not is_worker(worker):
             raise refuse("invalid-argument", f"a worker id must match {WORKER.pattern}", found=worker)
         frame = _decode_from_worker(delivery.data)
@@ -204,7 +209,7 @@ class Intake:
         engine.offer(Submit(tenant, name, data, asked.request, shape, delivery.reply, json, 0, trace))
 
     def _read(self, array: _Array, at_most: int) -> int:
-        """Offer the next requests of an array, at most so many: each is accepted or refused by itself. How many."""
+        """Offer up to `at_most` more requests of an array, each of which is accepted or refused by itself. How many."""
         batch, engine, tenant, trace = array.batch, self._engine, array.tenant, array.trace
         read, offer, json, first = engine.requests.read, engine.offer, batch.json, array.read
         bodies = array.bodies[first : first + at_most]
@@ -227,7 +232,7 @@ class Intake:
 
 
 class _Array:
-    """Many requests in one message, some of which are read already. The answer is an array in their order."""
+    """Many requests in one message, of which `read` are read already. The answer is an array in the same order."""
 
     __slots__ = ("batch", "bodies", "delivery", "read", "tenant", "trace")
 
@@ -254,7 +259,7 @@ def is_array(payload: bytes) -> bool:
 
 
 def named_by_header(headers: dict[str, str] | None) -> str | None:
-    """A job id from `Nats-Msg-Id`, where the request has none of its own: a retry is then no second job."""
+    """The job id in `Nats-Msg-Id`, for a request without an id of its own: so a retry makes no second job."""
     name = headers.get("Nats-Msg-Id", "") if headers else ""
     return name if is_job(name) else None
 
@@ -262,7 +267,7 @@ def named_by_header(headers: dict[str, str] | None) -> str | None:
 def cancel_of(
     tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
 ) -> Cancel:
-    """A cancel from its arguments: `job`, and for the story `reason` and `by`, the caller's name. Raises `Refused`."""
+    """A cancel from its arguments: `job`, and optionally `reason` and `by`, the caller's name. Raises `Refused`."""
     job = arguments.get("job")
     if not isinstance(job, str) or not is_job(job):
         raise refuse("invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed=JOB.pattern)

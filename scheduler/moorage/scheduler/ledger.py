@@ -1,8 +1,9 @@
-"""The ledger: fenced appends that are read back when in doubt, replay, and the stream itself.
+"""The ledger: a JetStream stream of records, appended by one leader and read by everybody else.
 
-One append is in flight at a time and carries two guards, and only an acknowledgement counts as an answer: after
-anything else the same bytes are sent again, and the end of the stream is read through its leader, until it is known
-whether the record is stored (ledger-rules H1 to H6).
+One append is in flight at a time. It is fenced: it names the last sequence of the stream and of the epoch's subject, so
+the server refuses it if anybody else has written meanwhile. Only an acknowledgement counts as an answer. After anything
+else the end of the stream is read through its leader and the same bytes are sent again, until it is known whether the
+record is stored (ledger-rules H1 to H6).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final
 from moorage.bus.errors import BusError, Disconnected, JetStreamRefused, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
     API_TIMEOUT_S,
+    ERR_NO_LEADER,
     ERR_STREAM_FULL,
     ERR_STREAM_NOT_FOUND,
     EXPECTED_LAST_SEQUENCE,
@@ -34,25 +36,25 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
-from moorage.scheduler.patience import RETRY_WAIT_S, RETRY_WAIT_S_MAX, patiently
-from moorage.scheduler.stuck import GONE_NEXT, NOT_CONNECTED, Appending
+from moorage.scheduler.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
+from moorage.scheduler.write_stall import NOT_CONNECTED, AppendProgress, what_next
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
-#: between this machine's wall clock and the server's, beyond which it is told
+#: a wall clock that is further from the server's is reported in the log
 CLOCK_OFF_S_MAX: Final = 5.0
 
 
 class Deposed(Exception):
-    """Somebody else leads, by the ledger: drop all memory and stand by."""
+    """The ledger says that somebody else leads: drop all memory and stand by."""
 
 
 class LedgerBroken(Exception):
-    """The ledger cannot be followed (a gap, another ledger, an unknown format). An operator must look."""
+    """The ledger cannot be read on (a gap, another ledger, an unknown format). An operator must look at it."""
 
 
 class LedgerOlder(LedgerBroken):
-    """The workers know newer reigns of this ledger than it has: it is an older backup of itself (ledger-rules H7)."""
+    """Workers know of later reigns than this ledger does, so it is an older backup (ledger-rules H7)."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -62,26 +64,31 @@ class LedgerOlder(LedgerBroken):
 
 
 class LedgerGap(LedgerBroken):
-    """Records that were not read yet are purged: a newer snapshot holds what they said (ledger-rules H22)."""
+    """Records were purged before they were read; a newer snapshot contains them (ledger-rules H22)."""
+
+
+#: a look at the end that came while no server led the stream is never answered: the append is sent again after this.
+#: Ten seconds of waiting took a third of a lease from every worker of a cluster, long after the servers were back.
+READ_BACK_PATIENCE_S: Final = 2.0
 
 
 class Ledger:
-    """One scheduler's hold on the ledger. `leader` is its random number, the name of its records."""
+    """The ledger as one scheduler reads and writes it. `leader` is its random number, which marks its records."""
 
     def __init__(self, jetstream: JetStream, subjects: Subjects, leader: int, *, replicas: int = 1) -> None:
         self._js = jetstream
         self._subjects = subjects
         self._leader = leader
         self._replicas = replicas
-        self.unclear = 0  # appends whose first answer was none
-        self.junk = 0  # records that nobody of ours wrote
-        self.appending = Appending()
+        self.unclear = 0  # appends that were not acknowledged at the first try
+        self.junk = 0  # messages in the stream that are no records of this reign
+        self.appending = AppendProgress()
         self._server_ahead_s: float | None = None  # of this machine's monotonic clock
 
     async def ensure(self, *, first_seq: int = 0) -> int:
-        """Make the ledger's stream (discard new, no age, no deletes), or check the settings of the one that is there.
+        """Create the ledger's stream (discard new, no age limit, no deletes), or check the settings of an existing one.
 
-        A new stream may begin at another sequence than 1. Returns the last sequence; 0 for an empty one.
+        A new stream begins at `first_seq` if that is not 0. Returns the last sequence; 0 for an empty stream.
         """
         config: dict[str, Any] = {
             "name": self._subjects.ledger_stream,
@@ -95,25 +102,26 @@ class Ledger:
             "num_replicas": self._replicas,
             **({"first_seq": first_seq} if first_seq else {}),
         }
-        info = await patiently(lambda: self._js.ensure_stream(config))
-        self.saw(info)
+        info = await retry_unanswered(lambda: self._js.ensure_stream(config))
+        self.note_server_clock(info)
         return info.last_seq
 
     # ------------------------------------------------------------------------------------------ wall clocks
 
-    def saw(self, info: StreamInfo) -> None:
-        """What the server says of a stream tells its wall clock, too."""
+    def note_server_clock(self, info: StreamInfo) -> None:
+        """Remember how far the server's wall clock is from ours: stream information carries its time."""
         if info.now:
             self._server_ahead_s = _seconds(info.now) - time.monotonic()
 
     def server_s(self) -> float:
-        """Wall seconds by the server that was last asked; this machine's where that did not say."""
+        """Wall seconds by the server that was asked last; by this machine if no server said its time."""
         return time.time() if self._server_ahead_s is None else time.monotonic() + self._server_ahead_s
 
     def wall_s(self) -> float:
-        """Where ledger time goes on at a takeover: the earlier of this machine's wall clock and the server's.
+        """The wall time from which a new leader continues ledger time: the earlier of its own and the server's clock.
 
-        It never goes back, so one clock that is ahead would end every deadline, and forget every finished job, at once.
+        Ledger time never goes back. Taken from a clock that is ahead, it would end every deadline and forget every
+        finished job at once.
         """
         own_s, server_s = time.time(), self.server_s()
         if abs(own_s - server_s) > CLOCK_OFF_S_MAX:
@@ -125,14 +133,14 @@ class Ledger:
     # ------------------------------------------------------------------------------------------ reading
 
     async def follow(self, state: State, patience_s: float = API_TIMEOUT_S) -> int:
-        """Fold what stands behind `state.seq` into it. Raises `LedgerGap`, `LedgerBroken`, `BusError`.
+        """Fold the records after `state.seq` into the state. Raises `LedgerGap`, `LedgerBroken`, `BusError`.
 
-        Where the ledger ends is waited for `patience_s`. Returns how many records of the reign there were: what is
-        skipped is no sign of its leader's life.
+        `patience_s` bounds the wait for the stream's last sequence. Returns how many records were folded; skipped ones
+        do not count, as they are no sign that the leader is alive.
         """
         stream, count = self._subjects.ledger_stream, 0
         info = await self._js.stream_info(stream, timeout_s=patience_s)
-        self.saw(info)
+        self.note_server_clock(info)
         if info.last_seq < state.seq:
             raise LedgerBroken(
                 f"the ledger ends at {info.last_seq}, but record {state.seq} was folded: an older backup?"
@@ -150,8 +158,8 @@ class Ledger:
             raise LedgerBroken(str(error)) from None
         return count
 
-    async def retell(self, state: State, through: int) -> AsyncIterator[tuple[int, Record, Folded]]:
-        """Fold what stands behind `state.seq` up to a record, and say what each one changed; junk is left out.
+    async def fold_range(self, state: State, through: int) -> AsyncIterator[tuple[int, Record, Folded]]:
+        """Fold the records after `state.seq` up to `through`, and yield what each one changed; junk is left out.
 
         Raises `LedgerGap`, `LedgerBroken`.
         """
@@ -170,9 +178,9 @@ class Ledger:
             raise LedgerBroken(str(error)) from None
 
     async def silent_for(self, state: State) -> float:
-        """Seconds since the last record was stored, both by the server's wall clock.
+        """Seconds since the last record was stored, by the server's wall clock.
 
-        Only a hint that a fresh start need not wait: the fence decides who leads.
+        Only a hint, by which a scheduler that has just started need not wait for silence: the fence decides who leads.
         """
         message = await self._js.get_message(self._subjects.ledger_stream, state.seq)
         if message is None:
@@ -180,14 +188,14 @@ class Ledger:
         return self.server_s() - _seconds(message.stored_at)
 
     async def named_snapshots(self) -> list[tuple[str, int, str]]:
-        """The last two snapshots that count, newest first: name, sequence, digest.
+        """Name, sequence and digest of the last two valid snapshots, newest first.
 
-        The newest naming record repeats the one before, and stands on a subject of its own: nothing is searched.
+        The record that names a snapshot repeats the one before, and has a subject of its own: one read finds both.
         """
         stream, subject = self._subjects.ledger_stream, self._subjects.ledger_snapshot
         message = await self._js.get_last(stream, subject)
         record = self._decode(message) if message is not None else None
-        if message is not None and record is None:  # junk stands there: the last one that is ours, one by one
+        if message is not None and record is None:  # the newest message is junk: find the last one that is a record
             async for earlier in self._js.read_range(stream, subject):
                 record = self._decode(earlier) or record
         if record is None:
@@ -195,11 +203,11 @@ class Ledger:
         return [(act[1], act[2], act[3]) for act in reversed(record.acts) if act[0] == Act.SNAPSHOT]
 
     async def purge_below(self, seq: int) -> int:
-        """Delete the records below a sequence, by their subject: the epoch record stays (ledger-rules H36)."""
+        """Delete the records below a sequence. Purged by subject, so that the epoch record stays (ledger-rules H36)."""
         return await self._js.purge(self._subjects.ledger_stream, subject=self._subjects.ledger_record, below_seq=seq)
 
     def fold_message(self, state: State, message: StoredMessage) -> bool:
-        """Fold one stored record; junk is a counted no-op, and False."""
+        """Fold one stored record; junk is only counted, and gives False."""
         record = self._decode(message)
         if record is None or record.epoch < state.epoch:
             self._skip(state, message)
@@ -208,7 +216,7 @@ class Ledger:
         return True
 
     def _skip(self, state: State, message: StoredMessage) -> None:
-        """Go past junk and past what a stale leader wrote. On the epoch's subject the guard names it from now on."""
+        """Step over junk or a stale leader's record; on the epoch's subject the fence must name it from now on."""
         self.junk += 1
         log.warning("ledger record %d is not of this reign: skipped", message.seq)
         state.seq = message.seq
@@ -218,13 +226,13 @@ class Ledger:
     def _decode(self, message: StoredMessage) -> Record | None:
         try:
             return decode_record(message.data)
-        except Exception:  # whatever it is, nobody of ours wrote it
+        except Exception:  # not written by any scheduler
             return None
 
     # ---------------------------------------------------------------------------------------- appending
 
     async def take_over(self, state: State, name: str, ledger_id: str, time_ms: int, wall_s: float) -> None:
-        """Append the epoch record that begins this reign and fold it. Raises `Deposed` when another was first."""
+        """Append the epoch record that begins this reign, and fold it. Raises `Deposed` if another was first."""
         record = Record(
             state.level if state.ledger_id else FORMAT,
             state.epoch + 1,
@@ -234,13 +242,12 @@ class Ledger:
             state.digest,
             acts=[[Act.EPOCH, state.ledger_id or ledger_id, name, wall_s]],
         )
-        seq = await self.append(state, record, encode_record(record), self._subjects.ledger_epoch)
-        fold(state, record, seq)
+        await self._append_and_fold(state, record, self._subjects.ledger_epoch)
 
     async def append_record(self, state: State, rid: int, payload: bytes, *, names_snapshot: bool = False) -> int:
-        """Append an encoded record of this reign; returns its sequence. The caller folds it.
+        """Append an encoded record of this reign; returns its sequence. The caller folds it. Raises `Deposed`.
 
-        A record that names a snapshot stands on a subject of its own, where recovery finds it.
+        A record that names a snapshot gets a subject of its own, so that recovery finds it.
         """
         subject = self._subjects.ledger_snapshot if names_snapshot else self._subjects.ledger_record
         return await self._append(state, state.epoch, rid, payload, subject)
@@ -248,9 +255,9 @@ class Ledger:
     async def begin_restored(
         self, state: State, snapshot: tuple[str, int, str], former: str, epochs_ahead: int
     ) -> None:
-        """The first two records of a ledger that was restored: its epoch, which nobody leads, and its snapshot's name.
+        """Append the first two records of a restored ledger: an epoch that nobody leads, and the name of its snapshot.
 
-        `state` is the backup's, at the sequence before; both are folded into it. Raises `Deposed`.
+        `state` is the backup's, at the sequence before them; both are folded into it. Raises `Deposed`.
         """
         wall_s = self.wall_s()
         first = Record(
@@ -262,8 +269,8 @@ class Ledger:
             state.digest,
             acts=[[Act.EPOCH, state.ledger_id, "restore", wall_s], [Act.RESTORED, former], [Act.RESIGN]],
         )
-        state.epoch_seq = 0  # of the ledger that was; this stream has no epoch record yet
-        fold(state, first, await self.append(state, first, encode_record(first), self._subjects.ledger_epoch))
+        state.epoch_seq = 0  # the backup's epoch record is not in this stream
+        await self._append_and_fold(state, first, self._subjects.ledger_epoch)
         named = Record(
             state.level,
             state.epoch,
@@ -273,16 +280,19 @@ class Ledger:
             state.digest,
             acts=[[Act.SNAPSHOT, *snapshot]],
         )
-        fold(state, named, await self.append_record(state, 1, encode_record(named), names_snapshot=True))
+        await self._append_and_fold(state, named, self._subjects.ledger_snapshot)
 
     async def is_resigned(self, seq: int) -> bool:
-        """Whether the record at this sequence is one by which a leader stopped."""
+        """Whether a leader resigned with the record at this sequence."""
         message = await self._js.get_message(self._subjects.ledger_stream, seq)
         record = self._decode(message) if message is not None else None
         return record is not None and any(act[0] == Act.RESIGN for act in record.acts)
 
     async def mark_behind(self, state: State, rid: int, why: str) -> None:
-        """The last record of a ledger that was found to be an older backup: nobody leads it on. Raises `Deposed`."""
+        """Append the last record of a ledger that turned out to be an older backup, so that nobody leads it.
+
+        Raises `Deposed`.
+        """
         record = Record(
             state.level,
             state.epoch,
@@ -292,23 +302,27 @@ class Ledger:
             state.digest,
             acts=[[Act.BEHIND, why], [Act.RESIGN]],
         )
-        fold(state, record, await self.append_record(state, rid, encode_record(record)))
+        await self._append_and_fold(state, record, self._subjects.ledger_record)
 
-    async def append(self, state: State, record: Record, payload: bytes, subject: str) -> int:
-        return await self._append(state, record.epoch, record.rid, payload, subject)
+    async def _append_and_fold(self, state: State, record: Record, subject: str) -> None:
+        seq = await self._append(state, record.epoch, record.rid, encode_record(record), subject)
+        fold(state, record, seq)
 
     async def _append(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
-        """One append, its fate known on return. Raises `Deposed`.
+        """Append one record; returns its sequence, once it is known to be stored. Raises `Deposed`.
 
-        Advances `state.seq` over junk, so that the next append expects the true end.
+        Steps over junk at the end of the stream, so that the fence names its true end.
         """
         self.appending.begin()
         try:
-            return await self._until_known(state, epoch, rid, payload, subject)
+            seq = await self._append_until_stored(state, epoch, rid, payload, subject)
+            if self.appending.told:
+                log.warning("the ledger takes records again after %.0f s", self.appending.for_s(time.monotonic()))
+            return seq
         finally:
             self.appending.end()
 
-    async def _until_known(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
+    async def _append_until_stored(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
         wait_s, first, cut_off = RETRY_WAIT_S, True, False
         while True:
             headers = {
@@ -328,58 +342,67 @@ class Ledger:
                 self.unclear += 1
                 first = False
             connected = self._js.is_connected
-            if connected or not cut_off:  # while there is no server, once: when it is back is told by the connection
+            if connected or not cut_off:  # once only while there is no server: the connection logs when it is back
                 log.warning("append %d of epoch %d is unclear: %s", rid, epoch, answer)
             cut_off = not connected
-            self.appending.trouble = _said(answer) if connected else NOT_CONNECTED
+            self.appending.trouble = _trouble_of(answer) if connected else NOT_CONNECTED
             found = await self._read_back(state, epoch, rid, subject)
             if found is not None:
                 return found
-            if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
-                log.error("the ledger is full: nothing is lost, but nothing is accepted until it has room")
-            elif connected and self.appending.gone:
-                log.error("the ledger takes no record: nothing new is accepted; %s", GONE_NEXT)
-            elif connected and isinstance(answer, RequestTimeout | JsError):
-                log.error(
-                    "the ledger takes no record: nothing accepted is lost, nothing new is accepted;"
-                    " look at the nats-server's disk and log, and start it again once it has room"
-                )
+            self._log_stall(answer, connected=connected)
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, RETRY_WAIT_S_MAX)
 
-    async def _read_back(self, state: State, epoch: int, rid: int, subject: str) -> int | None:
-        """Look at the end through the stream's leader: mine → its sequence; a newer reign → Deposed; junk → past it.
+    def _log_stall(self, answer: JsError | BusError, *, connected: bool) -> None:
+        """Tell the operator why nothing is accepted now, and what to do."""
+        if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
+            self.appending.told = True
+            log.error("the ledger is full: nothing is lost, but nothing is accepted until it has room")
+        elif connected and isinstance(answer, RequestTimeout | JsError):
+            self.appending.told = True
+            lost = "" if self.appending.gone else "nothing accepted is lost, "
+            log.error("the ledger takes no record: %snothing new is accepted; %s", lost, what_next(self.appending))
 
-        None means "not there now", which is no answer: the same bytes are sent again.
+    async def _read_back(self, state: State, epoch: int, rid: int, subject: str) -> int | None:
+        """Look through the stream's leader whether the record is stored after all; returns its sequence if so.
+
+        None means that it is not there now. It may still arrive, so the caller sends the same bytes again. A record of
+        another leader raises `Deposed`; junk is stepped over.
         """
         while True:
             try:
-                message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1)
+                message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1, READ_BACK_PATIENCE_S)
             except BusError as error:
                 if self._js.is_connected:
                     log.warning("the ledger's end cannot be read now: %s", error)
                 self.appending.gone = isinstance(error, JetStreamRefused) and error.err_code == ERR_STREAM_NOT_FOUND
+                self.appending.headless = self._replicas > 1 and _is_headless(error)
                 return None
+            self.appending.headless = False
             if message is None:
                 await self._check_epoch(state, epoch, subject)
                 return None
             record = self._decode(message)
             if record is not None and record.leader == self._leader and record.rid == rid and record.epoch == epoch:
                 return message.seq
-            # Also of the epoch that a takeover is about to end: whoever wrote it leads still, and was answered.
+            # Also during a takeover, for the epoch that is to end: its leader lives, and was acknowledged.
             if record is not None and record.epoch >= state.epoch:
                 raise Deposed(f"record {message.seq} begins or belongs to epoch {record.epoch}")
             self._skip(state, message)
 
     async def _check_epoch(self, state: State, epoch: int, subject: str) -> None:
-        """Raises `Deposed` where the ledger has a newer epoch although nothing stands at its end, as it was restored,
-        or where it is another one: once that had as many records as ours, ours would be taken for its next."""
+        """Raises `Deposed` if an operator has restored or replaced the ledger under us.
+
+        Such a ledger has a newer epoch or another id. Our record may not be at its end, but once it had as many
+        records as ours, our append would be accepted as its next.
+        """
         try:
-            newest = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
+            stream, subject_of_epochs = self._subjects.ledger_stream, self._subjects.ledger_epoch
+            newest = await self._js.get_last(stream, subject_of_epochs, READ_BACK_PATIENCE_S)
         except BusError:
             return
         record = self._decode(newest) if newest is not None else None
-        # the record that began a reign is never purged by ours; at a takeover of an empty ledger there is none yet
+        # schedulers never purge the epoch record; it is missing only while the very first one is being appended
         self.appending.gone = newest is None and self._subjects.ledger_epoch != subject
         if record is not None and record.epoch > epoch:
             raise Deposed(f"epoch {record.epoch} has begun in a restored ledger")
@@ -388,11 +411,16 @@ class Ledger:
             raise Deposed(f"ledger {begun} stands in the place of {state.ledger_id}")
 
 
-def _said(answer: JsError | BusError) -> str:
-    """What came of an append, for whoever waits for it."""
+def _trouble_of(answer: JsError | BusError) -> str:
+    """Why an append was not acknowledged, for whoever waits for it."""
     if isinstance(answer, JsError):
         return f"the nats-server says: {answer.description}"
     return NOT_CONNECTED if isinstance(answer, Disconnected) else "nothing acknowledges it"
+
+
+def _is_headless(error: BusError) -> bool:
+    """Whether a read was not served as no server leads the stream, or the cluster itself: then nobody may answer."""
+    return not isinstance(error, JetStreamRefused) or error.err_code in ERR_NO_LEADER
 
 
 def _seconds(rfc3339: str) -> float:
@@ -400,5 +428,5 @@ def _seconds(rfc3339: str) -> float:
 
 
 def microseconds(rfc3339: str) -> str:
-    """A server time stamp cut to the six digits that `datetime` reads."""
+    """A time stamp of the server's, cut to the six fractional digits that `datetime` can read."""
     return re.sub(r"(\.\d{6})\d+", r"\1", rfc3339).replace("Z", "+00:00")

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.logged import begin_log
-from moorage.bus.told import connect_told
 from moorage.scheduler.ledger import LedgerBroken
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.service import Scheduler
@@ -54,10 +54,10 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     ledger_target, prefix, replicas = ledger_url(settings.ledger_url_file), settings.prefix, settings.replicas
-    world = await connect_told(target, "moorage-scheduler", log)
+    world = await connect_logged(target, "moorage-scheduler", log)
     ledger_world = world
     if ledger_target:
-        ledger_world = await connect_told(ledger_target, "moorage-ledger", log, role=" (the ledger)")
+        ledger_world = await connect_logged(ledger_target, "moorage-ledger", log, role=" (the ledger)")
     elif await is_led_elsewhere(world, Subjects(prefix)):
         await world.close()
         raise LedgerBroken(

@@ -1,7 +1,8 @@
-"""What is asked of the leader, by verb: tenants' questions and operators' acts, each to whoever can answer it.
+"""Routes what the leader is asked, by verb: the questions of tenants and operators, and operators' orders.
 
-A read is answered at once while nobody else can lead yet, else behind the next acknowledged record: memory, the history
-stream, a worker or a copy of this process answers it. An act of an operator goes into the next record.
+Questions are answered from memory, the history stream, a worker or a copy of this process: at once while no other
+scheduler can have taken over yet, else after the next acknowledged record, which proves that we still lead. Orders go
+to the core, for the next record.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Ask, Operate, Order
+from moorage.scheduler.core.events import Ask, Order, WorkerOrder
 from moorage.scheduler.core.tell.outputs import Message
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.foresight import Foresight
@@ -33,8 +34,7 @@ log = logging.getLogger("moorage.scheduler")
 
 
 def contained(answer: Callable[[], Any]) -> Any:
-    """The answer, or the problem that came instead: a question is asked behind a record, or with many others, and one
-    that fails must end neither the reign nor the others' answers."""
+    """The answer, or a problem in its place: a question that fails must end neither the reign nor others' answers."""
     try:
         return answer()
     except Refused as refused:
@@ -50,7 +50,7 @@ class Leader(Protocol):
     engine: Engine
 
     def is_fresh(self) -> bool:
-        """Whether the newest acknowledged append was sent so lately that nobody else can lead yet."""
+        """Whether the last acknowledged append was sent so recently that nobody else can lead yet."""
 
     def mono_ms(self) -> int:
         """This process's own clock."""
@@ -59,13 +59,13 @@ class Leader(Protocol):
         """Ledger time now."""
 
     def answer_now(self, reply: str, payload: bytes) -> None:
-        """An answer that needs no record leaves at once."""
+        """Send an answer that needs no record, at once."""
 
     def say(self, messages: list[Message]) -> None:
-        """Messages that nobody waits for."""
+        """Send messages that nobody waits for."""
 
     def figures(self) -> dict[str, Any]:
-        """What `fleet` shows beside the fleet."""
+        """What the answer to `fleet` has in addition to the fleet."""
 
 
 class Questions:
@@ -106,7 +106,7 @@ class Questions:
             self._logs(tenant, arguments, reply, json)
             return
         if verb == "plan":
-            # of a reign that is proven only: a plan of an old leader would be a plan of another ledger
+            # only while we surely lead: an old leader would plan with another ledger's state
             self._ask(verb, partial(self.foresight.plan, tenant, arguments, reply, json), reply, json)
             return
         job = arguments.get("job")
@@ -125,7 +125,7 @@ class Questions:
             else:
                 answer = partial(self.foresight.explain, tenant, job, reply, json)
             if engine.state.job(tenant, job) is None:
-                # "unknown" only as of a record acknowledged after the question came
+                # "unknown job" may only be said once a record was acknowledged after the question came
                 self._ask_behind_a_record(verb, answer, reply, json)
                 return
         else:
@@ -138,7 +138,7 @@ class Questions:
         self._ask(verb, answer, reply, json)
 
     def _logs(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Asked of the worker that keeps it, in a task of its own."""
+        """Ask the worker that keeps the output, in a task of its own."""
         asked = logs_asked(arguments)
         if not reply:
             return
@@ -148,7 +148,7 @@ class Questions:
 
         if self._leader.is_fresh() and self._engine.state.job(tenant, asked.job) is not None:
             begin()
-        else:  # after a record that is acknowledged from now on, and without an answer of its own
+        else:  # after the next acknowledged record; the relay answers, so the question itself has no reply subject
             self._engine.offer(Ask(begin, "", json))
 
     def _ask(self, verb: str, answer: Callable[[], Any], reply: str, json: bool) -> None:
@@ -172,44 +172,45 @@ class Questions:
         return Answer(verb, self._engine.state.seq, data) if isinstance(data, dict) else data
 
     def admin(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        """Answer an operator's question, or offer their act to the core. Raises `Refused` for what cannot be."""
-        engine = self._engine
+        """Answer an operator's question, or offer their order to the core. Raises `Refused` for what cannot be done."""
         if verb == "fleet":
-            more, after = self._leader.figures(), arguments.get("after", "")
-            if not isinstance(after, str):
-                raise refuse("invalid-argument", "after is a worker's id", field="$.after", found=after)
-            self._ask(verb, lambda: views.fleet(engine, self._leader.mono_ms(), after) | more, reply, json)
+            self._fleet(arguments, reply, json)
         elif verb == "audit":
             self._audit(reply, json)
         elif verb == "dlq":
             self._letters.ask(arguments, self._leader.answer_now, reply, json)
         elif verb == "tenants":
-            self._ask(verb, lambda: views.tenants(engine), reply, json)
+            self._ask(verb, lambda: views.tenants(self._engine), reply, json)
         elif verb in ACTS:
-            act = act_of(verb, arguments)
-            if isinstance(act, FeatureLevelAct):
-                engine.orders.announced = {said.scheduler: said.level for said in self._standings.lately()}
-            if isinstance(act, ReleaseAct) and act.worker is not None:
-                engine.offer(Operate(verb, act.worker, act.by or "operator", reply, json, slots=act.slots or ()))
-            else:
-                engine.offer(Order(verb, act, reply, json))
+            self._engine.offer(self._order(verb, arguments, reply, json))
         elif verb == "drain":
             drain = drain_of(arguments)
-            engine.offer(Operate(verb, drain.worker, drain.by or "operator", reply, json, drain=drain))
+            self._engine.offer(WorkerOrder(verb, drain.worker, drain.by or "operator", reply, json, drain=drain))
         elif verb in ("cordon", "uncordon"):
-            worker = arguments.get("worker")
-            if not isinstance(worker, str):
-                raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
-            engine.offer(Operate(verb, worker, str(arguments.get("by") or "operator")[:64], reply, json))
+            self._engine.offer(_cordon_order(verb, arguments, reply, json))
         else:
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb)
 
+    def _fleet(self, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        more, after = self._leader.figures(), arguments.get("after", "")
+        if not isinstance(after, str):
+            raise refuse("invalid-argument", "after is a worker's id", field="$.after", found=after)
+        self._ask("fleet", lambda: views.fleet(self._engine, self._leader.mono_ms(), after) | more, reply, json)
+
+    def _order(self, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order | WorkerOrder:
+        act = act_of(verb, arguments)
+        if isinstance(act, ReleaseAct) and act.worker is not None:
+            return WorkerOrder(verb, act.worker, act.by or "operator", reply, json, slots=act.slots or ())
+        if isinstance(act, FeatureLevelAct):
+            self._engine.orders.announced = {said.scheduler: said.level for said in self._standings.lately()}
+        return Order(verb, act, reply, json)
+
     def _to_inspect(self) -> set[str]:
-        """The workers that can be asked to look at their devices."""
+        """The workers that can be asked to inspect their devices."""
         return {host.worker.id for host in self._engine.fleet.hosts.values() if host.heard and host.worker.session}
 
     def _audit(self, reply: str, json: bool) -> None:
-        """The ledger against the workers' last renewals, and their devices against their leases as they find them."""
+        """Compare the ledger with the workers' last renewals; workers compare their devices with their leases."""
 
         def told(answers: dict[str, Looked], silent: list[str]) -> None:
             def answer() -> dict[str, Any]:
@@ -221,3 +222,10 @@ class Questions:
             self._ask("audit", answer, reply, json)
 
         self.inspection.ask(told)
+
+
+def _cordon_order(verb: str, arguments: dict[str, Any], reply: str, json: bool) -> WorkerOrder:
+    worker = arguments.get("worker")
+    if not isinstance(worker, str):
+        raise refuse("invalid-argument", f"{verb} needs a worker id", field="$.worker", found=worker)
+    return WorkerOrder(verb, worker, str(arguments.get("by") or "operator")[:64], reply, json)

@@ -1,9 +1,9 @@
-"""A recording: all input of a leader as it came, from which its decisions can be made again, byte for byte.
+"""A recording: all inputs of a leader in order, from which its decisions can be repeated byte for byte.
 
-The ledger says what was decided; but hello, load and renewals, on which decisions also depend, are in no record. With
-`--record FILE` a leader appends, reign by reign, the state that it began with, then every input of the engine in order,
-and the bytes of each record. Each frame is a length of four bytes (big endian), then msgpack. The file holds request
-bodies and lease sessions: it is for operators only, and only its owner may read it.
+The ledger says what was decided. But decisions also depend on hello, load and renewal frames, which are in no record.
+With `--record FILE` a leader appends to a file, for each reign, the state that it began with, every input of the
+engine, and the bytes of each record. A frame of the file is a length of four bytes (big endian), then msgpack. The file
+holds request bodies and lease sessions: it is for operators only, and only its owner may read it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from moorage.scheduler.core.events import (
     Cancel,
     Event,
     FromWorker,
-    Operate,
     Order,
     PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
     Submit,
+    WorkerOrder,
 )
 from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
@@ -47,17 +47,17 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.recording")
 
 FORMAT: Final = 1
-#: a recording ends there, and the leader goes on without it
+#: at this size a recording ends, and the leader goes on without it
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
-#: how the body of a frame begins that begins a reign: an array of seven, the first of them its name
+#: the first bytes in the body of a frame that begins a reign: an array of seven, then its name
 _REIGN: Final = b"\x97\xa5reign"
-#: what the core and the readers raise at what no leader ever wrote
+#: what the core and the decoders raise for input that no leader has written
 _DAMAGED: Final = (
     LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError, Refused, BadSnapshot,
     msgspec.MsgspecError,
 )  # fmt: skip
-#: a frame's length, and what tells that it is one
+#: a frame's length, and enough of its body to recognize it
 _HEAD_BYTES: Final = 6
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -66,7 +66,7 @@ _load: Final = msgspec.msgpack.Decoder(Load).decode
 
 
 class Recorder:
-    """The file. What cannot be written ends the recording with a warning, never the leader."""
+    """Writes the file. If that fails the recording ends with a warning; the leader goes on."""
 
     def __init__(self, path: Path) -> None:
         """Append to `path`. Raises OSError."""
@@ -138,7 +138,7 @@ def _written(event: Event) -> tuple[Any, ...]:
             return "cancel", event.tenant, event.job, event.why, event.by, event.sequence
         case FromWorker():
             return "worker", event.worker, _encode(event.frame), event.fresh
-        case Operate():
+        case WorkerOrder():
             drain = None if event.drain is None else msgspec.to_builtins(event.drain)
             return "operate", event.verb, event.worker, event.by, drain, list(event.slots)
         case Order():
@@ -168,7 +168,7 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
         case "operate":
             verb, worker, by, drain, slots = rest
             act = None if drain is None else msgspec.convert(drain, DrainAct)
-            return Operate(verb, worker, by, "", True, drain=act, slots=slots)
+            return WorkerOrder(verb, worker, by, "", True, drain=act, slots=slots)
         case "order":
             verb, arguments = rest
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True)
@@ -186,7 +186,7 @@ class CannotReplay(Exception):
 
 
 class Replayed(NamedTuple):
-    """A record that was decided again: `same` says whether it came out byte for byte as it was."""
+    """A record that was built again; `same` says whether it has the same bytes as the recorded one."""
 
     seq: int
     record: Record
@@ -195,8 +195,11 @@ class Replayed(NamedTuple):
 
 
 def _frames(path: Path) -> Iterator[list[Any]]:
-    """Its frames in order. Where a leader was killed while it wrote, what it did not finish is passed over: the next
-    reign begins behind it. Raises CannotReplay where the file does not begin as a recording does, and OSError."""
+    """The frames of a file in order.
+
+    If a leader was killed while it wrote, its unfinished frame is skipped, up to where the next reign begins. Raises
+    CannotReplay for a file that does not begin as a recording does, and OSError.
+    """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if not size:
@@ -216,7 +219,7 @@ def _frames(path: Path) -> Iterator[list[Any]]:
 
 
 def _frame_at(data: mmap.mmap, at: int) -> tuple[list[Any] | None, int]:
-    """The frame that begins there and where the next one does; None where there is no whole one."""
+    """The frame at this position and the position after it; None if there is no whole frame."""
     body_at = at + 4
     then = body_at + int.from_bytes(data[at:body_at], "big")
     if then - body_at >= FRAME_BYTES_MAX or then > len(data):
@@ -230,17 +233,17 @@ def _frame_at(data: mmap.mmap, at: int) -> tuple[list[Any] | None, int]:
 
 
 def _goes_on(data: mmap.mmap, at: int) -> bool:
-    """Whether a frame may begin there, or the file ends: else what seemed one has swallowed part of the next reign."""
+    """Whether a frame can begin here, or the file ends. If not, the frame before it reached into the next reign."""
     if at + _HEAD_BYTES > len(data):
         return True
     head = data[at + 4 : at + _HEAD_BYTES]
     if 0x91 <= head[0] <= 0x9F and 0xA0 < head[1] < 0xC0:  # a short array, a short text first
         return True
-    return data.find(_REIGN, at + 4, at + 4 + _HEAD_BYTES + len(_REIGN)) >= 0  # behind the beginning of a torn one
+    return data.find(_REIGN, at + 4, at + 4 + _HEAD_BYTES + len(_REIGN)) >= 0  # after the first bytes of a torn frame
 
 
 def _next_reign(data: mmap.mmap, start: int) -> int:
-    """Where the next whole frame begins that begins a reign; the end where none does."""
+    """The position of the next whole frame that begins a reign; the end of the file if there is none."""
     found = data.find(_REIGN, start + 4)
     while found >= 0:
         frame, _ = _frame_at(data, found - 4)
@@ -251,36 +254,51 @@ def _next_reign(data: mmap.mmap, start: int) -> int:
 
 
 def replay(path: Path) -> Iterator[Replayed]:
-    """Decide everything in a recording again, record by record. A reign is given up at its first difference.
+    """Repeat all decisions of a recording, record by record. A reign is given up at its first difference.
 
     Raises CannotReplay and OSError.
     """
-    engine: Engine | None = None
-    again = was = b""
+    reign: _ReplayedReign | None = None
     for kind, *rest in _frames(path):
+        replayed: Replayed | None = None
         try:
             if kind == "reign":
-                engine = _begin(path, rest)
-            elif engine is None:
-                continue  # of a reign that took another course
-            elif kind == "offer":
-                engine.offer(_read(engine, rest[0], rest[1:]))
-            elif kind == "load":
-                engine.offer_load(rest[0], _load(rest[1]), rest[2])
-            elif kind == "kept":
-                engine.kept(engine.state.jobs[rest[0]], rest[1])
-            elif kind == "build":
-                again, was = engine.build(rest[0], rest[1]), rest[2]
-            elif kind == "commit":
-                if again == was:
-                    engine.commit(rest[0], rest[1])
-                one = Replayed(rest[0], decode_record(was), again == was, engine.state)
+                reign = _ReplayedReign(_begin(path, rest))
+            elif reign is not None:
+                replayed = reign.take(kind, rest)
         except _DAMAGED as error:
             raise CannotReplay(f"{path.name} is damaged: its {kind!r} cannot be read: {error}") from error
-        if kind == "commit":
-            yield one
-            if not one.same:
-                engine = None
+        if replayed is not None:
+            yield replayed
+            if not replayed.same:
+                reign = None  # from here on it took another course
+
+
+class _ReplayedReign:
+    """An engine that is given the inputs of a recorded reign again."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._built = self._recorded = b""  # the last record, as it was built now and as it was then
+
+    def take(self, kind: str, rest: list[Any]) -> Replayed | None:
+        """Repeat what one frame says; returns the record that is complete with it, if any."""
+        engine = self._engine
+        match kind:
+            case "offer":
+                engine.offer(_read(engine, rest[0], rest[1:]))
+            case "load":
+                engine.offer_load(rest[0], _load(rest[1]), rest[2])
+            case "kept":
+                engine.kept(engine.state.jobs[rest[0]], rest[1])
+            case "build":
+                self._built, self._recorded = engine.build(rest[0], rest[1]), rest[2]
+            case "commit":
+                same = self._built == self._recorded
+                if same:
+                    engine.commit(rest[0], rest[1])
+                return Replayed(rest[0], decode_record(self._recorded), same, engine.state)
+        return None
 
 
 def _begin(path: Path, rest: list[Any]) -> Engine:

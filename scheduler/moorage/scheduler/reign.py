@@ -1,4 +1,8 @@
-"""One reign: events in, record out, acknowledged, commands out; what is asked meanwhile, and what is reported."""
+"""One reign: the time in which this scheduler leads.
+
+Its loop takes what has arrived, has the engine build a record, appends it to the ledger, and sends the outputs once the
+append is acknowledged. Beside the loop it answers questions, publishes the fleet frame and has snapshots written.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
-from moorage.scheduler.collecting import Collecting
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.state import State
-from moorage.scheduler.core.tell.outputs import Message
+from moorage.scheduler.core.tell.outputs import Message, Outputs
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.fleet_frames import FleetFrames
+from moorage.scheduler.gc_schedule import GcSchedule
 from moorage.scheduler.history import History
 from moorage.scheduler.intake import Intake
 from moorage.scheduler.ledger import LedgerOlder
@@ -26,7 +30,7 @@ from moorage.scheduler.questions import Questions
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import RecordedEngine
 from moorage.scheduler.snapshots import EXIT_GONE, FOLLOWER_TIMEOUT_S
-from moorage.scheduler.stuck import Stuck
+from moorage.scheduler.write_stall import StalledRequests
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import RollCall
 
@@ -38,12 +42,12 @@ log = logging.getLogger("moorage.scheduler")
 FLEET_FRAME_S: Final = 0.5
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
-#: jobs that one record has changed beyond which making the next one waits a turn: some 5 ms
+#: after a record that changed so many jobs (some 5 ms of work) the event loop gets a turn before the next one is built
 LONG_RECORD: Final = 256
-#: so many records of ends alone, one after the other, each kept a request waiting that came while it was appended; then
-#: the next one waits for the request, so long at most: loops have no finer timers
-COMPANY_AFTER: Final = 3
-COMPANY_S: Final = 0.002
+#: when so many records in a row held only ends of members, and each delayed a submit that came right after it, the next
+#: ends wait up to SHARE_WAIT_S for the submit, to share one record with it (event loops have no finer timers)
+SHARE_AFTER: Final = 3
+SHARE_WAIT_S: Final = 0.002
 
 
 def monotonic_ms() -> int:
@@ -78,7 +82,7 @@ class Reign:
         )
         asked = self.questions
         self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
-        self.stuck = Stuck(
+        self.stalled = StalledRequests(
             scheduler.ledger.appending,
             scheduler.subjects,
             self._fresh_s,
@@ -86,15 +90,15 @@ class Reign:
             self._on_delivery,
             lambda: self.engine.waiting + self.intake.waiting,
         )
-        self.collecting = Collecting()
+        self.gc_schedule = GcSchedule()
         self._kick = asyncio.Event()
         self._draining = False
         self._subscriptions: list[Any] = []
         self._now: list[tuple[str, bytes]] = []
         self._sending_now: asyncio.Task[None] | None = None
-        self._sent_ms = monotonic_ms()  # when the newest acknowledged append was sent
+        self._sent_ms = monotonic_ms()  # when the last acknowledged append was sent
         self._built_ms = 0
-        self._kept_waiting = 0  # records of ends alone that a request came behind, one after the other
+        self._submits_delayed = 0  # records in a row that held only ends, and delayed a submit
         self.records = 0
         self.resigned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -102,7 +106,7 @@ class Reign:
     # ---------------------------------------------------------------------------------------- in and out
 
     async def open(self) -> None:
-        """Subscribe, then call the roll: workers answer with hello and a renewal."""
+        """Subscribe, then send the roll call: workers answer with hello and a renewal."""
         for subject in (
             self._subjects.api_all,
             self._subjects.admin_all,
@@ -125,14 +129,14 @@ class Reign:
         self._subscriptions += await discovery.open(self._world)
 
     async def close(self) -> None:
-        self.stuck.close()
+        self.stalled.close()
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         await self.questions.close()
         await self.queue_reader.letters.close()
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        if self.stuck.keeps(delivery):
+        if self.stalled.keeps(delivery):
             return
         self.intake.put(delivery)
         if not self._draining:
@@ -140,7 +144,7 @@ class Reign:
             self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        """Decode what came in this turn of the loop, also while an append is in flight; much of it in several."""
+        """Decode what has arrived, also while an append is in flight; a lot of it takes several turns of the loop."""
         self._draining = not self.intake.drain(monotonic_ms())
         if self._draining:
             self._loop.call_soon(self._drain)
@@ -151,7 +155,7 @@ class Reign:
         self._kick.set()
 
     def answer_now(self, reply: str, payload: bytes) -> None:
-        """An answer that needs no record (a refusal, a question) leaves at once, also while an append is in flight."""
+        """Send an answer that needs no record (a refusal, a question) at once, also while an append is in flight."""
         self._now.append((reply, payload))
         if self._sending_now is None:
             self._sending_now = self._loop.create_task(self._send_now())
@@ -165,7 +169,7 @@ class Reign:
             self._sending_now = None
 
     def _facts(self) -> dict[str, Any]:
-        """What STATS of the discovery shows."""
+        """What service discovery shows under STATS."""
         engine, state = self.engine, self.engine.state
         return {
             "leader": state.leader,
@@ -177,60 +181,64 @@ class Reign:
             "history": self.history.figures(),
             "counters": {
                 **self.intake.counters,
-                "stuck": self.stuck.told,
-                "dropped": self.intake.counters["dropped"] + self.stuck.dropped,
+                "stuck": self.stalled.told,
+                "dropped": self.intake.counters["dropped"] + self.stalled.dropped,
             },
         }
 
     # ---------------------------------------------------------------------------------------------- loop
 
     async def loop(self) -> None:
-        """One append in flight; what came meanwhile makes the next record."""
+        """Write one record after the other; what arrives while one is appended goes into the next."""
         engine, ledger = self.engine, self._scheduler.ledger
         while True:
             await self._until_due()
-            if self._kept_waiting >= COMPANY_AFTER:
-                await self._for_company()
+            if self._submits_delayed >= SHARE_AFTER:
+                await self._wait_for_submit()
             now = monotonic_ms()
             if not self._due(now):
                 continue
             only_ends = engine.only_ends
             payload = engine.build(self._time_ms(now), now)
             self._built_ms = now
-            self._loop.call_soon(engine.foresee)
+            self._loop.call_soon(engine.prepare_early)
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._sent_ms = now
-            self.stuck.release()
+            self.stalled.release()
             self.records += 1
             if only_ends:
-                self._kept_waiting = self._kept_waiting + 1 if engine.submitted else 0
+                self._submits_delayed = self._submits_delayed + 1 if engine.submitted else 0
             if early := engine.early(seq):
                 await self._world.send(early)
             outputs = engine.acknowledged(seq, monotonic_ms())
             if engine.sessions.ahead and (why := engine.behind(monotonic_ms())):
                 await ledger.mark_behind(engine.state, engine.rid + 1, why)
                 raise LedgerOlder(why)
-            wanted, outputs.messages = outputs.messages, []
-            if wanted != early:  # what a GPU waits for leaves before the others' words are put together
-                await self._world.send(wanted)
-            engine.tell(outputs)
-            self.history.take(outputs)
-            self.queue_reader.made_room()
-            decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
-            await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
-            self.collecting.wrote(len(outputs.events))
+            await self._send_outputs(outputs, seq, early)
             if len(outputs.events) >= LONG_RECORD:
-                await asyncio.sleep(0)  # a turn for the others: what came is read
+                await asyncio.sleep(0)
             if not engine.state.leader:
                 self.resigned.set()
                 return
+
+    async def _send_outputs(self, outputs: Outputs, seq: int, sent: list[Message]) -> None:
+        """Send what record `seq` lets out: first the frames that GPUs wait for, unless just those were `sent` early."""
+        wanted, outputs.messages = outputs.messages, []
+        if wanted != sent:
+            await self._world.send(wanted)
+        self.engine.complete(outputs)
+        self.history.take(outputs)
+        self.queue_reader.made_room()
+        decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
+        await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
+        self.gc_schedule.count_events(len(outputs.events))
 
     def resign(self) -> None:
         self.engine.offer(Resign())
         self._wake()
 
     def _time_ms(self, now: int) -> int:
-        """Ledger time: the epoch record's time plus this leader's own monotonic time since it was built."""
+        """Ledger time: that of the epoch record, plus the monotonic time that has passed since it was built."""
         return self._began_time_ms + now - self._began_ms
 
     def _due(self, now: int) -> bool:
@@ -245,7 +253,7 @@ class Reign:
         return engine.next_timer_ms <= self._time_ms(now)
 
     async def _until_due(self) -> None:
-        """Sleep until something came, a timer is due or the heartbeat is."""
+        """Sleep until an event has arrived, or a timer or the heartbeat is due."""
         if self.engine.urgent:
             self._kick.clear()
             return
@@ -263,26 +271,27 @@ class Reign:
         finally:
             handle.cancel()
 
-    async def _for_company(self) -> None:
-        """News of ends alone waits for the request that lately came right behind it, and had to wait for its append.
+    async def _wait_for_submit(self) -> None:
+        """Let a record of nothing but ends wait for the submit that is likely to follow.
 
-        Who sends one request once the one before is answered has it started a third sooner so, and the disk half the
-        work. No start ever waits for this, and a wait in vain is the last one for a while.
+        A caller that submits its next job as soon as the last submit was answered would otherwise wait for the append
+        of that job's end. With both in one record its job starts a third sooner, with half the writes. No start is ever
+        later because of this, and after one wait in vain there is none for a while (docs/decisions/0041).
         """
-        alone = self._loop.call_later(COMPANY_S, self._nobody_came)
-        while self._kept_waiting and self.engine.only_ends:
+        alone = self._loop.call_later(SHARE_WAIT_S, self._no_submit_came)
+        while self._submits_delayed and self.engine.only_ends:
             self._kick.clear()
             await self._kick.wait()
         alone.cancel()
 
-    def _nobody_came(self) -> None:
-        self._kept_waiting = 0
+    def _no_submit_came(self) -> None:
+        self._submits_delayed = 0
         self._kick.set()
 
-    # ----------------------------------------------------------------------------------- for the questions
+    # --------------------------------------------------------------------------- what questions need to know
 
     def is_fresh(self) -> bool:
-        """Whether the newest acknowledged append was sent so lately that nobody else can lead yet."""
+        """Whether the last acknowledged append was sent so recently that nobody else can lead yet."""
         return monotonic_ms() - self._sent_ms < self._fresh_s * 1000
 
     @property
@@ -290,7 +299,7 @@ class Reign:
         return self._config.takeover_s - 1
 
     def mono_ms(self) -> int:
-        """This process's own clock."""
+        """Now, by this process's monotonic clock."""
         return monotonic_ms()
 
     def time_ms(self) -> int:
@@ -298,27 +307,28 @@ class Reign:
         return self._time_ms(monotonic_ms())
 
     def say(self, messages: list[Message]) -> None:
-        """Messages that nobody waits for."""
+        """Send messages that nobody waits for."""
         self._now += [(subject, payload) for subject, payload, _ in messages]
         if self._sending_now is None:
             self._sending_now = self._loop.create_task(self._send_now())
 
     def figures(self) -> dict[str, Any]:
-        """What `fleet` shows beside the fleet."""
+        """What the answer to `fleet` has in addition to the fleet."""
         return {
             "history": self.history.figures(),
             "feature_level": self.engine.state.level,
             "schedulers": self._scheduler.standings.rows(),
+            **self._scheduler.copies.figures(),
         }
 
     # ------------------------------------------------------------------------------------------- reports
 
     async def report(self) -> None:
-        """The fleet frame for observers, twice a second: no tenant's job in it."""
+        """Publish the fleet frame for observers twice a second; no tenant's job is in it."""
         frames, told = FleetFrames(self.engine), False
         while True:
             await asyncio.sleep(FLEET_FRAME_S)
-            self.collecting.tidy(len(self.engine.state.jobs))
+            self.gc_schedule.collect_if_calm(len(self.engine.state.jobs))
             for _ in frames.catch_up():
                 await asyncio.sleep(0)
             frame, bytes_max = frames.frame(), self._world.max_payload_bytes
@@ -329,7 +339,7 @@ class Reign:
             await self._world.send([(self._subjects.fleet_frame, frame, "")])
 
     async def snapshot(self) -> None:
-        """Have a follower write a snapshot now and then, name it, and drop what lies below the last but one."""
+        """Now and then have a follower process write a snapshot, name it, and purge all before the one before it."""
         scheduler, state = self._scheduler, self.engine.state
         if scheduler.snapshot_command is None:
             return
@@ -357,8 +367,11 @@ class Reign:
                     self._wake()
 
     async def _snapshot_of_memory(self) -> SnapshotTaken | None:
-        """Where what was cut from the ledger stands nowhere else any more, the leader writes it, though that takes it a
-        while: else the next one finds a ledger that nobody can read."""
+        """Write a snapshot in this process, although that holds up the leader.
+
+        Needed when all snapshots were deleted: the purged records are then only in memory, and without a snapshot the
+        next leader could not read the ledger.
+        """
         log.error("the snapshots of the ledger were deleted: the leader writes one of what it has in memory")
         snapshots = self._scheduler.snapshots
         try:
@@ -370,19 +383,16 @@ class Reign:
 
 
 class SnapshotsGone(Exception):
-    """The follower cannot read the ledger: it begins behind a snapshot that is not there any more."""
+    """The follower cannot read the ledger, as the snapshot before its first record was deleted."""
 
 
 async def take_snapshot(command: list[str]) -> SnapshotTaken | None:
-    """Run the follower; None when it failed (its own words are in the log), and nothing was named.
-
-    Raises `SnapshotsGone`.
-    """
+    """Run the follower; None if it failed, which is logged. Raises `SnapshotsGone`."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
-    except OSError as error:  # no room for a process, or a Python that was moved away by an upgrade: jobs go on
+    except OSError as error:  # no room for a process, or an upgrade replaced Python: the reign goes on
         log.warning("no snapshot: its writer cannot be started: %s", error)
         return None
     try:

@@ -1,7 +1,7 @@
-"""A scheduler stands by until the ledger falls silent, then leads (see `reign`) until somebody newer does.
+"""A scheduler process: it stands by until the ledger falls silent, then leads (see `reign`) until another one does.
 
-It is crash-only: when another reign's record is found in place of ours, everything in memory is dropped and folded
-again.
+It is crash-only: when it finds another leader's record in place of its own, it drops everything in memory and folds the
+ledger again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Final
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.copies import Copies
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, LedgerOlder
-from moorage.scheduler.patience import patiently
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.reign import Reign, monotonic_ms
+from moorage.scheduler.retrying import retry_unanswered
 from moorage.scheduler.settings import RECORDS_BETWEEN
 from moorage.scheduler.snapshots import Snapshots, recover
 from moorage.scheduler.standing import Standings
@@ -34,15 +35,15 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.scheduler")
 
 STANDBY_LOOK_S: Final = 0.2
-#: a look that came while no server led the ledger's stream is never answered, and asked again after this
+#: a read of the ledger is repeated after this: if no server led the stream when it was sent, it is never answered
 STANDBY_PATIENCE_S: Final = 2.0
-#: holes in the ledger met in a row, each with the newest snapshot read again, before it counts as broken
+#: so many times in a row a hole in the ledger is got over with the newest snapshot; then the ledger counts as broken
 GAPS_MAX: Final = 5
 RESIGN_S: Final = 3.0
 
 
 class Scheduler:
-    """One scheduler process: `world` reaches the users, `ledger_world` the schedulers' own account."""
+    """`world` is the connection to the users' account, `ledger_world` that to the schedulers' own."""
 
     def __init__(
         self,
@@ -58,8 +59,10 @@ class Scheduler:
         forks: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
-        """`snapshot_command` starts the follower that writes a snapshot; None writes none. `forks` says that this
-        process may copy itself to answer what would happen; without it nobody is told when a job starts."""
+        """`snapshot_command` starts the follower that writes snapshots; with None there are none.
+
+        `forks` allows this process to copy itself for questions about the future; without it there are no forecasts.
+        """
         self.forks = forks
         self.recorder = recorder
         self.snapshot_command = snapshot_command
@@ -73,32 +76,34 @@ class Scheduler:
         self._js = JetStream(world)
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self._leader, replicas=replicas)
         self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
+        self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
         self.standings = Standings(world, self.subjects, self.name)
         self.reign: Reign | None = None
         self.leading = asyncio.Event()
-        self._folded = 0  # the ledger record that a standby has come to
+        self._folded = 0  # the last ledger record that this standby has folded
         self._is_new = False  # whether the ledger held no record when this process began
 
     async def run(self) -> None:
-        """Stand by and lead until `resign`, or cancellation. Raises `LedgerBroken` when an operator must look."""
-        saying = asyncio.create_task(self.standings.say(self._stands))
+        """Stand by and lead, until `resign` or cancellation. Raises `LedgerBroken` when an operator must act."""
+        announcing = asyncio.create_task(self.standings.announce(self._standing))
         try:
             await self._run()
         finally:
-            saying.cancel()
+            announcing.cancel()
 
-    def _stands(self) -> tuple[int, bool]:
+    def _standing(self) -> tuple[int, bool]:
+        """The ledger record that is folded, and whether this process leads."""
         reign = self.reign
         return (self._folded, False) if reign is None else (reign.engine.state.seq, self.leading.is_set())
 
     async def _make_streams(self) -> None:
-        """The streams beside the ledger."""
+        """Create the other streams, or check them."""
         await QueueReader.ensure(self._js, self.subjects, self._replicas, self._first_request)
         await DeadLetters.ensure(self._js, self.subjects, self._replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
 
     async def _first_request(self) -> int:
-        """Where a request queue that has to be made begins: behind what the ledger says was read of one before."""
+        """The first sequence of a request queue that has to be created: after what was read of an earlier one."""
         if self._is_new:
             return 1
         await self.snapshots.ensure()
@@ -108,14 +113,14 @@ class Scheduler:
 
     async def _run(self) -> None:
         self._is_new = await self.ledger.ensure() == 0
-        await patiently(self._make_streams)
+        await retry_unanswered(self._make_streams)
         state = await recover(self.ledger, self.snapshots)
         gaps = 0
         while True:
             try:
                 await self._stand_by(state)
                 gaps = 0
-            except LedgerGap as gap:  # it was slower than the leader's snapshots: the newest holds what it missed
+            except LedgerGap as gap:  # purged before it was read here: the newest snapshot has what is missing
                 gaps += 1
                 if gaps > GAPS_MAX:
                     raise LedgerBroken(
@@ -131,7 +136,7 @@ class Scheduler:
             try:
                 if await self._lead(state):
                     return
-            except Deposed as deposed:  # before it led: somebody else took over first
+            except Deposed as deposed:  # another scheduler was first to take over
                 log.warning("deposed: %s", deposed)
             except ExceptionGroup as group:
                 if (broken := group.subgroup(LedgerBroken)) is not None:
@@ -145,13 +150,13 @@ class Scheduler:
             state = await recover(self.ledger, self.snapshots)
 
     async def _stand_by(self, state: State) -> None:
-        """Fold the ledger until its leader resigned, or was silent for the takeover time and a little by chance."""
+        """Fold the ledger until its leader resigns, or is silent for the takeover time and a random bit more."""
         began, records = time.monotonic(), await self._catch_up(state)
         self._folded = state.seq
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
         if not state.leader:
             return
-        # how long it has been silent already is told by the server's wall clock: a hint, as the fence decides who leads
+        # how long it is silent already is only a hint, by the server's wall clock: the fence decides who leads
         silence_s = self.config.takeover_s + random.uniform(0, self.config.takeover_s / 8)
         heard = time.monotonic() - max(0.0, await self.ledger.silent_for(state))
         while time.monotonic() - heard < silence_s:
@@ -164,14 +169,14 @@ class Scheduler:
                 self._folded = state.seq
             except BusError as error:
                 log.warning("the ledger cannot be read now: %s", error)
-                # It counts from the last record that was read, yet not before it was readable for half of the time:
-                # its leader needs a while, too, to find that its append can be stored again.
+                # The silence began at the last record that was read. But once the ledger is readable again, its
+                # leader gets half of the time: it, too, needs a while to find that its append can be stored now.
                 heard = max(heard, time.monotonic() - silence_s / 2)
 
     async def _catch_up(self, state: State) -> int:
-        """Fold the ledger, and what came meanwhile: else its leader would seem silent for as long as folding took.
+        """Fold the ledger to its end, with what is written meanwhile; returns how many records that was.
 
-        Returns how many records there were.
+        Otherwise the leader would seem to have been silent for as long as the folding took.
         """
         records = 0
         while True:
@@ -181,7 +186,10 @@ class Scheduler:
                 return records
 
     async def resign(self) -> None:
-        """Stop leading with a last record that says so, so that nobody waits for silence; at most a few seconds."""
+        """Stop leading with a last record that says so, so that a standby need not wait for silence.
+
+        Takes `RESIGN_S` at most.
+        """
         reign = self.reign
         if reign is not None:
             reign.resign()
@@ -192,13 +200,13 @@ class Scheduler:
                 log.warning("the ledger did not take the resignation: the next leader waits for silence")
 
     async def _lead(self, state: State) -> bool:
-        """Lead until deposed (raises `Deposed`) or resigned (returns True)."""
+        """Lead until another scheduler does (raises `Deposed`), or until `resign` (returns True)."""
         began_ms = monotonic_ms()
         wall_s = self.ledger.wall_s()
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
         reign = self.reign = Reign(self, state, began_ms)
         log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
-        reign.collecting.begin()
+        reign.gc_schedule.begin()
         async with asyncio.TaskGroup() as group:
             await reign.open()
             try:
@@ -209,6 +217,7 @@ class Scheduler:
                     reign.questions.foresight.run(),
                     reign.report(),
                     reign.snapshot(),
+                    self.copies.watch(),
                 )
                 beside = [group.create_task(each) for each in work]
                 self.leading.set()

@@ -1,6 +1,7 @@
-"""Who leads and who stands by: every scheduler says so, and which feature level it can write and fold.
+"""Which scheduler leads and which ones stand by: each announces that, and the feature level that it can read and write.
 
-It is only said and proves nothing; so an operator who raises the level names how many schedulers must have said it.
+Announcements may be lost and prove nothing. So an operator who raises the feature level also says how many schedulers
+must have announced it.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from moorage.schemas.release import RELEASE
 from moorage.schemas.subjects import Subjects
 
 SAY_S: Final = 2.0
-#: who was silent for so long is not counted any more
+#: a scheduler that was silent for so long no longer counts
 HEARD_S: Final = 5 * SAY_S
-#: schedulers that are kept in mind; beyond it a new one is not
+#: schedulers that are remembered; a new one beyond that is not
 KNOWN_MAX: Final = 64
 
 _decode: Final[Decoder[Standing]] = Decoder(Standing)
 
 
 class Standings:
-    """Says what this scheduler is, for as long as `say` runs; keeps what others said, once `listen` was called."""
+    """Announces this scheduler for as long as `announce` runs, and keeps what others announce after `listen`."""
 
     def __init__(self, world: Transport, subjects: Subjects, name: str) -> None:
         self._world = world
@@ -40,8 +41,8 @@ class Standings:
         self._name = name
         self._heard: dict[str, tuple[Standing, float]] = {}
 
-    async def say(self, now: Callable[[], tuple[int, bool]]) -> None:
-        """For ever: `now` gives the ledger record folded through, and whether we lead."""
+    async def announce(self, now: Callable[[], tuple[int, bool]]) -> None:
+        """Runs for ever; `now` gives the ledger record that is folded, and whether we lead."""
         while True:
             ledger, leads = now()
             frame = Standing(self._name, RELEASE, records.FORMAT, ledger, leads)
@@ -58,12 +59,12 @@ class Standings:
         except Refused:
             return
         if len(self._heard) >= KNOWN_MAX and said.scheduler not in self._heard:
-            self.lately()  # each start of a scheduler may have another name: those that went make room
+            self.lately()  # schedulers may get a new name at each start: forget those that have gone
         if said.scheduler in self._heard or len(self._heard) < KNOWN_MAX:
             self._heard[said.scheduler] = (said, time.monotonic())
 
     def lately(self) -> list[Standing]:
-        """Those heard within the last seconds, by name."""
+        """The schedulers that were heard in the last seconds, by name."""
         since = time.monotonic() - HEARD_S
         self._heard = {name: heard for name, heard in self._heard.items() if heard[1] >= since}
         return [self._heard[name][0] for name in sorted(self._heard)]

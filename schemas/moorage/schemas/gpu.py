@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final, Literal
 
@@ -116,8 +117,11 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
 #: how well a name answers that has the pattern as a word of its own
 WHOLE_WORDS: Final = 2
+#: answers that are remembered: a fleet has few names, and requests few patterns
+MATCHES_KNOWN: Final = 16_384
 
 
+@functools.lru_cache(MATCHES_KNOWN)
 def model_matches(pattern: str, name: str) -> int:
     """How well a device name answers a model pattern: 2 = on whole words, 1 = inside a word, 0 = not at all.
 

@@ -202,9 +202,9 @@ def settle(
     file: SettingsFile = NO_FILE,
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Found]:
-    """Every key of a section with its value: flag before environment before file before default.
+    """Every key of a section with its value, from the first of these that has it: flag, environment, file, default.
 
-    `flags` and `defaults` go by key; a flag that is None was not given. `defaults` take the place of the declared ones.
+    `flags` and `defaults` are by key; a flag that is None was not given. `defaults` replace the declared ones.
     Raises Refused with bad-settings, naming the key, what was found and what is allowed.
     """
     env = os.environ if env is None else env
@@ -219,24 +219,26 @@ def settle(
             )
     found: dict[str, Found] = {}
     for key, one in keys.items():
-        value, source = None, ""
         if flags and flags.get(key) is not None:
-            value, source = flags[key], one.flag
+            found[key] = Found(one, converted(one, flags[key], one.flag, from_text=True), one.flag)
         elif env.get(one.env):
-            value, source = env[one.env], one.env
+            found[key] = Found(one, converted(one, env[one.env], one.env, from_text=True), one.env)
         elif key in table:
-            value, source = table[key], str(file.path)
-            if isinstance(value, str) and _without_who(one, value) != value:
-                raise _refuse(
-                    f"{key} in {file.path} holds a password or token",
-                    field=f"[{section}] {key}",
-                    next="keep it in a file of its own: a nats context with creds, or ledger_url_file",
-                )
-        if source:
-            found[key] = Found(one, converted(one, value, source, from_text=source != str(file.path)), source)
+            found[key] = _in_file(one, table[key], str(file.path))
         else:
             found[key] = Found(one, (defaults or {}).get(key, one.default), DEFAULT)
     return found
+
+
+def _in_file(one: Setting, value: Any, path: str) -> Found:
+    """A value in a settings file, which may hold no secret."""
+    if isinstance(value, str) and _without_who(one, value) != value:
+        raise _refuse(
+            f"{one.key} in {path} holds a password or token",
+            field=f"[{one.section}] {one.key}",
+            next="keep it in a file of its own: a nats context with creds, or ledger_url_file",
+        )
+    return Found(one, converted(one, value, path, from_text=False), path)
 
 
 def made(struct: type[S], found: Mapping[str, Found]) -> S:
@@ -255,7 +257,7 @@ def made(struct: type[S], found: Mapping[str, Found]) -> S:
 
 
 def _named(error: str, said: Sequence[Found]) -> list[Found]:
-    """The one setting whose value alone is wrong: the text begins with its key, and names no other. Else empty."""
+    """The one setting that an error is about: its text begins with that key and names no other. Else empty."""
     named = [one for one in said if re.search(rf"\b{one.setting.key}\b", error)]
     return named if len(named) == 1 and error.startswith(named[0].setting.key) else []
 
@@ -268,15 +270,17 @@ def told(found: Mapping[str, Found]) -> str:
 
 
 def unknown_variables(section: str, found: Mapping[str, Found], env: Mapping[str, str] | None = None) -> list[str]:
-    """Variables that look like settings of a section and are none: told, not refused, since Kubernetes makes such
-    names for a service called moorage-scheduler."""
+    """Variables that look like settings of a section and are none.
+
+    They are only reported, not refused: Kubernetes makes such names for a service called moorage-scheduler.
+    """
     env = os.environ if env is None else env
     known = {one.setting.env for one in found.values()}
     return sorted(name for name in env if name.startswith(f"MOORAGE_{section.upper()}_") and name not in known)
 
 
 def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
-    """A value as its key wants it. Raises Refused with bad-settings."""
+    """A value as the type of its key. Raises Refused with bad-settings."""
     bare = one.type
     raw = value
     try:
@@ -307,7 +311,7 @@ def converted(one: Setting, value: Any, source: str, *, from_text: bool) -> Any:
 
 
 def shown(one: Setting, value: Any) -> str:
-    """A value as one writes it in a settings file; a URL without the user and password in it: logs show this."""
+    """A value as it is written in a settings file, but a URL without user and password: logs show this."""
     if value is None:
         return "none"
     if one.unit == "s":
@@ -339,7 +343,7 @@ def _without_who(one: Setting, text: str) -> str:
 
 
 def _example_of(one: Setting, source: str) -> str:
-    """How one sets a key where it was set."""
+    """How to set a key in the place where it was set."""
     if source not in (one.flag, one.env):
         return example(one)
     word = shown(one, one.default)

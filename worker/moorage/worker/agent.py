@@ -1,11 +1,11 @@
-"""One worker's agent: the thin loop around `members.Members`, which decides everything.
+"""One worker's agent: a thin loop around the state machine `members.Members`, which makes all decisions.
 
-Its parts: `member_claims` holds the devices, `leader_link` sends what the leader is told, `reporter` says what is
-public, `output_reader` answers for output, `restoring` takes up what an agent before left.
+Its parts: `member_claims` holds devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
+hello and load, `output_reader` answers questions for output, and `restoring` takes over from an earlier agent.
 
-Handlers and drivers only enqueue. A turn takes what has gathered, feeds it to the state machine, carries its
-commands out, writes the journal once and hands the frames to the host, which sends those of all its agents in one
-write. Nothing of a turn awaits: what takes time (reading devices) is a task that enqueues an event at its end.
+Message handlers and drivers only put events into a queue. A turn feeds these events to the state machine, executes its
+commands, writes the journal once, and hands the frames to the host, which sends those of all its agents in one write.
+A turn never awaits: whatever takes time, as reading devices does, is a task that enqueues an event when it is done.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ from moorage.worker.rendezvous import Rendezvous
 from moorage.worker.reporter import Reporter
 from moorage.worker.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.thin_log import ThinLog
+from moorage.worker.throttled_log import ThrottledLog
 
-#: events that wait for a turn; beyond it what the leader says is dropped and counted (it says it again)
+#: with more events than this in the queue, frames of the leader are dropped and counted (it sends them again)
 QUEUE_MAX: Final = 65_536
 _TICK: Final = Tick()
 
@@ -110,13 +110,13 @@ class Host(Protocol):
         """Seconds of CLOCK_BOOTTIME."""
 
 
-def _is_own(driver: Driver) -> bool:
-    """Whether it is of the user's own making."""
+def _is_custom(driver: Driver) -> bool:
+    """Whether the driver is the user's own."""
     return not type(driver).__module__.startswith("moorage.")
 
 
 class Agent:
-    """One worker id. `open` first; then the host gives it turns until `close`."""
+    """The agent of one worker id. Call `open`; from then on the host gives it turns, until `close`."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Agent:
             free_wait_s=settings.free_wait_s,
         )
         self.watch = DeviceWatch(self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file)
-        self.say = ThinLog(worker, host.now)
+        self.say = ThrottledLog(worker, host.now)
         self.reporter = Reporter(self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch)
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address))
         self.output = OutputReader(self, worker, self.members.session, self.drivers)
@@ -156,20 +156,20 @@ class Agent:
             host.post, host.inbox, self.subjects, self.members.session, journal, self.reporter, self.pool, self.watch
         )
         self.dropped: Counter[str] = Counter()
-        self.scheduled_s = NEVER_S  # the host's: when it has a timer for this agent
+        self.scheduled_s = NEVER_S  # for the host: the time of its timer for this agent
         self.queue: deque[object] = deque()
         self.left = asyncio.Event()
-        self.where = ""  # the server, without its secrets; told in the log with each join
-        #: told when an operator drains this worker, and when it is taken back
+        self.where = ""  # the server's address without secrets, for the log
+        #: called when an operator begins to drain this worker, and when that is taken back
         self.on_draining: Callable[[bool], None] = lambda draining: None
         self._strays: dict[MemberName, Driver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._log_subjects: dict[tuple[str, str, int], str] = {}
-        self._table = self._handlers()
+        self._handlers = self._command_handlers()
 
-    def _handlers(self) -> dict[type, Callable[[Any], None]]:
-        """Who does what the members' state machine wants done, by kind of command."""
+    def _command_handlers(self) -> dict[type, Callable[[Any], None]]:
+        """The method that executes each kind of command of the state machine."""
         return {
             TryClaim: self._try_claim,
             StartMembers: self._start_members,
@@ -182,11 +182,11 @@ class Agent:
             FactsAnswered: lambda command: self.journal.answered(command.no),
             SendRenew: self.leader.send_renew,
             SendJoin: self.leader.send_join,
-            SessionLive: self._live,
+            SessionLive: self._on_session_live,
             SetFence: self._set_fence,
             SayHello: lambda command: self.reporter.say_hello(),
             Draining: lambda command: self.on_draining(command.draining),
-            Well: self._well,
+            Well: self._on_well,
             SendGoodbye: self.leader.send_goodbye,
             Log: self.say,
         }
@@ -194,7 +194,7 @@ class Agent:
     # ---------------------------------------------------------------------------------------------- life of an agent
 
     async def open(self) -> None:
-        """Open the drivers, take up what lives from before, and ask to join. Raises MoorageError of a driver."""
+        """Open the drivers, take over what they still run, and ask to join. Raises a driver's MoorageError."""
         living: dict[MemberName, tuple[Driver, Living]] = {}
         for driver in self.drivers.values():
             driver.attach(self.enqueue, self._publish)
@@ -205,7 +205,7 @@ class Agent:
         self.host.wake(self)
 
     async def close(self) -> None:
-        """Let go of everything; what the drivers run goes on where it can outlive us."""
+        """Let go of everything. Jobs run on where their driver can outlive this process."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -214,17 +214,17 @@ class Agent:
         self.journal.close()
 
     def leave(self) -> None:
-        """End what runs, tell it, say goodbye: `left` is set once that is done."""
+        """End all jobs, report that, and say goodbye; then `left` is set."""
         self.enqueue(Leave())
 
     def leave_if_idle(self) -> None:
-        """Say goodbye at once where nothing is held here that could go on; `left` is set if so.
+        """Say goodbye at once if no job could run on after us; `left` is set if so.
 
-        In one step: a placement that comes behind it is refused by the session, not ended.
+        All in one step, so that a placement that arrives afterwards is refused and not started and ended.
         """
         if self._is_open:
             self.run()
-            idle = not self.members.held and not self.pool.busy_slots()  # a process of this host may hold one on
+            idle = not self.members.held and not self.pool.busy_slots()  # a process of this host may have a lease
             if idle and self.members.session.phase == "live":
                 self.queue.append(Leave())
                 self.run()
@@ -232,11 +232,11 @@ class Agent:
 
     @property
     def boot(self) -> str:
-        """The machine's boot and the start of what its members depend on: a supervisor, else this agent."""
+        """The machine's boot id with the start of what its members depend on: the supervisor, else this agent."""
         return self.reporter.boot
 
     def _restore(self, living: dict[MemberName, tuple[Driver, Living]]) -> None:
-        """Match the journal's members with the drivers', and claim again what they hold."""
+        """Match the members in the journal with those that the drivers run, and claim their devices again."""
         state = self.journal.state
         same = same_slots(state.devices, device_names(self.devices))
         found = match(state.places, living, self.drivers, self.host.now(), same)
@@ -250,7 +250,7 @@ class Agent:
                 held[at] = (member, "running", code, reason)
                 stuck.append(member.name)
         for name, (driver, stray) in found.strays.items():
-            # the ledger has the end of it, or never heard of it: either way it must not run on
+            # the ledger knows that it ended, or has never heard of it: either way it must not run on
             if stray.phase in ("exited", "refused"):
                 driver.forget([name])
             else:
@@ -258,7 +258,7 @@ class Agent:
                 why = "its devices are not in their slots any more" if name in found.moved else "it is in no journal"
                 self.say(Log("error", "stray", f"{name} runs, and {why}: ending it before joining"))
                 driver.end(name, 0.0, "stray")
-        # before whatever the drivers reported since they were opened: it is about these
+        # at the front: what the drivers have reported since they were opened is about these members
         self.queue.appendleft(Restored(held, state.unanswered + found.facts, found.withdrawn, bool(self._strays)))
         if stuck:
             self.queue.append(Stuck(stuck))
@@ -278,7 +278,7 @@ class Agent:
     def on_answer(self, verb: str, join_n: str, number: str, delivery: Delivery) -> None:
         """An answer to our frame `number` of the session that join `join_n` began (or asked for)."""
         if delivery.headers is not None and STATUS_HEADER in delivery.headers:
-            self.dropped["nobody-leads"] += 1  # 503: the timers send it again
+            self.dropped["nobody-leads"] += 1  # status 503: the frame is sent again by its timer
         elif len(self.queue) >= QUEUE_MAX:
             self.dropped["queue-full"] += 1
         elif join_n != str(self.members.session.join_n):
@@ -287,7 +287,7 @@ class Agent:
             self.enqueue((verb, number, delivery.data))
 
     def _event_of(self, item: object) -> object | None:
-        """Decode at the edge; None for what is no frame of ours."""
+        """Decode an item of the queue; None for what is no valid frame."""
         try:
             if type(item) is Delivery:
                 return _decode_wanted(item.data)
@@ -303,7 +303,7 @@ class Agent:
     # ------------------------------------------------------------------------------------------------------ a turn
 
     def run(self) -> None:
-        """Take everything that has gathered."""
+        """Handle everything in the queue."""
         if not self._is_open:
             return
         now = self.host.now()
@@ -317,14 +317,14 @@ class Agent:
                 self._forget_strays(event)
             if type(event) is SupervisorReplaced:
                 self.reporter.say_hello()
-            self._do(handle(event, now))
+            self._execute(handle(event, now))
 
     def finish(self) -> None:
-        """End the turn: facts leave in one frame, the journal is written, loads that are due are said."""
+        """End the turn: cut one frame of facts, write the journal, publish the load if it is due."""
         if not self._is_open:
             return
         now = self.host.now()
-        self._do(self.members.handle(_TURN_OVER, now))
+        self._execute(self.members.handle(_TURN_OVER, now))
         self.journal.flush()
         if self.members.session.phase == "left":
             self.left.set()
@@ -336,12 +336,12 @@ class Agent:
     def on_timer(self) -> None:
         self.enqueue(_TICK)
 
-    def _do(self, commands: list[Command]) -> None:
-        table = self._table
+    def _execute(self, commands: list[Command]) -> None:
+        table = self._handlers
         for command in commands:
             table[type(command)](command)
 
-    # -------------------------------------------------------------------------------------------- for the parts of us
+    # -------------------------------------------------------------------------------------------- for its parts
 
     def now(self) -> float:
         return self.host.now()
@@ -380,10 +380,10 @@ class Agent:
                 places.append(member.place)
         if places:
             self.journal.placed(places)
-        self._do(self.members.handle(Claims(granted, refused), self.host.now()))
+        self._execute(self.members.handle(Claims(granted, refused), self.host.now()))
 
     def _check_driver(self, member: Member) -> None:
-        """Raises `Refused`: what the request's words are the reason of is said to be about the job."""
+        """Have the driver check the request. Raises `Refused`, marked as the job's own fault where it is."""
         driver = self.drivers[member.driver]
         try:
             driver.check(member.request)
@@ -391,27 +391,27 @@ class Agent:
             if no.problem.fault != "caller":
                 raise
             raise refuse(no.problem.code, CANNOT_RUN + no.problem.message) from None
-        except Exception as error:  # any driver, asked of what anybody may send
-            raise refuse("internal", CANNOT_RUN + self._broke(driver, error)) from None
+        except Exception as error:  # any driver may fail on what anybody may send
+            raise refuse("internal", CANNOT_RUN + self._log_broken(driver, error)) from None
 
-    def _live(self, command: SessionLive) -> None:
+    def _on_session_live(self, command: SessionLive) -> None:
         self.journal.live(command.ledger)
         if self.where:
             log.info("joined as %s, %s, at %s", self.worker, many(len(self.devices), "GPU"), self.where)
 
-    def _well(self, command: Well) -> None:
+    def _on_well(self, command: Well) -> None:
         slots = self.watch.well(command.slots, command.n, self.host.now())
         if not slots:
             return
         self.say(Log("warning", "said-well", f"slots {slots} are in use again by an operator's word"))
-        self._do(self.members.handle(SaidWell(slots), self.host.now()))
+        self._execute(self.members.handle(SaidWell(slots), self.host.now()))
 
     # -------------------------------------------------------------------------------------- commands: the drivers
 
     def _start_members(self, command: StartMembers) -> None:
         driver = self.drivers[command.driver]
         if driver.traits.remembers:
-            self.journal.flush()  # a driver that outlives us must not know more than the journal
+            self.journal.flush()  # a driver that outlives us must not know of members that the journal lacks
         devices, now = self.devices, self.host.now()
         assignments = [
             Assignment(
@@ -425,9 +425,9 @@ class Agent:
             )
             for member in command.members
         ]
-        # one by one where it may break: then it is known whose start did not happen
-        for part in [[each] for each in assignments] if _is_own(driver) else [assignments]:
-            if broke := self._ask(driver, partial(driver.start, part)):
+        # a user's driver gets them one by one: if it raises, it is clear whose start failed
+        for part in [[each] for each in assignments] if _is_custom(driver) else [assignments]:
+            if broke := self._call_driver(driver, partial(driver.start, part)):
                 failed = [(each.name, CODE_CANNOT_START, f"start-failed: {broke}") for each in part]
                 self.enqueue(StartFailed(failed))
 
@@ -436,14 +436,14 @@ class Agent:
         end = partial(driver.end, name, command.grace_s, command.why)
         if command.notice_s > 0:
             end = partial(driver.end_with_notice, name, command.grace_s, command.why, command.notice_s)
-        if self._ask(driver, end):
-            self.enqueue(Stuck([name]))  # nobody knows whether it ends
+        if self._call_driver(driver, end):
+            self.enqueue(Stuck([name]))  # nobody knows whether it will end
 
     def _forget(self, command: Forget) -> None:
         for driver in self.drivers.values():
             names = [member.name for member in command.members if member.driver == driver.name]
             if names:
-                self._ask(driver, partial(driver.forget, names))
+                self._call_driver(driver, partial(driver.forget, names))
 
     def _forget_strays(self, event: Ended) -> None:
         for name, _, _ in event.items:
@@ -455,23 +455,24 @@ class Agent:
 
     def _set_fence(self, command: SetFence) -> None:
         for driver in self.drivers.values():
-            self._ask(driver, partial(driver.set_fence, command.deadline_s, command.grace_s))
+            self._call_driver(driver, partial(driver.set_fence, command.deadline_s, command.grace_s))
 
-    def _ask(self, driver: Driver, step: Callable[[], None]) -> str:
-        """In a line, what a driver of the user's own raises; "" where all is well. From one of ours it is a defect.
+    def _call_driver(self, driver: Driver, step: Callable[[], None]) -> str:
+        """Call a driver. If a user's driver raises, returns what in one line; else "".
 
-        One job that it cannot deal with must not end the worker, and with that all other jobs.
+        A job that such a driver cannot deal with must not end the worker, and with it all other jobs. In a driver of
+        ours an exception is a defect, and is raised.
         """
         try:
             step()
         except Exception as error:
-            if isinstance(error, MoorageError) or not _is_own(driver):
+            if isinstance(error, MoorageError) or not _is_custom(driver):
                 raise
-            return self._broke(driver, error)
+            return self._log_broken(driver, error)
         return ""
 
-    def _broke(self, driver: Driver, error: Exception) -> str:
-        """In a line, for the log and for whose job it was."""
+    def _log_broken(self, driver: Driver, error: Exception) -> str:
+        """Log what a driver raised; returns it in one line, for the job's owner."""
         at = traceback.extract_tb(error.__traceback__)[-1]
         broke = carried(
             f"the driver {driver.name} broke: {type(error).__name__}: {error} ({at.name}, line {at.lineno})"

@@ -1,4 +1,4 @@
-"""Facts on their way to the ledger: numbered frames, one in flight, sent again under the same number (H18). Pure."""
+"""Sends facts to the ledger in numbered frames: one in flight, repeated under the same number (H18). Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from moorage.worker.leases.session import NEVER_S
 
 #: 4,096 facts are some 300 KiB as msgpack, well under the server's 1 MiB
 FACTS_PER_FRAME_MAX: Final = 4096
-#: beyond it no new placement is honoured: the leader sends it again, so that nothing is lost by waiting
+#: with more facts than this waiting, new placements are ignored; the leader sends them again
 FACTS_WAITING_MAX: Final = 8192
 RESEND_S_FIRST: Final = 1.0
 RESEND_S_MAX: Final = 4.0
-#: so long claims of members that are started at once wait for the news of that: one frame and one record, not two
+#: facts that members are claimed wait so long for the facts that they have started: one frame and record instead of two
 START_WAIT_S: Final = 0.005
 
 
 class FactOutbox:
-    """Gathers facts while a frame is in flight, so that under load frames grow.
+    """Gathers facts while a frame is in flight, so that frames grow under load.
 
-    When idle nothing waits but claims alone, for a moment: a process runs half a millisecond later, and the machine has
-    better to do meanwhile than to append that it is about to.
+    When idle, facts leave at once. Only claims wait for a moment: the process will have started half a millisecond
+    later, and until then the machine has better things to do than to append that it is about to.
     """
 
     __slots__ = (
@@ -44,11 +44,11 @@ class FactOutbox:
         self.resend_s = RESEND_S_FIRST
         self.resend_at_s = 0.0
         self._joining: list[Fact] = []
-        self._claims = 0  # of those gathered, claims of members that are being started
+        self._claims = 0  # how many of the gathered facts are claims of members that are being started
         self._claims_until_s = 0.0
 
     def claimed(self, fact: Fact, now: float) -> None:
-        """A member that is started with this very turn."""
+        """Add the claim of a member that is started in the same turn."""
         if not self.gathered:
             self._claims_until_s = now + START_WAIT_S
         self._claims += 1
@@ -56,7 +56,7 @@ class FactOutbox:
 
     @property
     def due_s(self) -> float:
-        """When what waits for company must leave, infinity where nothing does."""
+        """When the claims that wait for starts must leave; infinity if none do."""
         return self._claims_until_s if self._waits else NEVER_S
 
     @property
@@ -65,7 +65,7 @@ class FactOutbox:
 
     @property
     def next_no(self) -> int:
-        """The number of the frame in which a fact that is added now will travel, if not many are gathered."""
+        """The number of the frame that a fact added now will be in, unless too many are gathered already."""
         return self.last_no + 1
 
     @property
@@ -77,7 +77,7 @@ class FactOutbox:
         return not self.gathered and self.in_flight is None and not self._joining
 
     def cut(self, session: str, now: float) -> FactFrame | None:
-        """The next frame, if none is in flight and something was gathered that need not wait."""
+        """The next frame, if none is in flight and there are facts that need not wait."""
         if self.in_flight is not None or not self.gathered:
             return None
         if self._waits and now < self._claims_until_s:
@@ -92,7 +92,7 @@ class FactOutbox:
         return self.in_flight
 
     def hurry(self, now: float) -> None:
-        """A new leader asks: whatever the old one did not answer is due now, and patience begins anew."""
+        """There is a new leader: send the unanswered frame again now, and start over with short waits."""
         if self.in_flight is not None:
             self.resend_s = RESEND_S_FIRST / 2
             self.resend_at_s = now
@@ -114,9 +114,9 @@ class FactOutbox:
         return True
 
     def start_join(self) -> list[Fact]:
-        """Everything unanswered, in order, for the join; it stays unanswered here until `joined`.
+        """All facts that were not acknowledged, in order, for the join; they are kept until `joined`.
 
-        Numbers start again: what is added from now on travels in the new session, behind the join.
+        Frame numbers start again: facts that are added from now on belong to the new session, after the join.
         """
         if self.in_flight is not None:
             self._joining += self.in_flight.facts

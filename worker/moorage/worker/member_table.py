@@ -1,8 +1,8 @@
-"""The members of one worker: what each of them does, how each ends, and what is said of it. Pure.
+"""The members of one worker: the phase of each, how it ends, and the facts about it. Pure.
 
-It knows no session and no leader: `members.Members` decides when it may take placements and what is ended as a whole.
-Each member leaves exactly one chain of facts: refused | claimed withdrawn | claimed started exited [quarantined] freed,
-or claimed refused where this host could not start it.
+It knows no session and no leader: `members.Members` decides when placements may be taken and when all members must end.
+Each member has exactly one of these chains of facts: refused | claimed withdrawn | claimed refused (this host could not
+start it) | claimed started exited [quarantined] freed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from moorage.schemas.alike import Requests
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Fact, FactKind, Held, Place, Start
+from moorage.schemas.request_cache import RequestCache
 from moorage.worker.fact_outbox import FactOutbox
 from moorage.worker.leases.session import NEVER_S
 from moorage.worker.member_messages import (
@@ -44,16 +44,16 @@ from moorage.worker.member_messages import (
 )
 from moorage.worker.tombstones import TOMBSTONES_MAX, Tombstones
 
-#: held at once; a placement beyond it is refused
+#: members held at once; a placement beyond it is refused
 MEMBERS_MAX: Final = 16_384
 DETAIL_CHARS_MAX: Final = 200
 FREE_WAIT_S: Final = 10.0
 PROBE_S: Final = 0.25
 PROBE_QUARANTINED_S: Final = 5.0
-#: minus SIGKILL: how the end of a member is told that nobody could see
+#: minus SIGKILL: the exit code of a member whose end nobody could observe
 CODE_LOST: Final = -9
 
-_read_request: Final = Requests().read
+_read_request: Final = RequestCache().read
 
 
 class Defect(AssertionError):
@@ -61,15 +61,16 @@ class Defect(AssertionError):
 
 
 class MemberTable:
-    """All members held here and the memory of those that are over. What is to be done goes into `commands`.
+    """The members that are held, and tombstones of those that are over. What is to be done is added to `commands`.
 
-    `on_clearer` is called whenever a member comes nearer to its end: a session that is over waits for all of them.
+    `on_member_over` is called whenever a member has exited, is stuck or is removed: after a session has ended, the next
+    one waits for that.
     """
 
     def __init__(
         self,
         drivers: Mapping[str, Traits],
-        on_clearer: Callable[[], None],
+        on_member_over: Callable[[], None],
         *,
         free_wait_s: float = FREE_WAIT_S,
         tombstones_max: int = TOMBSTONES_MAX,
@@ -80,14 +81,14 @@ class MemberTable:
         self.held: dict[MemberName, Member] = {}
         self.dropped: Counter[str] = Counter()
         self.commands: list[Command] = []
-        self._on_clearer = on_clearer
+        self._on_member_over = on_member_over
         self._free_wait_s = free_wait_s
         self._now = 0.0
         self._freeing: dict[MemberName, Member] = {}
         self._to_forget: deque[tuple[int, Member]] = deque()
 
     def begin(self, now: float) -> list[Command]:
-        """An event is taken at `now` (CLOCK_BOOTTIME seconds): the list that its commands gather in."""
+        """Begin to handle an event at `now` (CLOCK_BOOTTIME seconds); returns the list for its commands."""
         self._now = now
         self.commands = []
         return self.commands
@@ -98,7 +99,7 @@ class MemberTable:
     # ------------------------------------------------------------------------------------------- what the leader wants
 
     def place(self, places: Sequence[Place]) -> None:
-        """Claim what is new of these; of what is over, say how it ended."""
+        """Claim devices for new members; for those that are over, report again how they ended."""
         if self.outbox.is_full:
             self.dropped["facts-full"] += len(places)
             return
@@ -110,10 +111,10 @@ class MemberTable:
             if name in held:
                 continue
             if (tombstone := tombstones.of(name)) is not None:
-                tombstones.say_again(name, tombstone)
+                tombstones.report_again(name, tombstone)
                 continue
             if tombstones.is_forgotten(name):
-                tombstones.bury(name, "withdrawn", 0, "forgotten")
+                tombstones.report(name, "withdrawn", 0, "forgotten")
                 continue
             try:
                 request = _read_request(place.body)[1].request
@@ -149,20 +150,20 @@ class MemberTable:
             self.commands.append(StartMembers(driver, members))
 
     def _refuse(self, name: MemberName, why: str) -> None:
-        self.tombstones.bury(name, "refused", 0, why[:DETAIL_CHARS_MAX])
+        self.tombstones.report(name, "refused", 0, why[:DETAIL_CHARS_MAX])
 
     def start(self, start: Start) -> None:
-        """Let a gang's member run that holds its devices; of what is not held, say what became of it."""
+        """Start a gang's member that holds its devices; for one that is not held, report what became of it."""
         name = (start.tenant, start.job, start.replica, start.attempt, start.fence)
         member = self.held.get(name)
         if member is None:
             tombstones = self.tombstones
             if (tombstone := tombstones.of(name)) is not None:
-                tombstones.say_again(name, tombstone)
+                tombstones.report_again(name, tombstone)
             elif tombstones.is_forgotten(name):
-                tombstones.bury(name, "withdrawn", 0, "forgotten")
+                tombstones.report(name, "withdrawn", 0, "forgotten")
             else:
-                tombstones.bury(name, "not-held", 0, "")
+                tombstones.report(name, "not-held", 0, "")
         elif member.phase == "claimed":
             member.start = start
             member.phase = "starting"
@@ -176,25 +177,25 @@ class MemberTable:
             grace_s = member.grace_s if end.grace_s is None else end.grace_s
             self._end_member(member, grace_s, end.why or "end", end.notice_s)
         elif (tombstone := self.tombstones.of(name)) is not None:
-            self.tombstones.say_again(name, tombstone)
+            self.tombstones.report_again(name, tombstone)
         else:
-            self.tombstones.bury(name, "withdrawn", 0, end.why[:DETAIL_CHARS_MAX])
+            self.tombstones.report(name, "withdrawn", 0, end.why[:DETAIL_CHARS_MAX])
 
     def end_all(self, grace_s_max: float, why: str, *, keep: bool) -> None:
-        """End everything; with `keep` but what runs and may outlive a partition."""
+        """End everything; with `keep` all but members that run and may outlive a partition."""
         for member in list(self.held.values()):
             if member.phase == "claimed" or not (keep and member.keep):
                 self._end_member(member, min(member.grace_s, grace_s_max), why)
 
     def end_claimed(self, why: str) -> None:
-        """End what holds devices and was never started."""
+        """End the members that hold devices and were not started yet."""
         for member in [member for member in self.held.values() if member.phase == "claimed"]:
             self._end_member(member, 0.0, why)
 
     def _end_member(self, member: Member, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         if member.phase == "claimed":
             self.commands.append(Release([member]))
-            self._over(member, "withdrawn", 0, why)
+            self._remove(member, "withdrawn", 0, why)
         elif member.phase in ("starting", "running"):
             self._enter(member, "ending")
             member.grace_s = grace_s
@@ -202,7 +203,7 @@ class MemberTable:
             member.why = why
             self.commands.append(EndMember(member, grace_s, why, notice_s))
         elif member.phase == "ending" and (grace_s < member.grace_s or notice_s < member.notice_s):
-            # a second word may shorten the wait, never lengthen it
+            # a second END may shorten the wait, but never lengthen it
             member.grace_s = min(grace_s, member.grace_s)
             member.notice_s = min(notice_s, member.notice_s)
             self.commands.append(EndMember(member, member.grace_s, why, member.notice_s))
@@ -216,7 +217,7 @@ class MemberTable:
             if member is not None and member.phase == "starting":
                 member.phase = "running"
                 facts.append(Fact("started", *name))
-            elif member is not None and member.phase == "ending":  # told to end before it said that it runs
+            elif member is not None and member.phase == "ending":  # asked to end before its start was reported
                 facts.append(Fact("started", *name))
 
     def on_ended(self, event: Ended | StartFailed) -> None:
@@ -224,14 +225,14 @@ class MemberTable:
             self._exited(name, code, reason)
 
     def on_not_started(self, event: NotStarted) -> None:
-        """As if the pool had refused it: the leader tries again, here or elsewhere, and counts it against nobody."""
+        """Report it as if the pool had refused it: the leader tries again, without counting a retry."""
         for name, why in event.items:
             member = self.held.get(name)
             if member is None or member.phase not in ("starting", "ending"):
                 self.dropped["end-of-nothing"] += 1
                 continue
             self.commands.append(Release([member]))
-            self._over(member, "refused", 0, why[:DETAIL_CHARS_MAX])
+            self._remove(member, "refused", 0, why[:DETAIL_CHARS_MAX])
 
     def _exited(self, name: MemberName, code: int, reason: str) -> None:
         member = self.held.get(name)
@@ -242,7 +243,7 @@ class MemberTable:
         member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
         self.outbox.gathered.append(Fact("exited", *name, code, member.why))
         self._await_free(member)
-        self._on_clearer()
+        self._on_member_over()
 
     def on_stuck(self, event: Stuck) -> None:
         for name in event.names:
@@ -252,11 +253,13 @@ class MemberTable:
             member.stuck = True
             self._enter(member, "ending")
             self._quarantine(member, tuple(member.slots))
-        self._on_clearer()
+        self._on_member_over()
 
     def restore(self, event: Restored) -> None:
-        """Take up what lives. Facts that were gathered and not yet journalled died with the agent before: say again
-        what the ledger may lack; it drops what it has."""
+        """Take over the members of an earlier agent.
+
+        Facts that it had not yet journalled are lost. So report again what the ledger may lack; what it has, it drops.
+        """
         facts = self.outbox.gathered
         facts += event.facts
         known = {(fact.kind, fact.tenant, fact.job, fact.replica, fact.fence) for fact in event.facts}
@@ -274,7 +277,7 @@ class MemberTable:
             elif phase == "refused":
                 self.on_not_started(NotStarted([(member.name, detail)]))
         for name in event.withdrawn:
-            self.tombstones.bury(name, "withdrawn", 0, "never started")
+            self.tombstones.report(name, "withdrawn", 0, "never started")
 
     # ------------------------------------------------------------------------------------------ are its devices free?
 
@@ -315,7 +318,7 @@ class MemberTable:
             member.probe_at_s = self._now + (PROBE_QUARANTINED_S if member.quarantined else PROBE_S)
 
     def on_said_well(self, event: SaidWell) -> None:
-        """Somebody has looked: what lingers on these slots is over, whatever is seen of it here."""
+        """An operator says that these slots are free: the members on them are over, whatever this worker can see."""
         slots = set(event.slots)
         for member in [member for member in self.held.values() if member.quarantined]:
             if not set(member.quarantined) <= slots:
@@ -337,24 +340,24 @@ class MemberTable:
         self._freeing.pop(member.name, None)
         self.outbox.gathered.append(Fact("freed", *member.name))
         self.commands.append(Release([member]))
-        self._over(member, "exited", member.code, member.why)
+        self._remove(member, "exited", member.code, member.why)
 
     # --------------------------------------------------------------------------------------------- what is left behind
 
-    def _over(self, member: Member, kind: FactKind, code: int, detail: str) -> None:
-        """A held member is over: gone from the table, remembered as a tombstone."""
+    def _remove(self, member: Member, kind: FactKind, code: int, detail: str) -> None:
+        """A held member is over: remove it from the table, and remember it as a tombstone."""
         del self.held[member.name]
         self._enter(member, "over")
         if kind == "exited":
             self.tombstones.remember(member.name, kind, code, detail)
         else:
-            self.tombstones.bury(member.name, kind, code, detail)
+            self.tombstones.report(member.name, kind, code, detail)
         if kind != "withdrawn" and self.drivers[member.driver].remembers:
             self._to_forget.append((self.outbox.next_no, member))
-        self._on_clearer()
+        self._on_member_over()
 
     def forget_through(self, no: int) -> None:
-        """Frame `no` is in the ledger (0: the join): drivers need not remember whose end it told."""
+        """Frame `no` is in the ledger (0: the join), so drivers may forget the members whose end it reported."""
         forget: list[Member] = []
         while self._to_forget and self._to_forget[0][0] <= no:
             forget.append(self._to_forget.popleft()[1])
@@ -362,9 +365,9 @@ class MemberTable:
             self.commands.append(Forget(forget))
 
     def start_join(self) -> tuple[list[Fact], list[Held]]:
-        """What a join tells: all facts that are not answered, and what is held here.
+        """What goes into a join: all facts that were not acknowledged, and the members that are held.
 
-        Whoever is over by now is told with it; who ends behind it is remembered in the new session.
+        The tombstones are cleared, as the join reports all ends so far.
         """
         facts = self.outbox.start_join()
         self.tombstones.clear()

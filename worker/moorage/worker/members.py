@@ -1,8 +1,8 @@
-"""The worker's state machine: its lease session, and through it which members are held and what to do next. Pure.
+"""The worker's state machine: its lease session, which members it holds, and what to do next. Pure.
 
-`handle(event, now)` returns commands and does nothing else: no await, socket, clock or chance (after dask's
-`worker_state_machine`). Everything the leader says is level-triggered and idempotent by member: a placement of what
-is held, or was, changes nothing (H8, H10, H11). Facts are the only thing that frees a GPU in the ledger.
+`handle(event, now)` returns commands and does nothing else: no await, socket, clock or randomness (after dask's
+`worker_state_machine`). All that the leader sends is level-triggered and idempotent by member: to place a member that
+is held, or that is over, changes nothing (H8, H10, H11). Only facts free a GPU in the ledger.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from moorage.worker.tombstones import TOMBSTONES_MAX
 
 
 class Members:
-    """One worker in one lease session after the other; `table` has its members. Not thread-safe."""
+    """The lease sessions of one worker, one after the other; its members are in `table`. Not thread-safe."""
 
     def __init__(
         self,
@@ -101,13 +101,13 @@ class Members:
             Leave: self._on_leave,
         }
 
-    # ------------------------------------------------------------------------------------------------- the one door
+    # ------------------------------------------------------------------------------------------------- entry point
 
     def handle(self, event: object, now: float) -> list[Command]:
-        """Take one event at `now` (CLOCK_BOOTTIME seconds) and say what to do. Raises KeyError for a foreign type."""
+        """Take one event at `now` (CLOCK_BOOTTIME seconds); returns what to do. Raises KeyError for an unknown type."""
         self._now = now
         commands = self._commands = self.table.begin(now)
-        if now >= self.session.over_at_s:  # before anything else: what was read after a long stop is stale (H29)
+        if now >= self.session.over_at_s:  # comes first: after a long stop, what was received is stale (H29)
             self._session_over("the lease ran out unanswered")
         self._handlers[type(event)](event)
         return commands
@@ -146,7 +146,7 @@ class Members:
 
     def _place(self, places: list[Place]) -> None:
         if self._leaving or not self.session.accepts_claims(self._now):
-            self.dropped["no-claims-now"] += len(places)  # it is sent again, or the lease runs out
+            self.dropped["no-claims-now"] += len(places)  # the leader sends them again, or the lease runs out
             return
         self.table.place(places)
 
@@ -169,7 +169,7 @@ class Members:
             return self._drop("answer-not-awaited")
         if session.ledger and frame.ledger != session.ledger:
             if (self.held or self._join_facts) and frame.formerly != session.ledger:
-                # a ledger restored from a backup does not know what runs here (H7): an operator must say which is true
+                # a ledger restored from a backup may not know what runs here (H7): an operator must look
                 self._log("error", "another-ledger", f"the leader has ledger {frame.ledger}, ours was {session.ledger}")
                 session.join_refused(self._now)
                 return None
@@ -210,7 +210,7 @@ class Members:
         if code == "session-over":
             self._session_over("the leader says that it is over")
         elif code == "gap":
-            # the ledger lacks a frame that was answered: a new session carries on from what is held here
+            # the ledger lacks a frame that was acknowledged: begin a new session with what is held here
             self._log("error", code, event.problem.message)
             session.lost()
             self._join_if_clear(adopt=True)
@@ -223,9 +223,9 @@ class Members:
             return self._drop("other-version")
         if frame.reign < self.session.reign:
             if self.session.phase == "live":
-                self._renew()  # it tells of the newer reign: who leads by an older backup of the ledger must know (H7)
+                self._renew()  # names the newer reign: a leader on an older backup of the ledger must learn of it (H7)
             return self._drop("lower-reign")
-        # It names no session, so anybody may have said it: the answer to what it makes us ask tells who reigns.
+        # It names no session, so anybody may have sent it. The reign counts only from the answer to what we send now.
         self._commands.append(SayHello())
         if self.session.phase == "live":
             self.outbox.hurry(self._now)
@@ -259,7 +259,7 @@ class Members:
         self._commands.append(SendRenew(session.session, n, self.outbox.answered_no, self.table.held_list()))
 
     def _session_over(self, why: str) -> None:
-        """End everything but what may outlive a partition; the join follows once that is proven gone."""
+        """End everything that may not outlive a partition; the next join follows once it is proven to be gone."""
         grace_s = self.session.grace_s
         self.session.lost()
         self._log("warning", "session-over", why)
@@ -290,7 +290,10 @@ class Members:
             self._on_strays_over(StraysOver())
 
     def _on_supervisor_replaced(self, event: SupervisorReplaced) -> None:
-        """A new boot: the ends of what ran come, then a new session. Nobody tells the end of what only waits here."""
+        """The supervisor died, and with it what ran: its ends are reported by the new one, then a new session begins.
+
+        Members that were not started yet were unknown to the supervisor, so they are ended here.
+        """
         if self.session.phase != "left":
             self.session.lost()
             self.table.end_claimed("supervisor-died")

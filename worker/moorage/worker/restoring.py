@@ -1,4 +1,4 @@
-"""What an agent that starts anew makes of its journal and of what its drivers still run. Pure."""
+"""Compares the journal of an earlier agent with what the drivers still run, when an agent starts again. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from moorage.worker.member_messages import Member, MemberName
 
 @dataclass(slots=True)
 class Found:
-    """`held` have a phase, an exit code and a reason; `withdrawn` no driver ever heard of; `strays` no journal.
+    """What was found: members that are held on, and others that must end or were never started.
 
-    `moved` are those of the strays whose devices are not what their slots show now; `facts` say that they are over,
-    for a join that is sent once they are.
+    `held` come with phase, exit code and reason. `withdrawn` are in the journal, but no driver knows them. `strays`
+    run, but are not in the journal or must not go on; `moved` are those of them whose slots now show other devices.
+    `facts` report the end of the latter, for the join that follows once they have ended.
     """
 
     held: list[tuple[Member, str, int, str]] = field(default_factory=list)
@@ -28,12 +29,12 @@ class Found:
 
 
 def device_names(devices: Sequence[Device]) -> list[str]:
-    """What tells this host's devices apart, in slot order."""
+    """A name for each of this host's devices, in slot order."""
     return [f"{device.vendor} {device.uuid or device.index}" for device in devices]
 
 
 def same_slots(before: Sequence[str], now: Sequence[str]) -> frozenset[int]:
-    """The slots that show the device of before; all that there are where nobody knows what was before."""
+    """The slots that have the same device as before; all of them if nothing is known of before."""
     return frozenset(slot for slot, name in enumerate(now) if not before or before[slot : slot + 1] == [name])
 
 
@@ -46,7 +47,8 @@ def match(
 ) -> Found:
     """Match the journal's placements with the drivers' members. `now` is CLOCK_BOOTTIME in seconds.
 
-    Whoever has a slot that is not among the `same` must end: what is placed there next would be on another's device.
+    A member with a slot that is not among the `same` must end: its device is in another slot now, where another member
+    could be placed.
     """
     found = Found(strays=dict(living))
     for name, place in places.items():

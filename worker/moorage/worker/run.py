@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
+from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection, State
 from moorage.bus.contexts import Context
-from moorage.bus.told import connect_told
 from moorage.schemas.errors import refuse
 from moorage.schemas.own_class import is_own, own_class
 from moorage.worker.agent import Agent
@@ -107,7 +107,9 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
             host.reconnected()
 
     host: FleetHost | None = None
-    connection = await connect_told(target, f"moorage worker {settings.worker or facts.worker}", log, on_state=on_state)
+    connection = await connect_logged(
+        target, f"moorage worker {settings.worker or facts.worker}", log, on_state=on_state
+    )
     host = FleetHost(connection, settings.prefix)
     await host.open()
     worker = Worker(host, connection, [])

@@ -1,4 +1,4 @@
-"""What is remembered of members that are over: whoever asks for one again hears how it ended (H8, H10, H11). Pure."""
+"""Remembers members that are over: a leader that asks for one again is told how it ended (H8, H10, H11). Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from moorage.schemas.frames import Fact, FactKind
 from moorage.worker.fact_outbox import FactOutbox
 from moorage.worker.member_messages import MemberName
 
-#: remembered ends, some 500 bytes each; beyond it the oldest answered ones become the floor below which everything is
-#: over. A frame that is late by so many ends of one worker says nothing that anybody waits for.
+#: ends that are remembered, some 500 bytes each. Beyond it the oldest one is dropped, and all fences up to its own
+#: count as over: nobody waits for the answer to a frame that is late by so many ends of one worker.
 TOMBSTONES_MAX: Final = 8_192
 
 _Base = tuple[str, str, int]
 
 
 class Tombstone(NamedTuple):
-    """What is left of the newest member over here of one replica: fences up to `fence` are dead."""
+    """The end of a replica's newest member here; all its members with fences up to `fence` are over."""
 
     fence: int
     attempt: int
@@ -28,7 +28,7 @@ class Tombstone(NamedTuple):
 
 
 class Tombstones:
-    """The ends of one lease session, the newest of each replica. What it says again goes into `outbox`."""
+    """The ends within one lease session, the newest for each replica. Facts go into `outbox`."""
 
     __slots__ = ("_floor_fence", "_most", "_outbox", "_tombstones")
 
@@ -47,37 +47,37 @@ class Tombstones:
         return tombstone if tombstone is not None and name[4] <= tombstone.fence else None
 
     def holds(self, name: MemberName) -> bool:
-        """Whether it is the end of this very member that is remembered."""
+        """Whether the end of exactly this member is remembered."""
         tombstone = self._tombstones.get(name[:3])
         return tombstone is not None and tombstone.fence == name[4]
 
     def is_forgotten(self, name: MemberName) -> bool:
-        """Whether it is over for certain, though its own end is remembered no longer."""
+        """Whether it is surely over, although its end is no longer remembered."""
         return name[4] <= self._floor_fence
 
-    def bury(self, name: MemberName, kind: FactKind, code: int, detail: str) -> None:
-        """Say that a member is over and remember it."""
+    def report(self, name: MemberName, kind: FactKind, code: int, detail: str) -> None:
+        """Report that a member is over, and remember it."""
         self._outbox.gathered.append(Fact(kind, *name, code, detail))
         self.remember(name, kind, code, detail)
 
     def remember(self, name: MemberName, kind: FactKind, code: int, detail: str) -> None:
-        """Remember an end that the next frame of facts tells."""
+        """Remember an end that the next frame of facts reports."""
         base, fence = name[:3], name[4]
         tombstones = self._tombstones
         if base in tombstones:
             if tombstones[base].fence > fence:
                 return
-            del tombstones[base]  # to the young end
+            del tombstones[base]  # to be inserted at the end, as the youngest
         tombstones[base] = Tombstone(fence, name[3], kind, code, detail, self._outbox.next_no)
         if len(tombstones) > self._most:
             oldest = next(iter(tombstones))
             if tombstones[oldest].no <= self._outbox.answered_no:
-                # safe at the bound: a placement up to this fence that is not held is answered `withdrawn`, which
-                # is true for ever in this session and costs the leader no retry
+                # this is safe: a placement with such a fence that is not held is answered `withdrawn`. That stays
+                # true for the rest of the session, and costs the job no retry.
                 self._floor_fence = max(self._floor_fence, tombstones.pop(oldest).fence)
 
-    def say_again(self, name: MemberName, tombstone: Tombstone) -> None:
-        """Answer for what is over, unless that answer is on its way."""
+    def report_again(self, name: MemberName, tombstone: Tombstone) -> None:
+        """Report an end again, unless a frame that reports it is still under way."""
         gathered = self._outbox.gathered
         if tombstone.fence != name[4]:
             gathered.append(Fact("withdrawn", *name))
@@ -90,6 +90,6 @@ class Tombstones:
         self._tombstones[name[:3]] = tombstone._replace(no=self._outbox.next_no)
 
     def clear(self) -> None:
-        """A join tells all of it: the next session begins with nothing."""
+        """Forget everything: a join reports all ends, so the next session begins without any."""
         self._tombstones.clear()
         self._floor_fence = -1

@@ -1,7 +1,7 @@
-"""A record while it is being built: steps so far, and what the state will be once they are folded.
+"""A record while it is being built: the steps so far, and what the state will be once they are folded.
 
-Memory changes only by folding after the acknowledgement (ledger-rules H4), yet one tick may decide several things
-about one replica; so the draft remembers what its own steps will do, beside the untouched state.
+The state changes only when a record is folded after its acknowledgement (ledger-rules H4). But one tick may decide
+several things about the same replica, so the draft knows what its own steps will change: ask it, and not the state.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from moorage.schemas.printable import shown
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
 STEP_BYTES: Final = 30
-#: what the facts of one member write at most while they are held back: CLAIM, START and EXIT
+#: the most that one member's facts write, counted while they are held back: CLAIM, START and EXIT
 RUN_BYTES: Final = 3 * STEP_BYTES
 NOTE_CHARS_MAX: Final = 200
-#: room left for acts, evidence and the record's own fields
+#: room that is kept for acts, evidence and the record's own fields
 SLACK_BYTES: Final = 96 * 1024
-#: what a record may hold before it takes no more
+#: a record with more bytes than this takes no more steps
 FULL_BYTES: Final = RECORD_BYTES_MAX - SLACK_BYTES
-#: and of small ones: beyond so many steps and jobs its making and folding, some 5 µs each, would keep the loop too long
+#: nor does one with so many steps or jobs: building and folding take some 5 µs for each, and the event loop waits
 STEPS_MAX: Final = 2_048
 ACCEPTS_MAX: Final = 1_024
-#: and what cancels, deadlines and rejections may take of it together, one job more at most, however many come at once:
-#: a job has up to 1,024 replicas, and renewals, requests and placements go on beside them
+#: the part of a record that cancels, deadlines and rejections may fill together (the last job may exceed it). A job has
+#: up to 1,024 replicas, and there must be room left for renewals, requests and placements
 BULK_STEPS: Final = STEPS_MAX // 2
 BULK_BYTES: Final = FULL_BYTES // 2
 _RUN, _DONE = int(Op.RUN), int(Op.DONE)
-#: details of an exit that is no failure by itself
+#: the details of an exit fact that say nothing beyond its code
 _WELL: Final = ("exit", "")
 
 
 class _Run:
-    """What this record's facts told of one member so far, held back so that it takes one step when it is all told."""
+    """The facts of one member in this record, held back so that one step can say all of them."""
 
     __slots__ = ("claimed", "code", "exited", "note", "started", "to")
 
@@ -102,6 +102,7 @@ class Draft:
         "limits",
         "next_num",
         "notes",
+        "numbered",
         "priorities",
         "rates",
         "shares",
@@ -128,8 +129,9 @@ class Draft:
         self.evidence: list[int] = []
         self.actors: list[int] = []
         self.bytes = 0
-        self.counts = False  # whether usage counts, or by another half-life, with this record
+        self.counts = False  # whether this record turns the counting of usage on, or changes its half-life
         self.gone: set[Member] = set()
+        self.numbered = 0  # workers that were never seen before
         self.left: set[int] = set()  # workers whose session ends with this record
         self.started: set[Job] = set()  # jobs of which some replica runs first with this record
         self.left_queue = 0  # replicas that this record ends while they stand in the queue
@@ -143,7 +145,7 @@ class Draft:
         self.flags: dict[int, str] = {}  # by worker number: open, cordoned or draining from this record on
         self.windows: dict[int, Window | None] = {}  # by worker number
         self.examined: set[int] = set()  # workers whose devices' health this record has taken in
-        self.avoided: dict[Job, None] = {}  # jobs under which a device failed, as told: by it shapes are numbered
+        self.avoided: dict[Job, None] = {}  # jobs that avoid other devices from now on; in order, as it numbers shapes
         self._note_numbers: dict[str, int] = {}
         self._state: dict[Replica, int] = {}
         self._held: dict[Replica, Member | None] = {}
@@ -155,8 +157,8 @@ class Draft:
 
     # ------------------------------------------------------------------------- what will be, once folded
 
-    def may(self, act: str) -> bool:
-        """Whether this act, or a NOTICE, may stand in a record at the ledger's feature level."""
+    def level_allows(self, act: str) -> bool:
+        """Whether the ledger's feature level allows this act (or NOTICE) in a record."""
         return self.state.level >= LEVEL_OF.get(act, 1)
 
     def state_of(self, replica: Replica) -> int:
@@ -180,7 +182,7 @@ class Draft:
         return self.windows.get(worker.num, worker.window)
 
     def is_held(self, job: Job) -> bool:
-        """Whether an operator holds this very job."""
+        """Whether an operator holds this job (its tenant may be held as well)."""
         return self.holds.get(job.num, job.hold is not None)
 
     def priority_of(self, job: Job) -> int:
@@ -214,11 +216,11 @@ class Draft:
 
     @property
     def load(self) -> int:
-        """What the jobs that it accepts count towards the bound of memory."""
+        """What the jobs that it accepts count towards `jobs_max`."""
         return self.next_num - self.state.next_num + self.extra_all
 
     def load_of(self, tenant: str) -> int:
-        """And those of a tenant."""
+        """What those of one tenant count."""
         return self.accepted.get(tenant, 0) + self.extra.get(tenant, 0)
 
     @property
@@ -227,7 +229,7 @@ class Draft:
 
     @property
     def full(self) -> bool:
-        """No more may be gathered: the record would come near its bound (ledger-rules H5), or take long."""
+        """Whether it takes no more: it would come near the bound of a record (ledger-rules H5), or take too long."""
         return (
             self.bytes > FULL_BYTES
             or len(self.steps) > STEPS_MAX * STEP_WIDTH
@@ -235,12 +237,12 @@ class Draft:
         )
 
     def begin_bulk(self) -> None:
-        """What is written from now on and asks `bulk_full` may take its part of the record."""
+        """From here on, whoever checks `bulk_full` may fill the part of the record that is for bulk."""
         self._bulk = len(self.steps) + BULK_STEPS * STEP_WIDTH, self.bytes + BULK_BYTES
 
     @property
     def bulk_full(self) -> bool:
-        """No more may be gathered of what comes by the thousand: the rest is for others, that goes on in the next."""
+        """Whether that part is full: what comes by the thousand goes on in the next record."""
         return self.full or len(self.steps) >= self._bulk[0] or self.bytes > self._bulk[1]
 
     # ------------------------------------------------------------------------------------------ steps
@@ -265,7 +267,7 @@ class Draft:
 
     @contextlib.contextmanager
     def by(self, actor: str) -> Iterator[None]:
-        """Every step made inside is this actor's doing (see `records.actor`; "" is nobody's), and the story says so."""
+        """Note this actor (see `records.actor`; "" for none) for every step that is made inside."""
         self.settle()
         first = len(self.steps)
         yield
@@ -279,7 +281,7 @@ class Draft:
         self.bytes += STEP_BYTES
 
     def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
-        """A new job; returns the number that fold will give it."""
+        """Accept a new job; returns the number that fold will give it."""
         if not self.accepts or self.accepts[-1][0] != tenant:
             self.accepts.append((tenant, []))  # fold counts the jobs in this order: one tenant's may stand in parts
             self.bytes += len(tenant) + 8
@@ -294,7 +296,7 @@ class Draft:
         return self.next_num - 1
 
     def end_session(self, worker_num: int, why: str) -> None:
-        """GONE: facts of the old session are folded, but their numbers must not reach into the next one."""
+        """GONE: facts of the old session are folded, but its frame numbers must not count for the next session."""
         self.acts.append([Act.GONE, worker_num, why])
         self.left.add(worker_num)
         facts = self.facts
@@ -306,7 +308,7 @@ class Draft:
         self.tombstones.setdefault(tenant, set()).add(job)
 
     def untouched(self, member: Member) -> bool:
-        """Whether it is placed and single, and no step of this record has met it or its replica."""
+        """Whether it is placed, no gang's, and this record has no step about it or its replica yet."""
         replica = member.replica
         return (
             member.phase == AT_PLACED
@@ -316,8 +318,8 @@ class Draft:
             and not replica.job.gang
         )
 
-    def ran(self, members: list[Member]) -> None:
-        """Members that were `untouched` were claimed, started, ended well and are free."""
+    def complete_runs(self, members: list[Member]) -> None:
+        """Members that were `untouched` have been claimed, started, ended with success and are free: one step each."""
         steps, states, held, started = self.steps, self._state, self._held, self.started
         for member in members:
             replica = member.replica
@@ -329,10 +331,10 @@ class Draft:
         self.gone.update(members)
         self.bytes += STEP_BYTES * len(members)
 
-    def goes_well(self, member: Member, fact: Fact) -> bool:
-        """Take the next fact of a single member that is claimed, starts, exits well and is free again.
+    def take_normal_fact(self, member: Member, fact: Fact) -> bool:
+        """The fast path for facts: take the next one of a run without any trouble (claimed, started, exited, freed).
 
-        False for every other fact and member: then nothing was done.
+        False for any other fact, and for a gang's member: then nothing was done.
         """
         kind, replica, run = fact.kind, member.replica, self._runs.get(member)
         if run is None:
@@ -413,7 +415,7 @@ class Draft:
         self._leave(member)
 
     def settle(self) -> None:
-        """Write the steps that were held back: before whatever must stand behind them, and at the end."""
+        """Write the steps that were held back: before any step that must come after them, and at the end."""
         for member in list(self._runs):
             self._settle(member)
 
@@ -431,7 +433,7 @@ class Draft:
             self.step(Op.EXIT, num, index, run.to, run.code, run.note)
 
     def over(self, op: int, replica: Replica, member: Member, to: int, why: str) -> None:
-        """REFUSE, WITHDRAW or LOSE: the attempt is over and holds nothing any more."""
+        """REFUSE, WITHDRAW or LOSE: the attempt is over, and holds no devices any more."""
         self._settle(member)
         self.step(op, replica.job.num, replica.index, to, 0, self.note(why))
         self._state[replica] = to
@@ -440,7 +442,7 @@ class Draft:
         self._leave(member)
 
     def keep_lost(self, replica: Replica, why: str) -> None:
-        """LOSE under on_partition keep: the member stays where it is."""
+        """LOSE with on_partition keep: the member keeps its devices."""
         self._settle(replica.member)
         self.step(Op.LOSE, replica.job.num, replica.index, LOST_KEPT, 0, self.note(why))
         self._state[replica] = LOST_KEPT
@@ -457,7 +459,7 @@ class Draft:
         self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence, member.worker.num), mask)
 
     def end(self, replica: Replica, to: int, becomes: int, why: str, notice_s: int = 0) -> None:
-        """Ask the member to end; `to` is ENDING or CANCELLING. `notice_s` before, it is told to save itself."""
+        """Ask the member to end; `to` is ENDING or CANCELLING. It gets its checkpoint signal `notice_s` earlier."""
         self._settle(replica.member)
         self.step(Op.END, replica.job.num, replica.index, to, ending(becomes, notice_s), self.note(why))
         self._state[replica] = to
@@ -502,7 +504,7 @@ class Draft:
         self.settle()
         level = max([state.level, *(act[1] for act in self.acts if act[0] == Act.LEVEL)])
         early = [act[0] for act in self.acts if LEVEL_OF.get(act[0], 1) > level]
-        if early:  # a defect: followers of the release before would end over it
+        if early:  # a defect of ours: followers of an older release would stop at such a record
             raise AssertionError(f"{early} may not stand in a record of feature level {level}")
         return Record(
             level,

@@ -1,8 +1,8 @@
-"""The only door of the core: events in, one record out, and after its acknowledgement everything that may leave.
+"""The core's only entry point: events go in, one record comes out, and once that is acknowledged the outputs follow.
 
-`offer` takes what came, `build` makes the record of this tick, `commit` folds it and says what leaves. Between build
-and commit there is exactly one record in flight (ledger-rules H1); when its fate cannot be told, the engine is thrown
-away and made anew from the ledger (H4): it never rolls back.
+`offer` takes an event, `build` makes the record of this tick, and `commit` folds it and returns the outputs. Between
+`build` and `commit` exactly one record is in flight (ledger-rules H1). If nobody can say what became of it, the engine
+is thrown away and rebuilt from the ledger (H4): it never rolls back.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from moorage.scheduler.core.events import (
     Ask,
     Event,
     FromWorker,
-    Operate,
     Order,
     PartKept,
     QueueRead,
     Resign,
     SnapshotTaken,
     Submit,
+    WorkerOrder,
 )
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.life.admission import Admission, NewJob
-from moorage.scheduler.core.life.clearing import Clearing
 from moorage.scheduler.core.life.lifecycle import Lifecycle
-from moorage.scheduler.core.life.offered import Offered
+from moorage.scheduler.core.life.pending_events import PendingEvents
+from moorage.scheduler.core.life.retention import Retention
 from moorage.scheduler.core.life.sessions import Sessions, lose_bytes
+from moorage.scheduler.core.life.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.life.timers import Timers
-from moorage.scheduler.core.life.trust import Trust
 from moorage.scheduler.core.life.windows import Windows
 from moorage.scheduler.core.line.backfill import Estimates
 from moorage.scheduler.core.line.durations import LEARNED_MAX, Durations
 from moorage.scheduler.core.line.preemption import Preemption
 from moorage.scheduler.core.line.queue import Queue, entry
-from moorage.scheduler.core.line.reading import Reading
+from moorage.scheduler.core.line.request_reader import RequestReader
 from moorage.scheduler.core.line.soonest import Soonest
-from moorage.scheduler.core.operate.operating import Operating
 from moorage.scheduler.core.operate.orders import Orders
+from moorage.scheduler.core.operate.worker_orders import WorkerOrders
 from moorage.scheduler.core.rank.ranker import maker_of
 from moorage.scheduler.core.records import Act, Op, encode_record
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import Job, State, Worker
 from moorage.scheduler.core.tell.early import early_frames
 from moorage.scheduler.core.tell.in_flight import InFlight
-from moorage.scheduler.core.tell.leaving import Leaving
+from moorage.scheduler.core.tell.output_writer import OutputWriter
 from moorage.scheduler.core.tell.outputs import Message, Outputs, WantedFrames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
@@ -62,11 +62,11 @@ from moorage.schemas.frames import Answer, FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.job import Request
 from moorage.schemas.subjects import Subjects
 
-#: a W3C traceparent has 55; what is longer is none
+#: a W3C traceparent has 55 characters; anything longer than this is ignored
 TRACE_CHARS_MAX: Final = 128
-#: events beside requests that one record takes in, a few µs each where they write nothing: renewals, questions
+#: events (without submits and cancels) that one record takes; a renewal or question that writes nothing takes a few µs
 EVENTS_MAX: Final = 2_048
-#: queue entries that no longer wait before they are cleared out
+#: entries of jobs that no longer wait may stay in the queue until there are more than this
 QUEUE_SPARE: Final = 1_000
 
 
@@ -84,13 +84,13 @@ class Engine:
         self.leader = leader
         self.fleet = Fleet()
         self.queue = Queue()
-        reading = Reading(self.fleet)
-        self.requests, self.shapes = reading.requests, reading.shapes
+        reader = RequestReader(self.fleet)
+        self.requests, self.shapes = reader.requests, reader.shapes
         self.request_of, self.priority_of, self.workload_of = (
-            reading.request_of, reading.priority_of, reading.workload_of,
+            reader.request_of, reader.priority_of, reader.workload_of,
         )  # fmt: skip
         self.shape_of, self.shape_for, self.shape_of_asked = (
-            reading.shape_of, reading.shape_for, reading.shape_of_asked,
+            reader.shape_of, reader.shape_for, reader.shape_of_asked,
         )  # fmt: skip
         self.durations = Durations()
         self.timers = Timers(state, self.request_of)
@@ -107,30 +107,30 @@ class Engine:
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.planner.lines.barred_by_limits = self._barred_by_limits
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
-        self.clearing = Clearing(state, self.requests, config)
-        self._indexing = Indexing(state, reading, self.planner, self.timers, self.admission, self.durations)
-        self.leaving = Leaving(state, config, self.sessions, self.request_of, self._indexing.arm)
-        self.own_subject = self.leaving.own_subject
+        self.retention = Retention(state, self.requests, config)
+        self._indexing = Indexing(state, reader, self.planner, self.timers, self.admission, self.durations)
+        self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm)
+        self.own_subject = self.output_writer.own_subject
         self._soonest = Soonest(state, self.fleet, self.estimates)
         self.admission.soonest_ms = self._soonest_ms
-        self._operating = Operating(state, self.windows, self.sessions.health)
-        self._trust = Trust(state, self.sessions, config, mono_ms)
-        self.may_place, self.behind = self._trust.may_place, self._trust.behind
+        self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
+        self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, mono_ms)
+        self.may_place, self.behind = self._stale_ledger.may_place, self._stale_ledger.behind
         self._rid = 0
         self.planner.lines.overdue = self.timers.overdue
-        self._offered = Offered()
+        self._pending = PendingEvents()
         self._in_flight: InFlight | None = None
         self._untold: tuple[InFlight, Folded] | None = None
-        self._accepting: dict[int, Request] = {}  # of the jobs that this record accepts, where their limits matter
+        self._accepting: dict[int, Request] = {}  # jobs that this record accepts, while some worker has a drain planned
         self._looked_ms = 0
         self.reports: dict[int, Renew] = {}  # each worker's last renewal, for audits
         self._built_ms = mono_ms
-        self._replan = False  # a worker joined with the last record, or it was full: somebody may start now
-        self._hurry = False  # more had come than the last record took in, be it renewals
-        self._left_queue = 0  # entries of the queue that no longer wait, at most
+        self._replan = False  # the last record was full, or a worker joined with it: more may be placed at once
+        self._hurry = False  # the last record had no room for all that was offered
+        self._left_queue = 0  # at most so many entries of the queue no longer wait
         self._indexing.resume(mono_ms)
 
-    # ------------------------------------------------------------------------------- what its parts ask
+    # --------------------------------------------------------------------------- callbacks for its parts
 
     def _preempting(self) -> Preempting:
         config = self.config
@@ -138,7 +138,7 @@ class Engine:
         return Preempting(policy, self.lifecycle, priority=config.preempt_priority, reclaim=config.reclaim)
 
     def _barred_by_limits(self, num: int, now_ms: int) -> frozenset[int]:
-        """Workers that are to be left before the job's time limit is over."""
+        """Workers whose drain would end this job before its own time limit does."""
         job = self.state.jobs.get(num)
         if job is not None:
             return self.windows.barred_to(self.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
@@ -152,38 +152,38 @@ class Engine:
     # ------------------------------------------------------------------------------------------- offer
 
     def offer(self, event: Event) -> None:
-        """Take an event for the next record. Never blocks; the caller bounds what it offers."""
-        self._offered.add(event)
+        """Take an event for the next record. Never blocks; it is for the caller to bound how much it offers."""
+        self._pending.add(event)
 
     def offer_load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
-        """A load frame changes the soft view at once and needs no record."""
+        """Take a load frame: it changes the soft view of the fleet at once and is in no record."""
         self.sessions.load(worker_id, frame, mono_ms)
 
     def kept(self, job: Job, sequence: int) -> None:
-        """The whole story of a job that is over stands in the history there: memory may let it go."""
+        """The history holds all of this ended job's transitions at `sequence`, so memory may drop them."""
         job.kept = sequence
 
     @property
     def urgent(self) -> bool:
-        """Whether something waits that must not wait for the next heartbeat (a few renewals alone may, a little)."""
-        offered = self._offered
-        pressing = offered.submits or offered.cancels.size or offered.pressing or self._indexing.rejects
-        return bool(pressing or self._hurry or (self._replan and self.queue.size))
+        """Whether a record is due now, not only with the next heartbeat. Renewals alone can wait a little."""
+        pending = self._pending
+        urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects
+        return bool(urgent or self._hurry or (self._replan and self.queue.size))
 
     @property
     def submitted(self) -> bool:
-        """Whether a request was offered that is in no record yet."""
-        return bool(self._offered.submits)
+        """Whether a submit waits for its record."""
+        return bool(self._pending.submits)
 
     @property
     def only_ends(self) -> bool:
-        """Whether all that presses is news of a few members that are over, and nobody waits for what they held."""
-        return not self.queue.size and self._offered.only_ends
+        """Whether the only urgent events are ends of a few members, and no job is waiting for their GPUs."""
+        return not self.queue.size and self._pending.only_ends
 
     @property
     def waiting(self) -> int:
         """Events offered and not yet in a record."""
-        return len(self._offered)
+        return len(self._pending)
 
     @property
     def next_timer_ms(self) -> float:
@@ -222,25 +222,26 @@ class Engine:
             self.planner.sweep(draft)
         draft.settle()
         self._replan = False
-        if self.may_place(draft.time_ms, mono_ms) and not self.timers.behind(draft):
+        if self.may_place(draft.time_ms, mono_ms) and not self.timers.more_are_due(draft):
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
         self._accepting.clear()
         self.planner.filling.fresh.clear()
-        self.clearing.forget(draft, self.clearing.compact(draft))
+        self.retention.forget(draft, self.retention.compact(draft))
         self._rid += 1
         record = flight.record = draft.record(self.leader, self._rid)
         return encode_record(record)
 
     def _gather(self, flight: InFlight) -> list[Order]:
-        """Take in what was offered beside requests and cancels, as much as there is room for, but for the orders.
+        """Take what was offered apart from submits and cancels, as much as the record has room for.
 
-        Those are returned: they are given once the pauses that are due are over.
+        Operators' orders are only returned: they must see the queue after the backoffs that end now.
         """
-        draft, rest = flight.draft, self._offered.rest
+        draft, rest = flight.draft, self._pending.rest
         folded: dict[int, int] = {}  # the last fact frame by worker number
         orders: list[Order] = []
         later: list[FromWorker] = []
+        joined: set[str] = set()
         for _ in range(EVENTS_MAX):
             if not rest or draft.full:
                 break
@@ -249,22 +250,24 @@ class Engine:
                 if not self._has_room(draft, event):
                     rest.appendleft(event)
                     break
-                if isinstance(event.frame, Join) and any(o.worker == event.worker for o, _ in flight.joined):
+                if isinstance(event.frame, Join) and event.worker in joined:
                     later.append(event)  # its own first join comes first
                 else:
                     self._from_worker(flight, event, folded)
+                    if len(flight.joined) > len(joined):
+                        joined.add(event.worker)
             elif isinstance(event, Order):
                 orders.append(event)
             else:
                 self._take_in(flight, event)
         self._hurry = bool(rest)
-        self._offered.put_back(later)
+        self._pending.put_back(later)
         return orders
 
-    def _take_in(self, flight: InFlight, event: Operate | SnapshotTaken | PartKept | Resign | Ask) -> None:
+    def _take_in(self, flight: InFlight, event: WorkerOrder | SnapshotTaken | PartKept | Resign | Ask) -> None:
         draft = flight.draft
-        if isinstance(event, Operate):
-            flight.replies.append((self._operating.act(draft, event), event.reply, event.json))
+        if isinstance(event, WorkerOrder):
+            flight.replies.append((self._worker_orders.act(draft, event), event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
         elif isinstance(event, PartKept):
@@ -277,7 +280,7 @@ class Engine:
             flight.asks.append(event)
 
     def standing_draft(self) -> Draft:
-        """What stands: the record in flight over the state, an empty one where none is. To be read only."""
+        """A draft for questions: the state with the record in flight on top, if there is one. Only for reading."""
         return self._in_flight.draft if self._in_flight is not None else Draft(self.state, self.state.time_ms)
 
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
@@ -292,14 +295,14 @@ class Engine:
         flight = self._in_flight
         return flight is not None and any(act[0] == Act.SNAPSHOT for act in flight.draft.acts)
 
-    def foresee(self) -> None:
-        """To be called while the record in flight is appended, when there is time for it; see `early`."""
+    def prepare_early(self) -> None:
+        """Prepare what `early` returns. Called while the append is under way, when the leader would only wait."""
         flight = self._in_flight
         if flight is not None:
             flight.early = self.state.seq + 1, early_frames(self.state, flight, self.subjects)
 
     def early(self, seq: int) -> list[Message]:
-        """What may leave as soon as the record in flight is acknowledged at `seq`; `acknowledged` must follow."""
+        """The frames to send first, as soon as the record in flight is acknowledged at `seq`; then `acknowledged`."""
         assert self._in_flight is not None
         at, frames = self._in_flight.early
         return frames if at == seq and not self.sessions.ahead else []
@@ -315,8 +318,8 @@ class Engine:
         return self._built_ms
 
     def forget_callers(self) -> None:
-        """A copy that is only asked what would happen answers nobody."""
-        self._offered.forget_asks()
+        """For a copy of the engine that only tries out what would happen: it must answer nobody."""
+        self._pending.forget_asks()
         if self._in_flight is not None:
             self._in_flight.asks.clear()
 
@@ -326,7 +329,10 @@ class Engine:
         return self._rid
 
     def _slept(self, mono_ms: int) -> None:
-        """This leader was stopped, or nothing was acknowledged for a while: everybody counts as heard now (H28)."""
+        """This process was suspended, or no append was acknowledged for a while.
+
+        Workers are not to blame for that silence, so all count as heard just now (H28).
+        """
         for host in self.fleet.hosts.values():
             host.last_ms = max(host.last_ms, mono_ms)
             if host.load_ms >= 0:
@@ -354,7 +360,7 @@ class Engine:
 
     def _take_cancels(self, flight: InFlight) -> None:
         draft = flight.draft
-        for event in self._offered.cancels.take(draft):
+        for event in self._pending.cancels.take(draft):
             if isinstance(event, QueueRead):
                 self._read_through(draft, event)
             else:
@@ -366,10 +372,10 @@ class Engine:
         draft.bytes += 64
 
     def _take_submits(self, flight: InFlight) -> None:
-        submits, draft = self._offered.submits, flight.draft
+        submits, draft = self._pending.submits, flight.draft
         while submits and not draft.full:
             event = submits[0]
-            if isinstance(event, Submit) and self.clearing.holds_up(draft, event.tenant, event.name):
+            if isinstance(event, Submit) and self.retention.holds_up(draft, event.tenant, event.name):
                 return
             self._submit(flight, submits.popleft())
 
@@ -413,10 +419,10 @@ class Engine:
             flight.replies.append((batch.answers, batch.reply, batch.json))
 
     def _take_orders(self, flight: InFlight, orders: list[Order]) -> None:
-        """Each once every pause that is due is over, as `orders` wants it; what has no room left waits."""
+        """Carry out orders once all backoffs that are due have ended; those without room wait for the next record."""
         for at, order in enumerate(orders):
-            if flight.draft.full or self.timers.behind(flight.draft):
-                self._offered.put_back(orders[at:])
+            if flight.draft.full or self.timers.more_are_due(flight.draft):
+                self._pending.put_back(orders[at:])
                 return
             flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
             self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
@@ -433,14 +439,14 @@ class Engine:
                 break
             self.fleet.leave(worker.num)
             self.lifecycle.lose_worker(draft, worker, "lost", frozenset())
-        self.clearing.rows_looked = False
+        self.retention.rows_looked = False
         self.windows.pass_time(draft)
         self.admission.forget_cancels(draft)
-        self._indexing.count_unmatched()
+        self._indexing.queue_rejections()
         self.timers.clear_out()
 
     def _has_room(self, draft: Draft, event: FromWorker) -> bool:
-        """Whether this record has room for the most that a frame may bring; an empty one always has."""
+        """Whether the record has room for the most that this frame may write; an empty record always has."""
         frame, size = event.frame, 0
         if isinstance(frame, FactFrame | Join):
             size = 2 * STEP_BYTES * len(frame.facts)
@@ -452,23 +458,24 @@ class Engine:
     # ------------------------------------------------------------------------------------------ commit
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
-        """Fold the record in flight, acknowledged at `seq`; returns everything that may leave now."""
+        """Fold the record in flight, which was acknowledged at `seq`; returns all its outputs."""
         out = self.acknowledged(seq, mono_ms)
-        self.tell(out)
+        self.complete(out)
         return out
 
     def acknowledged(self, seq: int, mono_ms: int) -> Outputs:
-        """The first half of `commit`: what workers wait for. `tell` must follow, before anything else is asked."""
+        """The first half of `commit`: the frames that workers wait for. Call `complete` next, before anything else."""
         flight = self._in_flight
         assert flight is not None
         assert flight.record is not None
         self._in_flight = None
-        state, leaving, out = self.state, self.leaving, Outputs()
+        state, writer, out = self.state, self.output_writer, Outputs()
         folded = fold(state, flight.record, seq)
         if not flight.draft.empty:
             self.admission.moved_seq = seq
         for job in flight.draft.avoided:
             self._indexing.reshape(job)
+            self.sessions.health.avoids(job)
         out.ended = folded.ended
         for job in folded.ended[:LEARNED_MAX]:
             shape = self.shape_of(job)
@@ -476,7 +483,7 @@ class Engine:
             self.planner.holding.ended(job.num, shape)
         out.long = list(folded.long.values())
         wanted = WantedFrames(state, self.subjects)
-        leaving.new_jobs(flight, folded.accepted, out)
+        writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded.workers, out, mono_ms)
         wanted.placed(folded.placed)
         for member in folded.touched:
@@ -486,29 +493,29 @@ class Engine:
             self.reports[host.worker.num] = frame
             renewed = Renewed(frame.n, state.epoch, draining=host.worker.flag == "draining")
             out.answers.append((event.reply, encode(renewed, json=event.json)))
-            leaving.show(wanted, host.worker, frame.held, frame.no)
+            writer.want_differences(wanted, host.worker, frame.held, frame.no)
             if host.worker.well and frame.well_n < host.worker.well_n:
                 wanted.well(host.worker)
         for event, session in flight.joined:
-            leaving.answer_join(event, session, wanted, out)
+            writer.answer_join(event, session, wanted, out)
         out.messages += wanted.messages()
         self._untold = flight, folded
         return out
 
-    def tell(self, out: Outputs) -> None:
-        """The other half of `commit`: the answers that are left, and the events."""
+    def complete(self, out: Outputs) -> None:
+        """The second half of `commit`: the remaining answers, and the events."""
         assert self._untold is not None
         (flight, folded), self._untold = self._untold, None
         for answer, reply, json in flight.replies:
             if isinstance(answer, Answer):
                 answer = msgspec.structs.replace(answer, ledger=self.state.seq)
             out.answers.append((reply, encode(answer, json=json)))
-        self.leaving.tell(folded, out)
+        self.output_writer.add_events(folded, out)
         for ask in flight.asks:
             answer = ask.answer()
             if answer is not None:
                 out.answers.append((ask.reply, encode(answer, json=ask.json)))
-        out.answers = [answer for answer in out.answers if answer[0]]  # who named no reply subject asked for none
+        out.answers = [answer for answer in out.answers if answer[0]]  # without a reply subject no answer was wanted
 
     def _workers(self, flight: InFlight, workers: list[Worker], out: Outputs, mono_ms: int) -> None:
         joined, named = {event.worker for event, _ in flight.joined}, self.fleet.named

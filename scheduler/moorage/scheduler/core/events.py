@@ -1,6 +1,6 @@
-"""What reaches the core: decoded at the edge, with the name of whoever waits for the answer.
+"""The events that the engine takes, decoded already.
 
-`reply` is the subject to answer on (empty: nobody waits) and `json` the encoding to answer in.
+Their `reply` is the subject to answer on (empty: nobody waits), and `json` says whether to answer in JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moorage.schemas.operate import Act, DrainAct
 
 
 class Batch:
-    """A submit frame with several requests: answered once all of them are."""
+    """A submit frame with several requests; it is answered once all of them are decided."""
 
     __slots__ = ("answers", "json", "missing", "reply")
 
@@ -33,7 +33,7 @@ class Batch:
 class Submit(msgspec.Struct, eq=False, gc=False):
     """One request. `sequence` is its place in the durable queue, 0 from the endpoint.
 
-    `request.job` may be None: what was asked alike before is shared, and `name` is the job's.
+    `name` is the job's; `request.job` may be None, as equal requests share one decoded object.
     """
 
     tenant: str
@@ -51,7 +51,7 @@ class Submit(msgspec.Struct, eq=False, gc=False):
 
 
 class Cancel:
-    """`by` is the actor, as `records.actor` writes it."""
+    """A cancel; `by` is its actor as `records.actor` writes it."""
 
     __slots__ = ("by", "job", "json", "reply", "sequence", "tenant", "why")
 
@@ -68,7 +68,7 @@ class Cancel:
 
 
 class QueueRead:
-    """A tenant's durable queue was read through a sequence; comes after the requests up to it."""
+    """A tenant's durable queue was read up to a sequence; offered after the requests up to there."""
 
     __slots__ = ("tenant", "through", "which")
 
@@ -79,7 +79,7 @@ class QueueRead:
 
 
 class FromWorker:
-    """A frame of a worker, named by its subject. `fresh` is a random session id, used if this join is given one."""
+    """A frame of a worker, whose id is from the subject. `fresh` is a random session id, in case it gets a new one."""
 
     __slots__ = ("frame", "fresh", "json", "reply", "worker")
 
@@ -93,8 +93,8 @@ class FromWorker:
         self.fresh = fresh
 
 
-class Operate:
-    """An operator's act on a worker: cordon, uncordon, drain (`drain` says when), release (of `slots`, or all)."""
+class WorkerOrder:
+    """An operator's order about a worker: cordon, uncordon, drain (`drain` says when), release (of `slots`, or all)."""
 
     __slots__ = ("by", "drain", "json", "reply", "slots", "verb", "worker")
 
@@ -119,7 +119,7 @@ class Operate:
 
 
 class Order:
-    """An operator's act on a job or a tenant."""
+    """An operator's order about a job, a tenant or the ledger's feature level."""
 
     __slots__ = ("act", "json", "reply", "verb")
 
@@ -131,9 +131,9 @@ class Order:
 
 
 class Ask:
-    """A question that must be answered as of a record acknowledged after it came.
+    """A question that may only be answered once a record was acknowledged after it arrived.
 
-    `answer` gives None where it has set about answering by itself.
+    `answer` returns None if it sends its answer itself.
     """
 
     __slots__ = ("answer", "json", "reply")
@@ -145,7 +145,7 @@ class Ask:
 
 
 class SnapshotTaken:
-    """A follower wrote the state at a sequence: the next record names it."""
+    """A follower has written a snapshot of the state at `seq`; the next record names it."""
 
     __slots__ = ("digest", "name", "seq")
 
@@ -156,7 +156,7 @@ class SnapshotTaken:
 
 
 class PartKept:
-    """Revisions `first` to `last` of a job's story stand in the history at `seq`: memory may let them go."""
+    """The history holds revisions `first` to `last` of a job at `seq`, so memory may drop them."""
 
     __slots__ = ("first", "last", "num", "seq")
 
@@ -168,28 +168,28 @@ class PartKept:
 
 
 class Resign:
-    """The leader is being stopped: its last record says so."""
+    """The leader is being stopped; its last record says so."""
 
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
+Event = Submit | Cancel | QueueRead | FromWorker | WorkerOrder | Order | Ask | SnapshotTaken | PartKept | Resign
 
-#: what reaches the engine beside requests and cancels
-Rest = FromWorker | Operate | Order | Ask | SnapshotTaken | PartKept | Resign
+#: all events but submits and cancels
+Rest = FromWorker | WorkerOrder | Order | Ask | SnapshotTaken | PartKept | Resign
 
 
-def presses(event: Rest) -> bool:
-    """Whether an event must not wait for the next heartbeat: renewals alone may."""
+def is_urgent(event: Rest) -> bool:
+    """Whether an event must not wait for the next heartbeat; only renewals may."""
     return not (isinstance(event, FromWorker) and isinstance(event.frame, Renew))
 
 
-#: of one frame that tells of ends and may wait for company: more have a record of their own
+#: a frame of ends with more facts than this does not wait for a submit to share its record with
 ENDS_FACTS_MAX: Final = 64
 
 
-def tells_ends(event: Rest) -> bool:
-    """Whether an event is a worker's word on a few members that are over, and on no other."""
+def only_tells_ends(event: Rest) -> bool:
+    """Whether an event is a fact frame about a few members, all of which have ended."""
     if not (isinstance(event, FromWorker) and isinstance(event.frame, FactFrame)):
         return False
     facts = event.frame.facts

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
-from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Host, HostClass, Rules, SharedDevice, islands_of
+from moorage.scheduler.core.host import EXCLUSIVE, NO_GPU, Fit, Fits, Host, HostClass, Rules, SharedDevice, islands_of
 from moorage.scheduler.core.shape import Avoid, Shape
 from moorage.scheduler.core.state import Member, Worker
 from moorage.schemas.frames import OTHERS
@@ -37,6 +38,8 @@ class Fleet:
     def __init__(self) -> None:
         self.classes: dict[Any, HostClass] = {}
         self.hosts: dict[int, Host] = {}
+        #: of hosts that are alike but for labels, by what makes them so; kept by their classes
+        self._fits: WeakValueDictionary[Any, Fits] = WeakValueDictionary()
         self._changes = 0
         self._opened: deque[int] = deque(maxlen=OPENED_MAX)  # the workers of the last changes, the newest last
         self.inventory = 0  # grows when the set of classes or hosts changes
@@ -115,7 +118,7 @@ class Fleet:
         key = (alike, tuple(sorted(labels.items())))
         cls = self.classes.get(key)
         if cls is None:
-            cls = self.classes[key] = HostClass(key, hello, labels, rules)
+            cls = self.classes[key] = HostClass(key, hello, labels, rules, self._fits.setdefault(alike, Fits()))
         return cls
 
     def _enter(self, host: Host) -> None:

@@ -52,6 +52,15 @@ class Fit:
         self.reason = reason  # empty where the class could run it
 
 
+class Fits(dict[int, Fit]):
+    """What shapes, by index, find on hosts that are alike but for labels: of many labels there are many classes."""
+
+
+_OTHER_LABEL: Final = Fit(0, 0, "label")
+#: what is failed by before labels are looked at, see `FILTERS`
+_BEFORE_LABELS: Final = FILTERS[: FILTERS.index("label")]
+
+
 def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     """The slots that NVLink joins, and those of one NUMA node; empty where all, or none, stand together.
 
@@ -95,7 +104,7 @@ class HostClass:
         "sizes",
     )
 
-    def __init__(self, key: Any, hello: dict[str, Any], labels: dict[str, str], drivers_for: Rules) -> None:
+    def __init__(self, key: Any, hello: dict[str, Any], labels: dict[str, str], drivers_for: Rules, fits: Fits) -> None:
         self.key = key
         self.drivers_for = drivers_for
         self.devices = [
@@ -114,7 +123,7 @@ class HostClass:
         self.sizes: dict[Size, dict[int, Host]] = {}
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
-        self.fits: dict[int, Fit] = {}
+        self.fits = fits
 
     def fit(self, shape: Shape) -> Fit:
         found = self.fits.get(shape.index)
@@ -122,16 +131,17 @@ class HostClass:
             if len(self.fits) >= FITS_MAX:
                 self.fits.clear()
             found = self.fits[shape.index] = self._fit(shape)
+        for label, allowed in shape.requires.items():
+            if self.labels.get(label) not in allowed:
+                return found if found.reason in _BEFORE_LABELS else _OTHER_LABEL
         return found
 
     def _fit(self, shape: Shape) -> Fit:
+        """What it finds, were labels no matter."""
         if shape.driver not in self.drivers:
             return Fit(0, 0, "driver")
         if self.drivers_for and shape.driver not in self.permitted(shape.tenant):
             return Fit(0, 0, "rules")
-        for label, allowed in shape.requires.items():
-            if self.labels.get(label) not in allowed:
-                return Fit(0, 0, "label")
         if shape.mode == NO_GPU:
             return Fit(0, 2, "")
         if not self.devices:
@@ -276,10 +286,12 @@ class Host:
             slots = fit.mask & (self.open if now else self.lent)
             if when == "emptied":
                 slots &= 0 if self.waiting else ~self.shut
-            beside = sum(
-                fit.mask >> slot & 1 and self.room_beside(slot, device, shape)
-                for slot, device in (self.shared.items() if now else ())
-            )
+            beside = 0
+            if now and self.shared:
+                beside = sum(
+                    fit.mask >> slot & 1 and self.room_beside(slot, device, shape)
+                    for slot, device in self.shared.items()
+                )
             if shape.mode <= EXCLUSIVE or shape.count == 1:
                 most = min(most, (beside + self.cls.places(slots, shape)) // shape.count)
             else:

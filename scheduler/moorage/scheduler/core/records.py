@@ -1,7 +1,8 @@
-"""What a ledger record may say: outcomes, never causes, so that folding needs no policy.
+"""The format of ledger records. They hold outcomes and never causes, so that folding them needs no policy.
 
-A record holds every transition of one tick. Transitions are flat integers (`STEP_WIDTH` each) because a record may
-hold thousands of them; rare acts are tagged lists. Numbers here are in every ledger ever written: append only.
+A record holds all transitions of one tick: the steps. There may be thousands, so each is `STEP_WIDTH` plain integers in
+one flat list; rare events are acts, which are tagged lists. The numbers here are in every ledger ever written: new ones
+may be added at the end, none may change.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-#: the newest record format, which is the newest feature level: 1 is all up to release 0.2, 2 is 0.3. A release folds
-#: this one and the one before; a leader writes the ledger's level, which an operator raises once every scheduler can
+#: the newest record format, which is the newest feature level: 1 up to release 0.2, 2 from 0.3 on. A release can fold
+#: this format and the one before. A leader writes the ledger's level, which an operator raises once every scheduler
+#: can fold the next one
 FORMAT: Final = 2
 RECORD_BYTES_MAX: Final = 512 * 1024
 STEP_WIDTH: Final = 6
@@ -28,26 +30,26 @@ class Op(IntEnum):
     REFUSE = 4  #: attempt over before it began: a next state, c note
     WITHDRAW = 5  #: attempt over on our request, never ran: a next state, c note
     LOSE = 6  #: attempt over with its worker's session: a next state, c note
-    FREE = 7  #: a member that lingers (see `packed`): its devices were seen free
-    END = 8  #: a ENDING or CANCELLING, b what it becomes then and above it a notice (see `ending`), c note
-    MOVE = 9  #: a new state of a replica that holds nothing, b code, c note
+    FREE = 7  #: a member whose attempt is over (see `packed`): its devices were seen free
+    END = 8  #: a ENDING or CANCELLING, b next state and above it a notice (see `ending`), c note
+    MOVE = 9  #: a new state of a replica without a member, b code, c note
     BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count)
-    GANG = 11  #: a phase, b what its replicas become, c count that grows at the end
-    QUARANTINE = 12  #: a member that lingers (see `packed`), b slot mask: the device did not come back
-    # what one record brings of one member at once, in a step instead of several
+    GANG = 11  #: a phase, b next state of its replicas, c which count grows at the end
+    QUARANTINE = 12  #: a member whose attempt is over (see `packed`), b slot mask: the device did not become free
+    # several of the steps above about one member, in one step
     BEGIN = 13  #: CLAIM and START
     DONE = 14  #: EXIT and FREE: a next state, b exit code, c note
     RUN = 15  #: CLAIM, START, EXIT and FREE: a next state, b exit code, c note
 
 
-#: ops that say what a worker reported; all others are the scheduler's decision, or the act of an actor
+#: ops for what a worker reported; all others are decisions of the scheduler or of an actor
 REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN)
 
-#: who did a transition, beside an actor: the worker that it names reported it
+#: shown in place of an actor for a transition that a worker reported
 BY_WORKER: Final = "worker"
 BY_OPERATOR: Final = "operator"
 SAID_CHARS_MAX: Final = 64
-#: why a session is gone whose worker took its leave
+#: the reason of a session that ended with the worker's goodbye
 GOODBYE: Final = "goodbye"
 
 
@@ -56,7 +58,7 @@ def by_tenant(tenant: str) -> str:
 
 
 def actor(who: str, said: object = "") -> str:
-    """An actor as a record writes it: `who` as NATS proves it, a blank, and the name that the caller said of itself."""
+    """An actor as it is in records: `who` as proven by NATS, a blank, and the name that the caller gave itself."""
     name = "".join(char for char in said if char.isprintable())[:SAID_CHARS_MAX] if isinstance(said, str) else ""
     return f"{who} {name}" if name else who
 
@@ -67,7 +69,7 @@ NOTICE_S_MAX: Final = 3600
 
 
 def ending(becomes: int, notice_s: int) -> int:
-    """What an END step says of its member: the state that follows, and the seconds it is told before it is asked to."""
+    """The argument of an END step: the next state, and the seconds between the checkpoint signal and the end."""
     return notice_s << NOTICE_BITS | becomes
 
 
@@ -76,12 +78,12 @@ WORKERS_MAX: Final = 1 << 16
 
 
 def packed(fence: int, worker_num: int) -> int:
-    """A member that lingers after its attempt, in one integer: where to look, and which fence."""
+    """Names a member whose attempt is over, but whose devices are not free yet, in one integer."""
     return fence * WORKERS_MAX + worker_num
 
 
 def unpacked(lingering: int) -> tuple[int, int]:
-    """(fence, worker number) of a member that lingers, see `packed`."""
+    """The (fence, worker number) of `packed`."""
     return divmod(lingering, WORKERS_MAX)
 
 
@@ -89,15 +91,15 @@ MODE_BITS: Final = 8
 
 
 def placing(mode: int, rate_milli: int) -> int:
-    """The last number of a PLACE step: how it holds its devices, and what that counts in its tenant's fair share.
+    """The last argument of a PLACE step: the sharing mode, and what the member counts in its tenant's fair share.
 
-    Without a rate, thousandths of a GPU, each of its devices counts as a whole one.
+    The rate is in thousandths of a GPU; 0 stands for one GPU for each device.
     """
     return rate_milli << MODE_BITS | mode
 
 
 class Count(IntEnum):
-    """Which bound an attempt that is over counts against."""
+    """The count that grows with an attempt that is over; a request bounds retries and losses."""
 
     NONE = 0
     RETRY = 1
@@ -106,7 +108,7 @@ class Count(IntEnum):
 
 
 class GangPhase(IntEnum):
-    """The phase of a whole gang attempt; changed by one record for all its members."""
+    """The phase of a gang's attempt; one record changes it for all members."""
 
     NONE = 0
     HOLDING = 1
@@ -164,10 +166,10 @@ class Act:
     HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
 
 
-#: beside the acts: the notice that stands in an END step
+#: not an act, but in `LEVEL_OF` like one: the notice in an END step
 NOTICE: Final = "notice"
-#: the feature level from which on each of these may stand in a ledger: a scheduler that knows the level before alone
-#: could not follow it. What is not named always may
+#: the feature level that the ledger must have before a record may hold one of these, as schedulers that know only the
+#: level before could not fold it. All others are always allowed
 LEVEL_OF: Final[dict[str, int]] = {
     NOTICE: 2,
     Act.HEALTH: 2,
@@ -181,13 +183,15 @@ LEVEL_OF: Final[dict[str, int]] = {
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
-    """One tick's outcomes. `digest` is that of the state before this record; `time` is ledger milliseconds.
+    """The outcomes of one tick. `digest` is that of the state before this record; `time` is ledger milliseconds.
 
-    `format` is the ledger's feature level. (`leader`, `rid`) is the record's own name, by which a leader knows it again
-    after an unclear answer. `accepts` is [tenant, [job, body, replicas, traceparent, …]]: job numbers in order;
-    `facts` is flat: worker number, fact number folded through. `evidence` is flat per decision, see `plan.py`.
-    `actors` is flat: first entry of `steps`, entry behind the last, note; who did those steps (see `actor`). Steps of
-    no actor are the worker's own where their op is in `REPORTED`, else the scheduler's.
+    - `format` is the ledger's feature level.
+    - (`leader`, `rid`) is the record's name, by which its leader recognizes it after an unclear answer.
+    - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
+    - `facts` is flat: worker number, number of its last fact frame that is folded with this record.
+    - `evidence` is flat, four numbers for each decision, see `decide/plan.py`.
+    - `actors` is flat: the steps from one index of `steps` up to another, and the note that names their actor (see
+      `actor`). Steps without an actor are the worker's where their op is in `REPORTED`, else the scheduler's.
     """
 
     format: int

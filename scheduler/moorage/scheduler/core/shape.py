@@ -18,6 +18,8 @@ SHAPES_MAX: Final = 100_000
 ShapeKey = tuple[object, ...]
 #: worker number and slot mask, as `state.Job.avoid` has them
 Avoid = tuple[tuple[int, int], ...]
+#: what `Shape.device_rank` goes by
+DeviceAsked = tuple[str, tuple[str, ...], int, int, int | None]
 
 
 class Shape:
@@ -28,6 +30,7 @@ class Shape:
         "compute_percent",
         "count",
         "cpu_milli",
+        "device_asked",
         "driver",
         "gpus",
         "index",
@@ -65,6 +68,9 @@ class Shape:
         # 100 is "no cap", and so not counted: a share of memory alone leaves room for other sharers
         self.compute_percent = share.compute_percent if share and share.compute_percent < 100 else 0
         self.slot_index = gpu.time_slice_index if gpu else None
+        self.device_asked: DeviceAsked = (
+            self.vendor, self.models, self.min_memory_mib, self.share_mib, self.slot_index,
+        )  # fmt: skip
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = scheduling == "spread"
         self.together = request.replicas if scheduling == "gang" else 1

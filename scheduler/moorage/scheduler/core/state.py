@@ -1,7 +1,10 @@
-"""The ledger state: what folding all records gives, and nothing else.
+"""The ledger state: the result of folding all records, and nothing else.
 
-Hello and load frames are not here (see `fleet.py`): they are a soft view, rebuilt after a takeover. Fields marked
-soft belong to the leader's policy, are no part of the digest and of no snapshot.
+Hello and load frames are not in it (see `fleet.py`): they make a soft view, which is rebuilt after a takeover. Fields
+that are marked soft belong to the leader's policy; they are not in the digest and not in snapshots.
+
+The digest of the state is the sum of the hashes of all rows (jobs, replicas, members, workers, tenants). Each row keeps
+the hash that is in the sum in its field `row`, so that only changed rows have to be hashed again.
 """
 
 from __future__ import annotations
@@ -36,27 +39,29 @@ REJECTED: Final = STATE_NUMBER["REJECTED"]
 IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
 LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
 
-#: states of what is not over on its worker: it has no exit code yet
+#: states in which a member on a worker has not ended, and so has no exit code
 UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, ENDING, CANCELLING, LOST_KEPT))
 
-#: acts in a job's story that are no state of a replica: numbers in every ledger and history, a new one is the next less
+#: entries of a job's story that are no state of a replica. These numbers are in ledgers and histories: a new one gets
+#: the next lower number
 HELD: Final = -1
 RELEASED: Final = -2
 PRIORITY: Final = -3
-#: what a story's numbers mean; the acts count from the end
+#: the words for the numbers in a story; negative ones count from the end
 STORY_WORDS: Final = (*STATES, "PRIORITY", "RELEASED", "HELD")
 
-#: the last transitions of a job that stay in memory once older ones stand in the history
+#: so many of a job's last transitions stay in memory once the history holds the older ones
 STORY_KEPT: Final = 64
-#: from so many on, and so many more a replica, a job's story is written to the history before it is over
+#: a story with more transitions than this (and so many more for each replica) is written to the history in parts,
+#: before the job is over
 STORY_PART: Final = 96
 STORY_PART_REPLICA: Final = 4
-#: where no history can be written, the oldest are let go beyond so many, and so many more a replica
+#: while no history can be written, the oldest transitions beyond this (and so many more for each replica) are dropped
 STORY_MAX: Final = 128
 STORY_MAX_REPLICA: Final = 8
-#: workers whose devices failed under one job and that it keeps from; of more, some are forgotten
+#: one job avoids devices of at most so many workers; of more, some are forgotten
 AVOID_MAX: Final = 16
-#: parts of one job's story that are found again; the oldest are forgotten beyond it
+#: parts of one job's story that can be found again; beyond it the oldest are forgotten
 PARTS_MAX: Final = 1024
 
 # a member's phase
@@ -65,19 +70,28 @@ AT_CLAIMED: Final = 1
 AT_RUNNING: Final = 2
 AT_EXITED: Final = 3  # the attempt is over, the device not yet seen free
 
-#: one transition: rev, ledger ms, replica, attempt, state, worker number or -1, slot mask, code, why, fence, who did it
-#: (empty is the scheduler, see `records.actor`)
+#: one transition, a plain tuple as there are millions: revision, ledger ms, replica, attempt, state, worker number or
+#: -1, slot mask, exit code, why, fence, actor (empty for the scheduler, see `records.actor`)
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str]
 MemberKey = tuple[str, str, int, int]
-#: an operator's act that stands: the actor, why, and since which ledger ms
-Order = tuple[str, str, int]
-#: what is wrong with a device: kind, detail, since which ledger ms, 1 where what ran on it is asked to leave
+#: what is wrong with a device: kind, detail, since which ledger ms, 1 if members on it have to leave
 Ailment = tuple[str, str, int, int]
 
 
+class StandingOrder(NamedTuple):
+    """Who gave an operator's order that is in force, why, and since which ledger millisecond."""
+
+    actor: str
+    why: str
+    since_ms: int
+
+
 class Window(NamedTuple):
-    """Maintenance of a worker, in ledger milliseconds: nothing is placed from `from_ms` on, jobs are asked to have left
-    by `leave_ms`, and at `until_ms` (0: never by itself) it is open again."""
+    """A worker's maintenance, in ledger milliseconds.
+
+    Nothing is placed on it from `from_ms` on, jobs have to leave by `leave_ms`, and at `until_ms` it opens again (0:
+    only by an operator's order).
+    """
 
     from_ms: int
     leave_ms: int
@@ -89,20 +103,20 @@ class Window(NamedTuple):
         return hash((self.from_ms, self.leave_ms, self.until_ms, zlib.crc32(f"{self.by} {self.why}".encode())))
 
 
-#: for each so many replicas, and bytes of its request, a job counts once more towards the bounds of memory
+#: towards the bounds of memory a job counts once more for each so many replicas, and for each so many bytes of request
 REPLICAS_APIECE: Final = 16
 BYTES_APIECE: Final = 8 * 1024
-#: of the bound of memory, see `State.room`
+#: the fraction of the bound of memory that is kept for small tenants, see `State.room`
 LAST_PART: Final = 10
 
 
 def extra_of(replicas: int, size: int) -> int:
-    """What a job counts towards the bounds of memory beside one, by its replicas and the bytes of its request."""
+    """What a job counts towards the bounds of memory in addition to one, by its replicas and bytes of request."""
     return replicas // REPLICAS_APIECE + size // BYTES_APIECE
 
 
 class Job(msgspec.Struct, eq=False, dict=False):
-    """A request that was accepted; its replicas carry the states. Made by `new_job`."""
+    """An accepted request; the states are those of its replicas. Made by `new_job`."""
 
     num: int
     tenant: str
@@ -114,31 +128,31 @@ class Job(msgspec.Struct, eq=False, dict=False):
     live: int  # replicas in no terminal state
     replicas: tuple[Replica, ...] = ()
     rev: int = 1
-    held: int = 0  # members that hold devices, those that linger too
+    held: int = 0  # members that hold devices, also those whose attempt is over
     over: bool = False  # nothing can happen to it any more
     started: bool = False  # some replica has run
     gang: int = int(GangPhase.NONE)
-    after: int = 0  # what a gang's replicas become when the ending attempt is over
-    count: int = 0  # which count grows then
+    after: int = 0  # the state of a gang's replicas once the attempt that is ending is over
+    count: int = 0  # which count grows then (see `records.Count`)
     master: str = ""  # address:port of rank 0
     #: devices that failed under it: worker number, slot mask
     avoid: tuple[tuple[int, int], ...] = ()
-    hold: Order | None = None  # an operator keeps what waits of it from being placed
-    #: others were ended for it: the workers that are held for it, the jobs; until it is placed
+    hold: StandingOrder | None = None  # while an operator holds it, none of it is placed
+    #: until it is placed: the workers that are held for it, and the jobs that were ended for it
     preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    priority: int = -1  # what an operator gave it; below 0 the request's own holds
+    priority: int = -1  # set by an operator; below 0 the request's own counts
     story: list[Transition] = []
     #: earlier parts of the story: history sequence, first and last revision
     parts: tuple[tuple[int, int, int], ...] = ()
     row: int = 0
-    kept: int = 0  # soft: the history sequence of its whole story; 0 until that is acknowledged
+    kept: int = 0  # soft: the sequence at which the history holds its whole story; 0 until that is acknowledged
     shape: Any = None  # soft: the interned shape of what is asked
     deadline_ms: int | None = None  # soft: the ledger ms of its deadline
     key: bytes = b""  # soft: `finished.job_key`, where it is known already
     told: int = 0  # soft: revision up to which events were sent
-    own_subject: bool | None = None  # soft: events go to the job's own subject too
-    extra: int = 0  # soft: what it counts towards the bounds of memory beside one
-    derived: tuple[int, str] = (0, "")  # soft: revision, and the state that several replicas came to with it
+    own_subject: bool | None = None  # soft: whether its events also go to its own subject
+    extra: int = 0  # soft: `extra_of` it
+    derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state derived from its replicas then
 
     def digest_row(self) -> int:
         row = hash((self.num, self.rev, self.gang, self.after, self.started, zlib.crc32(self.name.encode())))
@@ -169,7 +183,7 @@ def new_job(num: int, tenant: str, name: str, body: bytes, replicas: int, tracep
 
 
 class Replica(msgspec.Struct, eq=False, dict=False):
-    """One of a job's copies: its state, its attempt and what it has used up of its bounds."""
+    """One of a job's copies: its state, its attempt, and how many retries and losses it has used."""
 
     job: Job
     index: int
@@ -202,7 +216,7 @@ class Replica(msgspec.Struct, eq=False, dict=False):
 
 
 class Member(msgspec.Struct, eq=False, dict=False):
-    """An attempt on a worker: it holds devices from the record that placed it until they are seen free.
+    """An attempt on a worker. It holds devices from its placement until they are seen free.
 
     Made by `new_member`.
     """
@@ -230,13 +244,13 @@ class Member(msgspec.Struct, eq=False, dict=False):
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
-    """The attempt that a replica is at now, on a worker's slots."""
+    """A replica's current attempt, on a worker's slots."""
     job = replica.job
     return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
 
 
 def started_ms(job: Job, member: Member) -> int:
-    """Ledger time at which a member began to run; the job's acceptance where memory has let it go."""
+    """Ledger time at which a member began to run; that of the job's acceptance if it is no longer in memory."""
     for row in reversed(job.story):
         if row[4] == RUNNING and row[2] == member.replica.index and row[9] == member.fence:
             return row[1]
@@ -288,14 +302,14 @@ class Worker:
         self.unwell: dict[int, Ailment] = {}  # by slot, as the worker judges it
         self.unwell_mask = 0
         self.well = 0  # slots that an operator says are well, until the worker has taken it
-        self.well_n = 0  # the number of that word: its record's sequence
+        self.well_n = 0  # the number of that order: its record's sequence
         self.window: Window | None = None  # maintenance that is to come, or on
         self.members: dict[MemberKey, Member] = {}
         self.row = 0
 
     @property
     def lost_ms(self) -> int:
-        """How long it may be silent by the numbers that its join was told; 0 where the ledger does not say."""
+        """The silence after which it is lost, as it was told with its join; 0 if the ledger does not say."""
         return int(self.hello.get("lost_ms", 0))
 
     def digest_row(self) -> int:
@@ -338,22 +352,22 @@ class Tenant:
         self.cancel_cursor = 0
         self.tombstones: dict[str, int] = {}  # job -> queue sequence of its cancel; from the endpoint minus its time
         self.live = 0  # jobs that are not over
-        self.extra = 0  # soft: what they count towards the bound of memory beside one each
-        self.gpus = 0  # devices that its members hold, those that linger too; a sharer counts as a whole one
+        self.extra = 0  # soft: the sum of their `extra`
+        self.gpus = 0  # devices that its members hold; a shared one counts for each sharer
         self.gpus_max = 0  # 0: no limit
         self.jobs_max = 0
-        self.limit: Order | None = None  # who set the two
-        self.hold: Order | None = None  # an operator keeps its whole queue from being placed
+        self.limit: StandingOrder | None = None  # who set the two
+        self.hold: StandingOrder | None = None  # while an operator holds it, none of its queue is placed
         self.weight = 0  # of its fair share; 0: none set
         self.guaranteed = 0  # GPUs that are its own when it wants them; what it has beyond them is borrowed
-        self.share: Order | None = None  # who set the two
-        self.rate_milli = 0  # what its members use; 0 as long as no usage is counted
-        self.usage_base = 0  # its usage but for what the rate makes of it, see `fairshare`
+        self.share: StandingOrder | None = None  # who set the two
+        self.rate_milli = 0  # what its members use now; 0 while no usage is counted
+        self.usage_base = 0  # its usage without what the rate adds as time goes by, see `fairshare`
         self.row = 0
 
     @property
     def ordered(self) -> bool:
-        """Whether an operator has set anything here."""
+        """Whether an operator has set anything for this tenant."""
         return self.hold is not None or self.limit is not None or self.share is not None
 
     def digest_row(self) -> int:
@@ -366,8 +380,8 @@ class Tenant:
         return row
 
 
-def _order_row(order: Order | None) -> int:
-    return 0 if order is None else hash((zlib.crc32(f"{order[0]} {order[1]}".encode()), order[2]))
+def _order_row(order: StandingOrder | None) -> int:
+    return 0 if order is None else hash((zlib.crc32(f"{order.actor} {order.why}".encode()), order.since_ms))
 
 
 class State:
@@ -375,14 +389,14 @@ class State:
 
     def __init__(self) -> None:
         self.ledger_id = ""
-        self.former_id = ""  # of the ledger that this one was restored from
+        self.former_id = ""  # of the ledger that this one was restored from, and of those before it, by blanks
         self.restored_ms = -1  # ledger time of that; below 0 for none
         self.restored_epoch = 0
         self.behind = ""  # why nobody may lead this ledger: it was found to be an older backup
         self.level = 1  # feature level: the format of the records that a leader writes
         self.seq = 0
         self.epoch = 0
-        self.epoch_seq = 0  # sequence of the newest epoch record: the guard of every append
+        self.epoch_seq = 0  # sequence of the newest epoch record, which fences every append
         self.leader = ""
         self.time_ms = 0
         self.next_num = 1
@@ -392,8 +406,8 @@ class State:
         self.snapshot_before: tuple[str, int, str] | None = None
         self.jobs: dict[int, Job] = {}  # live ones, and ended ones that are not compacted yet
         self.ended: deque[int] = deque()  # numbers, in the order in which they ended
-        self.extra = 0  # soft: what `jobs` count towards the bounds of memory beside one each
-        self.extra_ended = 0  # soft: of them those in `ended`
+        self.extra = 0  # soft: the sum of `extra` of all `jobs`
+        self.extra_ended = 0  # soft: of those in `ended`
         self.finished = FinishedTable()
         self.tenants: dict[str, Tenant] = {}
         self.workers: dict[str, Worker] = {}
@@ -410,6 +424,14 @@ class State:
             row = self.tenants[name] = Tenant(name)
         return row
 
+    def follows(self, ledger_id: str) -> bool:
+        """Whether an operator's restores have led from that ledger to this one."""
+        return ledger_id in self.former_id.split()
+
+    def former_of(self, ledger_id: str) -> str:
+        """The ledger that this one is said to come from to who knows one: that one, if it does, else the last."""
+        return ledger_id if self.follows(ledger_id) else self.former_id.partition(" ")[0]
+
     def job(self, tenant: str, name: str) -> Job | None:
         row = self.tenants.get(tenant)
         return row.jobs.get(name) if row is not None else None
@@ -421,14 +443,13 @@ class State:
 
     @property
     def load(self) -> int:
-        """What they count towards the bound of memory: each one, large ones more."""
+        """What the live jobs count towards the bound of memory: each one, large ones more."""
         return self.live + self.extra - self.extra_ended
 
     def room(self, most: int, tenant: str, new: int = 0, new_of_tenant: int = 0) -> int:
-        """How much more of a tenant may come in under the bound `most`, beside new jobs that count so much; 0 or below
-        for nothing.
+        """How much more of a tenant fits under the bound `most`, beside new jobs that count `new`; 0 or below for none.
 
-        The last tenth of it is for tenants that hold less than that: one alone keeps no other out.
+        The last tenth is for tenants that have less than a tenth, so that no tenant can keep the others out.
         """
         row, last, free = self.tenants.get(tenant), most // LAST_PART, most - self.load - new
         held = new_of_tenant + (row.live + row.extra if row is not None else 0)
@@ -439,7 +460,7 @@ class State:
             yield from worker.members.values()
 
     def full_digest(self) -> int:
-        """The digest computed from nothing but the rows: what the incremental one must equal."""
+        """The digest computed from all rows anew; the incremental one must be equal."""
         total = self.finished.row
         for job in self.jobs.values():
             total += job.digest_row()

@@ -13,7 +13,7 @@ import msgspec
 from moorage.scheduler.core.ask.explain import NEVER_REASONS
 from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import FromWorker, Operate, Order, Submit
+from moorage.scheduler.core.events import FromWorker, Order, Submit, WorkerOrder
 from moorage.scheduler.core.operate.orders import level_problem
 from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
 from moorage.scheduler.core.state import QUEUED, Job
@@ -181,7 +181,7 @@ class _Plan(Future):
         engine, asked = self.engine, self._asked
         waiting = {job.num for job in engine.state.jobs.values() if _waits(job)}
         for worker in asked.drain:
-            engine.offer(Operate("drain", worker, "plan", "", True))
+            engine.offer(WorkerOrder("drain", worker, "plan", "", True))
         for number, host in enumerate(one for group in asked.add for one in [group] * group.count):
             name = f"plan-{number}"
             pool = [msgspec.structs.replace(one, uuid=f"{name}-{at}") for at, one in enumerate(host.devices)]

@@ -19,11 +19,11 @@ from typing import Final, Protocol
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.proctree import boottime_s
 from moorage.worker.supervisor.journal import Record, Starting
+from moorage.worker.supervisor.kit_pool import KitPool
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
 from moorage.worker.supervisor.output import OutputPump, output_paths
 from moorage.worker.supervisor.spawn import CONFIRMATION, STAGES, Child, Launcher, LauncherGone, Request, why_not
-from moorage.worker.supervisor.stock import Stock
 
 SLICE_MEMBERS_MAX: Final = 16
 CONFIRM_S: Final = 1.0
@@ -92,7 +92,7 @@ class Launches:
         self._write_ahead = write_ahead
         self._program = program
         self._loop = asyncio.get_running_loop()
-        self.stock = Stock(cgroups)
+        self.kits = KitPool(cgroups)
         self._waiting: deque[Member] = deque()
         self._early: dict[int, tuple[int, Usage]] = {}
         self._launcher: Launcher | None = None
@@ -194,7 +194,7 @@ class Launches:
         )
 
     def _open(self, member: Member, passed: list[int]) -> None:
-        start, kit = member.start, self.stock.take()
+        start, kit = member.start, self.kits.take()
         member.cgroup = kit.cgroup
         if self._cgroups is None or kit.cgroup is None:
             member.ignored = tuple(name for name in ("cpu_milli", "memory_bytes") if getattr(start, name) is not None)
@@ -225,7 +225,7 @@ class Launches:
 
     def close(self) -> None:
         """Let the launcher go, and what was made for members that will not come."""
-        self.stock.close()
+        self.kits.close()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -264,7 +264,7 @@ class Launches:
         self._early.clear()
         self._owner.settled()
         self.go()
-        self.stock.fill_later()
+        self.kits.fill_later()
 
     def _gone(self) -> None:
         """The launcher has ended. What it was asked last may have happened."""

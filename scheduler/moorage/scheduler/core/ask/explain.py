@@ -26,6 +26,7 @@ REASONS: Final[dict[str, str]] = {
     "count": "no worker has so many matching GPUs",
     "host-size": "no worker that is left has the CPU or the memory in all",
     "gang-size": "all workers together could not hold the gang, even if they were empty",
+    "refused": "every worker that could hold it refuses to run it, by its rules or as its driver cannot",
     "closed": "the workers that could run it are cordoned, draining, stale or kept by local claims",
     "busy": "the GPUs that could run it are leased",
     "sick": "the GPUs that could run it are sick, quarantined or used by somebody outside",
@@ -46,7 +47,7 @@ REASONS: Final[dict[str, str]] = {
 #: reasons that no waiting cures while the fleet is as it is
 NEVER_REASONS: Final = frozenset(
     {"no-worker", "driver", "rules", "label", "no-gpu", "sharing", "vendor", "model", "memory", "slot", "count"}
-    | {"host-size", "gang-size"}
+    | {"host-size", "gang-size", "refused"}
 )
 
 
@@ -86,12 +87,17 @@ MEMBERS_LOOKED_MAX: Final = 4_096
 
 
 def explain(
-    fleet: Fleet, shape: Shape, barred: frozenset[int] = frozenset(), leaving: frozenset[int] = frozenset()
+    fleet: Fleet,
+    shape: Shape,
+    barred: frozenset[int] = frozenset(),
+    leaving: frozenset[int] = frozenset(),
+    refusing: frozenset[int] = frozenset(),
 ) -> Explanation:
     """Run every filter over every host and name the one after which nothing was left.
 
     The first filter that leaves no worker is the dominant reason. `barred` are held back for somebody else, `leaving`
-    are to be drained too soon. Costs a walk over the fleet: for questions, not for the tick.
+    are to be drained too soon, `refusing` would not run it whatever it asked for. Costs a walk over the fleet: for
+    questions, not for the tick.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
@@ -102,6 +108,11 @@ def explain(
     sized = _large_enough(matching, shape, counts)
     if isinstance(sized, Explanation):
         return sized
+    if refusing:
+        sized = [host for host in sized if host.worker.num not in refusing]
+        counts["not-refused"] = len(sized)
+        if not sized:
+            return Explanation("refused", counts, [])
     open_hosts = _open(sized, shape, counts)
     if isinstance(open_hosts, Explanation):
         return open_hosts

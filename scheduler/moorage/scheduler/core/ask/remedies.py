@@ -23,7 +23,7 @@ JOBS_TRIED_MAX: Final = 16
 def remedies(trials: Trials, reason: str) -> list[dict[str, Any]]:
     """What helps against a reason, the best first. Each has `say`, `command`, and `who` may give that command."""
     if reason == "limit":
-        return [*_raise_limit(trials), *_cancel_for_limit(trials)]
+        return [*_raise_limit(trials), *_cancel_first(trials), *_cancel_for_limit(trials)]
     if reason == "ahead":
         return [*_cancel_ahead(trials), *_go_ahead(trials)]
     if reason == "held":
@@ -86,6 +86,16 @@ def _cancel_for_limit(trials: Trials) -> Iterator[dict[str, Any]]:
         ):
             yield _cancel(other, f"cancel {other.name}, which has {gpus} GPU{'s' * (gpus > 1)} of your limit")
             return
+
+
+def _cancel_first(trials: Trials) -> Iterator[dict[str, Any]]:
+    """The tenant's own job that waits for the limit before it, where what is left of that is enough for this one."""
+    num = trials.engine.planner.lines.waits_for_limit(trials.job.tenant)
+    first = trials.engine.state.jobs.get(num) if num is not None else None
+    if first is None or first is trials.job or any(replica.member for replica in first.replicas):
+        return
+    if trials.in_place(lets_go=lambda line: True, without=frozenset((first.num,))):
+        yield _cancel(first, f"cancel {first.name}, which waits for your limit before it")
 
 
 def _cancel_ahead(trials: Trials) -> Iterator[dict[str, Any]]:

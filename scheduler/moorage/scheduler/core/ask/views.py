@@ -13,7 +13,7 @@ from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
-from moorage.scheduler.core.state import AT_EXITED, Job, Order, Replica, Worker
+from moorage.scheduler.core.state import AT_EXITED, Job, Replica, StandingOrder, Worker
 from moorage.scheduler.core.tell.outputs import (
     CHANGES_SURE,
     SHOWN_BYTES_MAX,
@@ -265,9 +265,9 @@ def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
     return {"jobs": [summary(engine, jobs[name]) for name in names if name in jobs]}
 
 
-def held_by(hold: Order) -> str:
+def held_by(hold: StandingOrder) -> str:
     """As `held by operator ana: maintenance`."""
-    return f"held by {hold[0]}" + (f": {hold[1]}" if hold[1] else "")
+    return f"held by {hold.actor}" + (f": {hold.why}" if hold.why else "")
 
 
 def tenants(engine: Engine) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def explain_job(engine: Engine, tenant: str, name: str, *, fixes: bool = True) -
     barred = engine.planner.holding.barred(trials.priority, shape, tenant)
     leaving = engine.planner.lines.barred_by_limits(job.num, engine.state.time_ms)
     with engine.fleet.avoiding(shape.avoid):
-        found = explain(engine.fleet, shape, barred, leaving)
+        found = explain(engine.fleet, shape, barred, leaving, _refusing(engine, job))
     data |= _reason(trials, found, barred, waiting[0])
     data["waiting_replicas"] = len(waiting)
     data |= _in_line(trials)
@@ -130,6 +130,14 @@ def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
 def _last_why(job: Job) -> str:
     """The newest reason in its story; that something ended as it was told to is none."""
     return next((row[8] for row in reversed(job.story) if row[8] not in ("", "end")), "")
+
+
+def _refusing(engine: Engine, job: Job) -> frozenset[int]:
+    """The workers, by number, that refused the job for what it runs: it avoids all of their devices."""
+    if not job.avoid or not any(row[8].startswith(ABOUT_THE_JOB) for row in job.story):
+        return frozenset()
+    hosts = engine.fleet.hosts
+    return frozenset(num for num, mask in job.avoid if num in hosts and mask == (1 << len(hosts[num].cls.devices)) - 1)
 
 
 def _place(trials: Trials) -> dict[str, int]:
@@ -257,7 +265,7 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
         return {}
     # with room left, somebody of this tenant who comes first may need more than that room
     first = engine.planner.lines.waits_for_limit(job.tenant)
-    if tenant.gpus + need <= tenant.gpus_max and not (first and reason == "placing"):
+    if tenant.gpus + need <= tenant.gpus_max and (first is None or reason != "placing"):
         return {}
     own: dict[str, int] = {}
     for other in tenant.jobs.values():
@@ -265,11 +273,21 @@ def _standing(engine: Engine, job: Job, reason: str) -> dict[str, Any]:
             gpus = sum(replica.member.mask.bit_count() for replica in other.replicas if replica.member is not None)
             own[other.name] = gpus
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
+    has = f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
     return {
         "reason": "limit",
-        "because": f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased, and this needs {need}",
+        "because": f"{has}, and {_needs(engine, job, first)}",
         "limit": msgspec.to_builtins(limit_of(tenant)),
         "gpus_leased": tenant.gpus,
         "gpus_needed": need,
-        "held_by": [f"job {name}: {gpus} GPUs" for name, gpus in most],
+        "held_by": [f"job {name}: {many(gpus, 'GPU')}" for name, gpus in most],
     }
+
+
+def _needs(engine: Engine, job: Job, first: int | None) -> str:
+    """What the tenant's limit has no room for: the job itself, or another one of its tenant that goes before it."""
+    tenant, need = engine.state.tenants[job.tenant], engine.shape_of(job).gpus
+    other = engine.state.jobs.get(first) if first is not None else None
+    if other is None or other is job or tenant.gpus + need > tenant.gpus_max:
+        return f"this needs {need}"
+    return f"job {other.name}, which goes first, needs {engine.shape_of(other).gpus} of them"

@@ -1,7 +1,7 @@
-"""Where the jobs of a folded state stand: in the fleet, in line, and with the times that they must keep.
+"""Puts jobs into the fleet's view, the queue and the timers.
 
-In a new reign for all that the ledger holds; then for each job that comes, and for one that asks differently from now
-on.
+At the start of a reign for all jobs of the folded state; from then on for each new job, and for jobs whose shape has
+changed.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from moorage.scheduler.core.life.admission import Admission
 from moorage.scheduler.core.life.timers import Timers
 from moorage.scheduler.core.line.durations import LEARNED_AT_START_MAX, Durations
 from moorage.scheduler.core.line.queue import entry
-from moorage.scheduler.core.line.reading import Reading
+from moorage.scheduler.core.line.request_reader import RequestReader
 from moorage.scheduler.core.state import QUEUED, Job, State
 from moorage.schemas.job import Request
 
 
 class Indexing:
-    """Over one engine's state; `reading` tells what its jobs ask for."""
+    """For one engine's state; `requests` reads what its jobs ask for."""
 
     def __init__(
         self,
         state: State,
-        reading: Reading,
+        requests: RequestReader,
         planner: Planner,
         timers: Timers,
         admission: Admission,
         durations: Durations,
     ) -> None:
         self.state = state
-        self.fleet = reading.fleet
+        self.fleet = requests.fleet
         self.queue = planner.queue
         self.planner = planner
         self.timers = timers
         self.admission = admission
         self.durations = durations
-        self.request_of, self.priority_of = reading.request_of, reading.priority_of
-        self.shape_of, self.workload_of = reading.shape_of, reading.workload_of
+        self.request_of, self.priority_of = requests.request_of, requests.priority_of
+        self.shape_of, self.workload_of = requests.shape_of, requests.workload_of
         self._unmatched: set[int] = set()  # jobs with on_no_match reject, accepted before the fleet was heard
-        self.rejects: deque[int] = deque()  # of them, once it was
+        self.rejects: deque[int] = deque()  # those of them that are to be rejected, now that it was
 
     def resume(self, mono_ms: int) -> None:
-        """Index a folded state: nobody counts as heard yet, every session as heard of now (ledger-rules H28)."""
+        """Index a folded state. No worker has been heard yet, but each session's silence counts from now on (H28)."""
         standing = [worker for worker in self.state.worker_by_num if worker.session]
         for worker in standing:
-            self.fleet.rules_of(worker.hello)  # whom any rules name, before the first shape is made
+            self.fleet.rules_of(worker.hello)  # which tenants have rules must be known before the first shape is made
         for worker in standing:
             host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
             host.last_ms = mono_ms
@@ -57,13 +57,13 @@ class Indexing:
             self.durations.learn(job, self.shape_of(job), self.workload_of(job))
         for job in self.state.jobs.values():
             job.told = job.rev
-            job.own_subject = True  # whom the leader before told of it is not known here
+            job.own_subject = True  # somebody may follow it whom only the leader before knew
             if not job.over:
                 self._index(job, self.request_of(job))
                 self.planner.placing.ranker.arrived(self.shape_of(job), len(job.replicas))
 
     def _index(self, job: Job, request: Request) -> None:
-        """Put a live job's waiting replicas in the queue and its times in the timers."""
+        """Put a live job's waiting replicas into the queue, and its deadlines into the timers."""
         shape = self.shape_of(job)
         if shape.requires:
             self.fleet.tell_apart(shape.requires)
@@ -76,38 +76,38 @@ class Indexing:
         self.arm(job, request)
 
     def enqueue(self, job: Job, request: Request, given: int, item: int) -> None:
-        """Put an entry in line. `given` is the priority that an operator gave its job, below 0 for none."""
+        """Put an entry into the queue. `given` is the priority that an operator gave its job, below 0 for none."""
         self.queue.add(given if given >= 0 else request.priority, self.shape_of(job), item, job.tenant)
 
     def arm(self, job: Job, request: Request) -> None:
-        """A job's times, and whether it waits for the fleet to be heard before it may be rejected."""
+        """Set a job's timers, and note whether it may have to be rejected once the fleet was heard."""
         self.timers.arm(job, request)
-        # a job that something has become of was matched once: it is not rejected for what left the fleet since
+        # a job with any later revision was matched once: it is not rejected because workers have left since
         if request.on_no_match == "reject" and job.rev == 1 and not self.admission.could_ever(self.shape_of(job)):
             self._unmatched.add(job.num)
 
-    def count_unmatched(self) -> None:
-        """Once every session was heard: who asked to be rejected where no worker could ever run it, is to be now."""
+    def queue_rejections(self) -> None:
+        """Once every worker was heard, queue the jobs that are to be rejected as no worker could ever run them."""
         if self._unmatched and self.admission.all_heard():
             self.rejects.extend(sorted(self._unmatched))
             self._unmatched.clear()
 
     def reject_unmatched(self, draft: Draft) -> None:
-        """As many of them as one record has room for."""
+        """Reject as many of them as one record has room for."""
         while self.rejects and not draft.bulk_full:
             job = self.state.jobs.get(self.rejects.popleft())
             if job is not None:
                 self.admission.reject_unmatched(draft, job, self.shape_of(job))
 
     def reshape(self, job: Job) -> None:
-        """It asks differently from now on: what waits of it moves to the line of those that ask so."""
+        """The job's shape has changed: move its waiting replicas to the line of the new shape."""
         old, job.shape = self.shape_of(job), None
         self.planner.holding.forget(job.num)
         if job.over or job.hold is not None:
-            return  # a release adds it anew
+            return  # when it is released it is added with its new shape
         new, priority = self.shape_of(job), self.priority_of(job)
         for replica in job.replicas[:1] if new.together > 1 else job.replicas:
             item = entry(job.num, replica.index)
-            # one that pauses is not in line: its timer puts it there, though its time may have come
+            # a replica in backoff is not in the queue: its timer will put it there
             if replica.state == QUEUED and self.queue.remove(priority, old, item, job.tenant):
                 self.queue.add(priority, new, item, job.tenant)

@@ -36,7 +36,8 @@ class Lines:
         self._rates = Rates(fleet)
         self._draft: Draft | None = None  # the last pass's
         self._classes: list[int] = []  # this pass: the priorities of those who wait, where jobs age
-        self._full: set[str] = set()  # this pass: tenants of which somebody waits for the tenant's limit
+        #: this pass: tenants of which somebody waits for the tenant's limit, with that job's number
+        self._full: dict[str, int] = {}
 
     def begin(self, draft: Draft) -> None:
         """A pass begins."""
@@ -146,8 +147,8 @@ class Lines:
     def over_limit(self, draft: Draft, line: Line) -> None:
         """What comes later of this tenant waits behind it, else small jobs would starve a big one under the limit."""
         if line.shape.gpus <= draft.limits_of(line.tenant)[0]:
-            self._full.add(line.tenant)
+            self._full.setdefault(line.tenant, line.entries[0] >> REPLICA_BITS)
 
-    def waits_for_limit(self, tenant: str) -> bool:
-        """Whether somebody of this tenant found no room under its limit in the last pass."""
-        return tenant in self._full
+    def waits_for_limit(self, tenant: str) -> int | None:
+        """The number of the job of this tenant that was the first to find no room under its limit in the last pass."""
+        return self._full.get(tenant)

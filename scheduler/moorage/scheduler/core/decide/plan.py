@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import Enum, auto
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.ageing import Ageing
@@ -31,6 +31,8 @@ from moorage.scheduler.core.shape import Shape
 CHOICES_MAX: Final = 192
 #: entries of a line that are passed over in a pass as they could not end before a drain
 ASIDE_MAX: Final = 64
+#: of the lines that a pass has still to look at, the part that is passed over one by one before all such go at once
+SWEEP_PART: Final = 16
 _NEVER: Final = -2  # no change number: a line that found no room is looked at, too
 
 
@@ -77,9 +79,13 @@ class Planner:
         self.lines = Lines(fleet, queue, order, ageing)
         self.holding = Holding(fleet, self.lines, estimates, preempting, patience_ms)
         self.placing = Placing(fleet, self.lines, ranker)
+        self.filling = Filling(queue, self.lines, self.holding, self.placing, estimates)
         #: this pass: the hosts that have opened since a line found no room at that change, None for any
         self._opened: dict[int, list[Host] | None] = {}
-        self.filling = Filling(queue, self.lines, self.holding, self.placing, estimates)
+        #: whether lines of a shape that found no room at that change find none still, before anybody is placed
+        self._still_full: dict[tuple[int, int], bool] = {}
+        #: this pass: lines like one that found no room, with all hosts open to them; see `_kind_of`
+        self._full: set[tuple[int, int, int]] = set()
 
     def is_done(self, draft: Draft) -> bool:
         """Whether nothing more may be placed in this record; who still waits is looked at in the next."""
@@ -94,7 +100,9 @@ class Planner:
         self.holding.begin(draft)
         self.filling.begin()
         self._opened.clear()
-        lines, fleet, placed = self.lines, self.fleet, 0
+        self._still_full.clear()
+        self._full.clear()
+        lines, fleet, placed, passed = self.lines, self.fleet, 0, 0
         strict, head_of = lines.order == "fifo", lines.head_of()
         if strict:
             ready = self.queue.ready(_NEVER, head_of)
@@ -102,6 +110,12 @@ class Planner:
             ready = self.queue.ready(fleet.changes, head_of, lambda line: self._passes_over(draft, line))
         while ready and not self.is_done(draft):
             head, first, line = ready[0]
+            if self._is_like_full(draft, line):
+                heappop(ready)
+                passed += self.lines.room(draft, line) == math.inf
+                if passed * SWEEP_PART >= len(ready):
+                    ready, passed = self._without_full(draft, ready), 0
+                continue
             if head_of is not None and (now := head_of(line)) != head:
                 heapreplace(ready, (now, line.entries[0], line))
                 continue
@@ -117,7 +131,10 @@ class Planner:
                     continue
             else:
                 others = min(ready[1:3])[:2] if len(ready) > 1 else None  # the heap's root aside, its least
+                kind = self._kind_of(line)
                 served = self._serve(draft, line, head, others)
+                if served.end is End.NO_ROOM and not strict and self._is_open_to(draft, line):
+                    self._full.add(kind)
             placed += served.placed
             if strict and served.end is End.NO_ROOM and self.could_ever(line.shape):
                 break  # nobody passes whoever is first
@@ -146,8 +163,44 @@ class Planner:
         return hosts is not None and not any(host.replicas_of(line.shape, "now") for host in hosts)
 
     def _passes_over(self, draft: Draft, line: Line) -> bool:
-        """Whether a line need not be served: it is full, and nobody of its tenant waits behind it for a limit."""
-        return self._is_full(draft, line) and self.lines.room(draft, line) == math.inf
+        """Whether a line need not be served: it is full, and nobody of its tenant waits behind it for a limit.
+
+        Asked before anybody is placed: then it is the same for all of a shape that found no room at one change.
+        """
+        key = (line.blocked_at, line.shape.index)
+        full = self._still_full.get(key)
+        if full is None:
+            full = self._still_full[key] = self._is_full(draft, line)
+        return full and self.lines.room(draft, line) == math.inf
+
+    @staticmethod
+    def _kind_of(line: Line) -> tuple[int, int, int]:
+        """Lines that find room, or none, like each other where no host is held back from them."""
+        return (line.blocked_at, line.priority, line.shape.index)
+
+    def _is_open_to(self, draft: Draft, line: Line) -> bool:
+        """Whether no host is held back, for any reason, from any line of this priority and shape."""
+        held, state = self.holding.reservation, draft.state
+        if state.windows or state.preempting:
+            return False
+        return held is None or self.holding.passes(line.priority, line.shape, held)
+
+    def _is_like_full(self, draft: Draft, line: Line) -> bool:
+        """Whether another tenant's line like it found no room in this pass; then it counts as looked at, too.
+
+        Thousands of tenants may wait for one kind of GPU, and one of them gets what comes free.
+        """
+        if self._kind_of(line) not in self._full or not self.lines.may(draft, line):
+            return False
+        line.blocked_at = self.fleet.changes
+        return True
+
+    def _without_full(self, draft: Draft, ready: list[tuple[Head, int, Line]]) -> list[tuple[Head, int, Line]]:
+        """The lines that are still to be looked at; whether one is over its tenant's limit by then, its turn tells."""
+        room = self.lines.room
+        left = [row for row in ready if room(draft, row[2]) != math.inf or not self._is_like_full(draft, row[2])]
+        heapify(left)
+        return left
 
     def _serve(self, draft: Draft, line: Line, head: Head, others: tuple[Head, int] | None) -> Served:
         """Place from one line's front until another line's first, which is `others`, comes before it."""

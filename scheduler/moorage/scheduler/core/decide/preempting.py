@@ -100,7 +100,7 @@ class Preempting:
         Whoever was searched for in vain comes behind the others, the longest ago first: who can never be helped must
         not use up the searches. Nobody is found a host that another was found just now.
         """
-        if draft.time_ms - self._sought_ms < 1000 or not draft.may(Act.PREEMPT):
+        if draft.time_ms - self._sought_ms < 1000 or not draft.level_allows(Act.PREEMPT):
             return
         state, searches, lines = draft.state, 0, eligible()
         self._sought_ms = draft.time_ms

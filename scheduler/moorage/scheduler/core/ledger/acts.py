@@ -20,6 +20,7 @@ from moorage.scheduler.core.state import (
     RELEASED,
     STORY_KEPT,
     Job,
+    StandingOrder,
     Tenant,
     Window,
     Worker,
@@ -154,7 +155,7 @@ class FoldingActs(Folding):
     def _hold(self, act: list[Any]) -> None:
         """Or UNHOLD: of one job, or of a tenant's whole queue."""
         kind, name, num, by, why = act[:5]
-        order = (by, why, self.time) if kind == Act.HOLD else None
+        order = StandingOrder(by, why, self.time) if kind == Act.HOLD else None
         if num:
             self._ordered(num, RELEASED if order is None else HELD, by, why).hold = order
         else:
@@ -237,13 +238,13 @@ class FoldingActs(Folding):
         _, name, gpus, jobs, by, why = act
         tenant = self._tenant(name)
         tenant.gpus_max, tenant.jobs_max = gpus, jobs
-        tenant.limit = (by, why, self.time) if gpus or jobs else None
+        tenant.limit = StandingOrder(by, why, self.time) if gpus or jobs else None
 
     def _share(self, act: list[Any]) -> None:
         _, name, weight, guaranteed, by, why = act
         tenant = self._tenant(name)
         tenant.weight, tenant.guaranteed = weight, guaranteed
-        tenant.share = (by, why, self.time) if weight or guaranteed else None
+        tenant.share = StandingOrder(by, why, self.time) if weight or guaranteed else None
 
     def _half_life(self, act: list[Any]) -> None:
         fairshare.begin(self.state, act[1])

@@ -18,8 +18,8 @@ from moorage.scheduler.core.state import (
     Ailment,
     Job,
     Member,
-    Order,
     Replica,
+    StandingOrder,
     State,
     Tenant,
     Window,
@@ -89,10 +89,14 @@ class _Snapshot(msgspec.Struct, array_like=True):
     tenants: list[tuple[str, int, int, dict[str, int]]]
     workers: list[_Worker]
     finished_row_bytes: int = ROW_BYTES_FIRST
-    job_orders: list[tuple[int, int, Order | None]] = []  # job number, priority, hold; of those that have either
-    tenant_orders: list[tuple[str, int, int, Order | None, Order | None]] = []  # tenant, GPUs, jobs, limit, hold
+    job_orders: list[
+        tuple[int, int, StandingOrder | None]
+    ] = []  # job number, priority, hold; of those that have either
+    tenant_orders: list[
+        tuple[str, int, int, StandingOrder | None, StandingOrder | None]
+    ] = []  # tenant, GPUs, jobs, limit, hold
     half_life: tuple[int, int] = (0, 0)  # of usage, and from which ledger ms it counts
-    shares: list[tuple[str, int, int, Order | None, bytes]] = []  # tenant, weight, GPUs guaranteed, who, usage
+    shares: list[tuple[str, int, int, StandingOrder | None, bytes]] = []  # tenant, weight, GPUs guaranteed, who, usage
     #: worker number, slots said to be well, the number of that word, ailments by slot, maintenance window
     worker_health: list[tuple[int, int, int, dict[int, Ailment], list[Any] | None]] = []
     job_avoids: list[tuple[int, tuple[tuple[int, int], ...]]] = []

@@ -1,7 +1,7 @@
-"""Requests and cancels in: idempotence, tombstones, bounds, and what no worker could ever run.
+"""Admission of requests and cancels: idempotence, tombstones, bounds, and requests that no worker could ever run.
 
-Refuse or wait: malformed is refused at the edge; over a set limit is refused here; what no known worker
-could ever run waits with a warning, or is refused where `on_no_match` says so and every session has been heard.
+Malformed requests are refused before they come here, those over a limit are refused here. A request that no known
+worker could ever run waits with a warning; with `on_no_match: reject` it is refused, once every worker was heard.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATES
 
 RETRY_AFTER_S: Final = 1.0
-#: shapes and priorities of which it is remembered how soon they could start
+#: pairs of shape and priority whose soonest start is remembered
 SOONEST_MAX: Final = 1_000
-#: how long the soonest start of a shape is taken for what it was, and the margin that a refusal leaves
+#: how long a soonest start is remembered; a refusal for `start_within_s` leaves the same margin
 SOONEST_KEPT_MS: Final = 1_000
-#: tombstones of one tenant that one second looks at
+#: tombstones of one tenant that are looked at in a second
 FORGET_MAX: Final = 256
 
 _NONE: Final[set[str]] = set()
@@ -45,7 +45,7 @@ PART_OF: Final = "model"
 
 
 def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
-    """Whether a value that came as JSON or msgpack has a canonical form, and can be shown as JSON."""
+    """Whether a decoded JSON or msgpack value has a canonical form, and can be written as JSON."""
     if isinstance(value, dict):
         return levels > 0 and all(type(key) is str and is_plain(item, levels - 1) for key, item in value.items())
     if isinstance(value, list):
@@ -58,7 +58,7 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
 
 
 def _malformed(event: Submit) -> Problem | None:
-    """What of a request is neither over a limit nor without a match, but can never be."""
+    """What the decoder cannot check: why a request is malformed, else None."""
     request = event.request
     if request.driver_config and not is_plain(request.driver_config):
         return problem(
@@ -92,17 +92,22 @@ def _malformed(event: Submit) -> Problem | None:
 
 
 class NewJob(msgspec.Struct, eq=False, gc=False):
-    """A job that this draft accepts: what to do with it once the record is folded."""
+    """A job that this draft accepts, with what is needed once the record is folded."""
 
     submit: Submit
     warnings: list[str]
-    stillborn: int | None = None  # a terminal state that this very record gives it
-    why: str = ""
-    by: str = ""  # the actor of the state it is born with
+    stillborn: int | None = None  # the terminal state that the accepting record gives it at once
+    why: str = ""  # the reason of that state
+    by: str = ""  # and its actor
+
+
+def _refused(event: Submit, refusal: Problem, warning: str) -> NewJob | Problem:
+    """The refusal itself, or for a request from the durable queue a job that is rejected at once."""
+    return refusal if event.sequence == 0 else NewJob(event, [warning], REJECTED, refusal.message)
 
 
 class Admission:
-    """Decides what becomes of a submit or a cancel, against the state and this tick's draft."""
+    """Decides about submits and cancels by the state and this tick's draft."""
 
     def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, config: Config) -> None:
         self.state = state
@@ -112,46 +117,50 @@ class Admission:
         self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: dict[int, tuple[int, bool]] = {}
         self._unmatched = Unmatched(fleet)
-        self.moved_seq = state.seq  # of the last record that said more than that time goes by
+        self.moved_seq = state.seq  # of the last record that was not a bare heartbeat
         self._soonest: dict[tuple[int, int], tuple[int, int]] = {}
         #: how soon a shape of a priority could start at all, in ms; 0 where nobody can say
         self.soonest_ms: Callable[[Shape, int], int] = lambda shape, priority: 0
-        self._heard_at = -1  # the fleet's inventory of which all were heard
+        self._heard_at = -1  # the number of the fleet's inventory when all of it was heard
         self._asked_for: Draft | None = None
         self._heard = False
 
     def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
-        """A job to accept, or the answer that says why not. `fresh` are the jobs this draft accepts already."""
+        """A job to accept, or the answer that says why not. `fresh` are the jobs that this draft accepts already.
+
+        Nobody waits for the answer to a request from the durable queue (those have a `sequence`). What a limit or a
+        condition refuses then becomes a job that is rejected at once, of which its tenant learns by event.
+        """
         answer = _malformed(event) or self._known(draft, event, fresh)
         if answer is not None:
             return answer
-        # what the durable queue holds waits there: its reader stops at the bound, so nothing read is refused
-        answered = event.sequence == 0  # of what came by the queue nobody waits for an answer: told by event
+        answered = event.sequence == 0
+        # the reader of the durable queue stops at this bound by itself: what it has read is not refused
         if answered and self._is_close(draft) and not self._has_room(draft, event.tenant):
             return self._queue_full(draft, event)
         moved = self._moved_on(draft, event) if event.request.if_seq is not None else None
         if moved is not None:
-            return moved if answered else NewJob(event, [moved.message], REJECTED, moved.message)
+            return _refused(event, moved, moved.message)
         limit = self._over_limit(draft, event)
         if limit is not None and answered:
             return limit
         if self._was_cancelled(draft, event):
             return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant))
         if limit is not None:
-            return NewJob(event, [limit.message], REJECTED, limit.message)
+            return _refused(event, limit, limit.message)
         warnings: list[str] = [HELD] if draft.is_tenant_held(event.tenant) else []
         if not self.could_ever(event.shape):
             return self._without_match(draft, event, warnings)
         if event.request.start_within_s is not None:
             late = self._too_late(draft, event, int(event.request.start_within_s * 1000))
             if late is not None:
-                return late if answered else NewJob(event, [f"{late.code}: {late.message}"], REJECTED, late.message)
+                return _refused(event, late, f"{late.code}: {late.message}")
         if event.shape.models and (part := self._unmatched.part_of(event.shape)):
             warnings.append(f"{PART_OF}: {part}")
         return NewJob(event, warnings)
 
     def _known(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> Accepted | Problem | None:
-        """The answer to a job id that is taken: by this draft, a job in memory, or one that ended not long ago."""
+        """The answer if the job id is taken: in this draft, by a job in memory, or by one that ended recently."""
         known = fresh.get((event.tenant, event.name))
         if known is not None:
             state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]
@@ -164,7 +173,7 @@ class Admission:
         if len(self.state.finished):
             event.key = job_key(event.tenant, event.name)
             row = self.state.finished.find(event.key)
-            # an older row stands there for the history alone: the name is free again
+            # an older row is kept for the history alone: its name is free again
             if row is not None and draft.time_ms - row[1] * 1000 < self.config.finished_keep_ms:
                 return self._finished(event, row[0], row[2])
         return None
@@ -173,21 +182,21 @@ class Admission:
         return self.state.room(self.config.jobs_max, tenant, draft.load, draft.load_of(tenant)) > 0
 
     def _is_close(self, draft: Draft) -> bool:
-        """Whether it may be full, those that are over counted, too: only then it is worth a closer look."""
+        """Whether memory is close to its bound, with ended jobs counted too: only then it is worth counting exactly."""
         return len(self.state.jobs) + self.state.extra + draft.load >= self._close
 
     def _queue_full(self, draft: Draft, event: Submit) -> Problem:
         return problem(
             "queue-full",
-            f"the jobs that are held count {self.state.load + draft.load} of {self.config.jobs_max}, "
-            "the last tenth of which is for tenants that hold less than that",
+            f"the jobs in memory count {self.state.load + draft.load} of at most {self.config.jobs_max},"
+            " and the last tenth is for tenants that have less than a tenth",
             job=event.name,
             next="send again later, or publish to the durable queue, which waits",
             retry_after_s=RETRY_AFTER_S,
         )
 
     def _was_cancelled(self, draft: Draft, event: Submit) -> bool:
-        """Whether a cancel of it came first; that has done its work then."""
+        """Whether its cancel came first; the tombstone of that cancel is removed then."""
         tenant, just_now = self.state.tenants.get(event.tenant), draft.tombstones.get(event.tenant, _NONE)
         if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
             draft.acts.append([Act.UNTOMB, event.tenant, event.name])
@@ -197,18 +206,18 @@ class Admission:
         return False
 
     def _without_match(self, draft: Draft, event: Submit, warnings: list[str]) -> NewJob | Problem:
-        """A job that no known worker could ever run: refused where it asks for that and all were heard, else warned."""
-        if self._asked_for is not draft:  # it looks at every worker: once a record
+        """For a job that no known worker could ever run: a warning, or the refusal it asks for once all were heard."""
+        if self._asked_for is not draft:  # once for each record, as it looks at every worker
             self._asked_for, self._heard = draft, self.all_heard()
         why = f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
         if not self._heard:
-            return NewJob(event, [*warnings, NOT_HEARD, why])  # rejected by event, once everybody was
+            return NewJob(event, [*warnings, NOT_HEARD, why])  # may be rejected by event once all were heard
         if event.request.on_no_match != "reject":
             return NewJob(event, [*warnings, why])
         return self._no_match(event) if event.sequence == 0 else NewJob(event, [*warnings, why], REJECTED, why)
 
     def _too_late(self, draft: Draft, event: Submit, within_ms: int) -> Problem | None:
-        """Why it cannot start in time, even if whoever is before it gave way; None where it may, or nobody can say."""
+        """Why it cannot start in time, even if it went first; None where it may, or where nobody can say."""
         priority = event.request.priority
         key = (event.shape.index, priority)
         known = self._soonest.get(key)
@@ -230,13 +239,13 @@ class Admission:
         )
 
     def _moved_on(self, draft: Draft, event: Submit) -> Problem | None:
-        """Whether something was decided since the plan that the request goes by, this very record included."""
+        """A problem if anything was decided (also in this record) since the plan on which the request is based."""
         seen = event.request.if_seq
         moved = self.state.seq + 1 if not draft.empty else self.moved_seq
         if seen is not None and seen > self.state.seq:
             return problem(
                 "failed-precondition",
-                f"this ledger has no record {seen} yet: no plan of it has seen that",
+                f"this ledger has no record {seen} yet, so no plan can be based on it",
                 field="$.if_seq",
                 found=seen,
                 allowed=f"at most {self.state.seq}",
@@ -256,7 +265,7 @@ class Admission:
         )
 
     def _over_limit(self, draft: Draft, event: Submit) -> Problem | None:
-        """What an operator's limit on the tenant refuses: one job too many, and what could never start under it."""
+        """A problem if an operator's limit on the tenant allows no more jobs, or could never let this one start."""
         gpus_max, jobs_max = draft.limits_of(event.tenant)
         need = event.shape.gpus
         if gpus_max and need > gpus_max:
@@ -269,7 +278,7 @@ class Admission:
                 job=event.name,
                 next="ask for fewer GPUs, or ask an operator to raise the limit",
             )
-        if jobs_max and event.sequence == 0:  # the durable queue's reader stops there instead
+        if jobs_max and event.sequence == 0:  # the reader of the durable queue stops there by itself
             tenant = self.state.tenants.get(event.tenant)
             live = (tenant.live if tenant is not None else 0) + draft.accepted.get(event.tenant, 0)
             if live >= jobs_max:
@@ -290,7 +299,7 @@ class Admission:
 
     def _finished(self, event: Submit, digest: bytes, state: int) -> Accepted | Problem:
         request = decode_request(event.body)
-        # rows of older releases hold the digest of the whole request, `events` and all
+        # rows of older releases hold the digest of the whole request, with `events`
         if digest in (request_digest(identity(request)), request_digest(canonical(request))):
             return Accepted(event.name, 0, STATES[state], duplicate=True)
         return self._conflict(event)
@@ -307,7 +316,7 @@ class Admission:
     # ---------------------------------------------------------------------------------------- no match
 
     def could_ever(self, shape: Shape) -> bool:
-        """Whether the known inventory could hold it with nothing else there; kept by shape until the fleet changes."""
+        """Whether the known fleet could hold it if it were empty. Remembered by shape until the fleet changes."""
         known = self._capable.get(shape.index)
         if known is not None and known[0] == self.fleet.inventory:
             return known[1]
@@ -320,16 +329,16 @@ class Admission:
     def _could_ever(self, shape: Shape) -> bool:
         missing = shape.together
         for cls, _ in self.fleet.capable(shape):
-            for alike in cls.sizes.values():  # a fleet has few sizes: what none can hold is no look at every host
+            for alike in cls.sizes.values():  # hosts of one size answer alike: one look for each size
                 missing -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")
                 if missing <= 0:
                     return True
         return False
 
     def all_heard(self) -> bool:
-        """Whether every session in the ledger was heard in this reign: before that nobody is told never.
+        """Whether every worker with a session was heard in this reign; before that no request is refused for good.
 
-        Once so, it stays so until the fleet changes.
+        Once true, it stays so until the fleet changes.
         """
         if self._heard_at != self.fleet.inventory and all(
             self.fleet.hosts[worker.num].heard
@@ -348,7 +357,7 @@ class Admission:
         )
 
     def reject_unmatched(self, draft: Draft, job: Job, shape: Shape) -> None:
-        """A job accepted before the fleet was heard, with on_no_match reject, is rejected by event."""
+        """Reject a job with `on_no_match: reject` that was accepted before all of the fleet was heard."""
         if not self.could_ever(shape):
             for replica in job.replicas:
                 if draft.state_of(replica) == 0:
@@ -357,9 +366,9 @@ class Admission:
     # ----------------------------------------------------------------------------------------- cancels
 
     def forget_cancels(self, draft: Draft) -> None:
-        """Cancels from the endpoint of jobs that never came are remembered as long as finished jobs are.
+        """Drop tombstones (cancels of jobs that never came) that are older than `finished_keep`.
 
-        They stand in the order of their coming, so only the oldest are looked at, a few a second.
+        They are in the order of arrival, so it is enough to look at the oldest few each second.
         """
         before = draft.time_ms - self.config.finished_keep_ms
         for tenant in self.state.tenants.values():
@@ -373,7 +382,7 @@ class Admission:
                 return
 
     def cancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
-        """Cancel at any stage; an id not seen yet is remembered, so that its submit is cancelled at once (H43).
+        """Cancel a job at any stage. An unknown id is remembered, so that its submit is cancelled at once (H43).
 
         The answer gets the number of its record once that is stored.
         """

@@ -13,12 +13,14 @@ from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.life.lifecycle import Lifecycle
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Count
-from moorage.scheduler.core.state import State, Worker
-from moorage.schemas.frames import Renew, Unwell
+from moorage.scheduler.core.state import Job, State, Worker
+from moorage.schemas.frames import ABOUT_THE_JOB, Renew, Unwell
 
 KIND_CHARS_MAX: Final = 16
 DETAIL_CHARS_MAX: Final = 120
 ACT_BYTES: Final = 200
+#: jobs that one join has asked for again: what more there are wait for the next one, or an operator's word
+LIFTED_MAX: Final = 500
 
 
 class Health:
@@ -27,13 +29,14 @@ class Health:
     def __init__(self, state: State, lifecycle: Lifecycle) -> None:
         self.state = state
         self.lifecycle = lifecycle
+        self._shy: set[int] | None = None
 
     def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
         """Write what is new of the worker's devices into the draft, and have what runs on failed ones leave."""
         worker = host.worker
         if not (frame.unwell or worker.unwell or worker.well) or worker.num in draft.examined:
             return
-        if not draft.may(Act.HEALTH):
+        if not draft.level_allows(Act.HEALTH):
             return  # its load frames say that they are sick, as ever
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # it is said again with the next renewal
@@ -86,7 +89,7 @@ class Health:
         mask = (worker.quarantined | worker.unwell_mask) & named
         self.lifecycle.release(draft, worker, mask)
         draft.acts.append([Act.UNQUARANTINE, worker.num, worker.quarantined & mask, by])
-        if mask and draft.may(Act.WELL):
+        if mask and draft.level_allows(Act.WELL):
             draft.acts.append([Act.WELL, worker.num, mask | worker.well, by])
         lifted = 0
         for job in self.state.jobs.values():
@@ -100,6 +103,39 @@ class Health:
                 draft.avoided[job] = None
         draft.bytes += 2 * ACT_BYTES
         return mask | lifted
+
+    def ask_anew(self, draft: Draft, worker: Worker) -> None:
+        """A worker that was started anew, or says other things of itself, may run what it refused before.
+
+        Only what it refused for what it runs: a device that failed under a job stays closed to that job.
+        """
+        if not draft.level_allows(Act.AVOID):
+            return
+        every, lifted = (1 << len(worker.hello.get("gpu_pool", ()))) - 1, 0
+        for num in sorted(self._shy_jobs()):
+            job = self.state.jobs.get(num)
+            if job is None or job.over or not job.avoid:
+                self._shy_jobs().discard(num)
+            elif dict(job.avoid).get(worker.num) == every and any(
+                row[8].startswith(ABOUT_THE_JOB) for row in job.story
+            ):
+                draft.acts.append([Act.AVOID, job.num, worker.num, 0])
+                draft.bytes += ACT_BYTES
+                draft.avoided[job] = None
+                lifted += 1
+                if lifted >= LIFTED_MAX:
+                    return
+
+    def avoids(self, job: Job) -> None:
+        """A record has just said that a job avoids devices, or that it does no longer."""
+        if self._shy is not None:
+            self._shy.add(job.num)
+
+    def _shy_jobs(self) -> set[int]:
+        """The numbers of jobs that avoid devices, and of some that did: found by one walk over all jobs in a reign."""
+        if self._shy is None:
+            self._shy = {job.num for job in self.state.jobs.values() if job.avoid}
+        return self._shy
 
     @staticmethod
     def _bytes(worker: Worker, frame: Renew) -> int:

@@ -1,7 +1,7 @@
-"""What a fact, a cancel, a lost worker or a deadline means for a replica: the policy between events and steps.
+"""What a fact, a cancel, a lost worker or a deadline does to a replica: the policy that turns events into steps.
 
-Every function reads the draft's view (state plus the steps of this tick), writes steps, and keeps the fleet's soft
-view in line. The order in the ledger decides every race (ledger-rules H44).
+Every function here reads the state through the draft (with this tick's steps applied), writes steps to the draft, and
+updates the soft view of the fleet. Races are decided by the order in the ledger (ledger-rules H44).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RETRY_BACKOFF_MS: Final = 1_000
 RETRY_BACKOFF_MS_MAX: Final = 60_000
 REFUSAL_BACKOFF_MS: Final = 250
 REFUSAL_BACKOFF_MS_MAX: Final = 30_000
-#: exit codes are cut to this: a worker's word goes into the ledger, whatever number it is
+#: larger exit codes are cut to this, as the ledger stores whatever number a worker sends
 EXIT_CODE_MAX: Final = 2**31 - 1
 
 _WHOLE_RUN: Final = ("claimed", "started", "exited", "freed")
@@ -52,20 +52,21 @@ _ON_WORKER: Final = (PLACED, CLAIMED, RUNNING)
 
 
 def backoff_ms(base: int, used: int, at_most: int) -> int:
-    """Doubling with the number already used, bounded: base, 2·base, 4·base, …"""
+    """base, 2·base, 4·base, … by the number of tries already used, with a bound."""
     return min(base << min(used, 16), at_most)
 
 
 def is_address(detail: str) -> bool:
-    """Whether rank 0's claimed fact names an `address:port`; what else it says is no address for START."""
+    """Whether the detail of rank 0's claimed fact is an `address:port` that START may tell the other ranks."""
     address, _, port = detail.rpartition(":")
     return bool(address) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535 and len(port) <= 5
 
 
 def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact]) -> list[Member]:
-    """The members of a frame that tells, of nothing but such, that all were claimed, started, ended well and are free.
+    """The fastest path: a frame in which every member was claimed, started, ended with success and is free.
 
-    So a turn of an agent full of short jobs looks. Of any other frame: none, and nothing was done.
+    An agent that runs many short jobs sends such frames: first all claims, then all starts, and so on. Returns the
+    members, which are written to the draft; for any other frame an empty list, and nothing was done.
     """
     count, rest = divmod(len(facts), 4)
     if rest or not count or facts[count - 1].kind != "claimed" or facts[-1].kind != "freed":
@@ -93,12 +94,12 @@ def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact
         found.append(member)
     if len(set(found)) != count:
         return []
-    draft.ran(found)
+    draft.complete_runs(found)
     return found
 
 
 class Lifecycle:
-    """Policy over one state and fleet. `requeue(replica, not_before)` puts a replica back in the queue."""
+    """`requeue(replica, not_before)` puts a replica back into the queue at that ledger time."""
 
     def __init__(
         self,
@@ -116,14 +117,14 @@ class Lifecycle:
     # ------------------------------------------------------------------------------------------- facts
 
     def on_facts(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
-        """Fold a frame of a worker's current session into the draft; what is not known is counted, never fatal."""
+        """Take a fact frame of a worker's current session. Facts about unknown members are counted, never fatal."""
         members, gone = worker.members, draft.gone
         freed = _whole_runs(draft, members, facts)
         for fact in () if freed else facts:
             member = members.get((fact.tenant, fact.job, fact.replica, fact.fence))
             if member is None or member in gone:
                 self.unknown_facts += 1
-            elif not draft.goes_well(member, fact):
+            elif not draft.take_normal_fact(member, fact):
                 self._on_fact(draft, member, fact)
             elif member in gone:
                 freed.append(member)
@@ -165,9 +166,9 @@ class Lifecycle:
 
     @staticmethod
     def _never_there(draft: Draft, job: Job, member: Member) -> None:
-        """The worker's rules forbid it, or its driver cannot: another try there would end alike. It goes elsewhere."""
-        if not draft.may(Act.AVOID):
-            return  # it is tried there again, at most as often as any refusal allows
+        """Keep the job from this worker, whose rules or driver refuse it: another try there would end the same way."""
+        if not draft.level_allows(Act.AVOID):
+            return  # an older ledger has no way to say it: the job may be tried there again, after a backoff
         worker = member.worker
         every = (1 << len(worker.hello.get("gpu_pool", ()))) - 1
         draft.acts.append([Act.AVOID, job.num, worker.num, every])
@@ -224,7 +225,7 @@ class Lifecycle:
     def _never_ran(
         self, draft: Draft, op: int, replica: Replica, member: Member, state: int, why: str, count: int
     ) -> None:
-        """REFUSE, WITHDRAW and LOSE: the attempt is over, and nothing of it is left on the worker."""
+        """REFUSE, WITHDRAW and LOSE: the attempt is over, and left nothing on the worker."""
         if state == CANCELLING:
             draft.over(op, replica, member, CANCELLED, why)
         elif draft.gang_of(replica.job)[0] != GangPhase.NONE:
@@ -239,14 +240,14 @@ class Lifecycle:
             self._back_to_queue(draft, replica, to, Count.NONE)
         else:
             if state == PLACED and count == Count.LOSS:
-                count = Count.REFUSAL  # it never began: no loss of work to count
+                count = Count.REFUSAL  # it had not begun, so no work was lost
             to = self._next_after(replica, count)
             draft.over(op, replica, member, to, why)
             self._back_to_queue(draft, replica, to, count)
         self._give(member)
 
     def _next_after(self, replica: Replica, count: int) -> int:
-        """QUEUED while the bound allows, else FAILED; refusals are never fatal."""
+        """QUEUED while the request allows another try of this kind, else FAILED; refusals are never fatal."""
         if count == Count.RETRY:
             return QUEUED if replica.retries < self.request_of(replica.job).retries else FAILED
         if count == Count.LOSS:
@@ -254,7 +255,7 @@ class Lifecycle:
         return QUEUED
 
     def _after_ending(self, draft: Draft, replica: Replica) -> int:
-        """What a replica that was asked to end becomes: no next attempt of a job whose deadline passed meanwhile."""
+        """The state after a replica has ended as asked; no new attempt if the job's deadline has passed meanwhile."""
         deadline_ms = replica.job.deadline_ms
         late = deadline_ms is not None and draft.time_ms >= deadline_ms
         return TIMED_OUT if late and replica.after == QUEUED else replica.after
@@ -284,7 +285,7 @@ class Lifecycle:
     def _fail_gang(
         self, draft: Draft, replica: Replica, member: Member, op: int, code: int, why: str, count: int
     ) -> None:
-        """The first member that fails, refuses or is lost moves all to ENDING in one record."""
+        """End a whole gang: the first member that fails, refuses or is lost moves all to ENDING in one record."""
         job, first = replica.job, replica.job.replicas[0]
         after = TIMED_OUT if why == "timeout" else self._next_after(first, count)
         draft.gang(job, GangPhase.ENDING, after, count)
@@ -298,7 +299,7 @@ class Lifecycle:
         self._settle_gang(draft, job)
 
     def _settle_gang(self, draft: Draft, job: Job) -> None:
-        """Once every rank's attempt is over: success of all, or the next attempt, or the end of all."""
+        """Once the attempts of all ranks are over: success, a new attempt, or the end, for all of them together."""
         if any(draft.state_of(peer) != EXITED for peer in job.replicas):
             return
         phase, after, count = draft.gang_of(job)
@@ -317,7 +318,7 @@ class Lifecycle:
     # ------------------------------------------------------------------------- cancels, deadlines, losses
 
     def cancel(self, draft: Draft, job: Job, why: str) -> bool:
-        """Cancel whatever is not over. False when there was nothing left to cancel."""
+        """Cancel all replicas that are not over. False if there were none."""
         did = False
         if draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, CANCELLED)
@@ -335,10 +336,10 @@ class Lifecycle:
         return did
 
     def start_over(self, draft: Draft, job: Job, why: str) -> int:
-        """End what is on a worker and have it wait again, for no count. How many replicas that concerns now.
+        """End what is on a worker and queue it again, without counting a retry. Returns how many replicas that are.
 
-        One that is ending or cancelled already goes its way. A replica kept through a partition waits again at once:
-        whoever asks has seen that it is over.
+        Replicas that are ending already are left alone. One that was kept through a partition is queued at once: by
+        this order the operator says that it is over.
         """
         gang = draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED)
         if gang:
@@ -358,7 +359,7 @@ class Lifecycle:
 
     @staticmethod
     def is_on_worker(draft: Draft, member: Member) -> bool:
-        """Whether it is placed, claimed or running there, and nobody has asked it to end yet."""
+        """Whether a member is placed, claimed or running, and was not asked to end yet."""
         return (
             member not in draft.gone
             and draft.phase_of(member) != AT_EXITED
@@ -367,16 +368,17 @@ class Lifecycle:
         )
 
     def leave(self, draft: Draft, member: Member, why: str, count: int, notice_s: int | None = None) -> None:
-        """Have a member that is on its worker leave it, a gang's with all its ranks, to wait for a new attempt.
+        """Evict a member from its worker (a gang with all its ranks), to be queued for a new attempt.
 
-        It is told to save itself `notice_s` before it is asked to end, as long before a time-out as the request says
-        where that is None. `count` LOSS counts against the request's bound; NONE is for what its own doing is not.
+        It gets its checkpoint signal `notice_s` before it is asked to end; None stands for the request's own
+        `checkpoint_before_s`. With `count` LOSS the eviction counts against the request's `retries_on_lost`; with NONE,
+        for reasons that are not the job's, it counts against nothing.
         """
         replica, job = member.replica, member.replica.job
         run = self.request_of(job).workload
         if notice_s is None:
             notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
-        notice_s = min(notice_s, NOTICE_S_MAX) if draft.may(NOTICE) else 0
+        notice_s = min(notice_s, NOTICE_S_MAX) if draft.level_allows(NOTICE) else 0
         after = self._next_after(job.replicas[0] if job.gang else replica, count)
         if draft.gang_of(job)[0] in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, after, count)
@@ -389,10 +391,10 @@ class Lifecycle:
         draft.end(replica, ENDING, after, why, notice_s)
 
     def deadline(self, draft: Draft, job: Job) -> None:
-        """The whole job's time is over: what waits expires, what runs is ended and TIMED_OUT."""
+        """The job's deadline has passed: what waits becomes EXPIRED, and what runs is ended and TIMED_OUT."""
         phase, after, _ = draft.gang_of(job)
         gang = phase in (GangPhase.HOLDING, GangPhase.STARTED, GangPhase.ENDING)
-        if gang and (phase != GangPhase.ENDING or after == QUEUED):  # no next attempt of one that was ending
+        if gang and (phase != GangPhase.ENDING or after == QUEUED):  # one that is ending must not be queued again
             draft.gang(job, GangPhase.ENDING, TIMED_OUT)
         for replica in job.replicas:
             state = draft.state_of(replica)
@@ -406,7 +408,7 @@ class Lifecycle:
             self._settle_gang(draft, job)
 
     def expire(self, draft: Draft, job: Job) -> None:
-        """`start_within_s` passed and nothing of it ever ran: what still waits expires."""
+        """`start_within_s` has passed: what waits expires, unless some of the job has run."""
         if job.started or job in draft.started:
             return
         for replica in job.replicas:
@@ -414,10 +416,11 @@ class Lifecycle:
                 draft.move(replica, EXPIRED, "start_within_s passed")
 
     def lose_worker(self, draft: Draft, worker: Worker, why: str, listed: frozenset[MemberKey]) -> None:
-        """The session is over: whatever it held and the new one does not list is over too (ledger-rules H8, H20).
+        """End a worker's session: members that no new session adopts are over (ledger-rules H8, H20).
 
-        `listed` are the members that a new session adopts; empty when the worker is lost or says goodbye. After
-        L + grace + margin nothing of the old session runs, so that a next attempt never overlaps.
+        `listed` are those that the new session adopts; none when the worker is lost or says goodbye. A worker counts as
+        lost only after lease + grace + margin, when nothing of the old session can run any more: so a new attempt never
+        overlaps with the old one.
         """
         draft.end_session(worker.num, why)
         for key, member in list(worker.members.items()):
@@ -427,12 +430,12 @@ class Lifecycle:
             state = draft.state_of(replica)
             if key in listed:
                 if state == LOST_KEPT and draft.held_by(replica) is member:
-                    draft.start(replica, member)  # the kept job's worker spoke
+                    draft.start(replica, member)  # the worker of a kept job is back
                 continue
             if draft.phase_of(member) == AT_EXITED:
                 draft.free(member)
                 continue
-            # a PLACED one may run there too: its claimed and started facts may be what the partition holds back
+            # a PLACED one may be running, too: perhaps only its facts did not get through the partition
             keeps = state in _ON_WORKER and draft.gang_of(replica.job)[0] == GangPhase.NONE
             if state == LOST_KEPT:
                 if why != "lost":
@@ -457,9 +460,9 @@ class Lifecycle:
             self.fleet.give(host, self.shape_of(member.replica.job), member.mask)
 
     def release(self, draft: Draft, worker: Worker, mask: int) -> int:
-        """An operator says that quarantined devices are well: what lingers on them is free. Returns how many.
+        """Free the members whose quarantined devices an operator has declared well. Returns how many.
 
-        A member whose other devices stay in quarantine lingers on.
+        Members with another device that stays in quarantine are not freed.
         """
         lingering = [
             member
@@ -475,7 +478,7 @@ class Lifecycle:
         return len(lingering)
 
     def _mark_busy(self, member: Member) -> None:
-        """The pool disagreed: those slots count as busy until a renewal says which really are (H41)."""
+        """Take the slots of a refused member as busy, until a renewal says which ones really are (H41)."""
         host = self.fleet.hosts.get(member.worker.num)
         if host is not None and member.phase == AT_PLACED:
             host.busy |= member.mask

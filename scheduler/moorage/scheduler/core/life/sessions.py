@@ -1,7 +1,8 @@
-"""Workers' lease sessions: join, renewals, goodbye, loss, and what a renewal does not yet show.
+"""The lease sessions of workers: join, renewal, goodbye and loss.
 
-A session ends at the worker's own fence and, later by grace and margin, at the scheduler: the two never overlap.
-Times here are the leader's own monotonic milliseconds; ledger time never decides a loss.
+A worker ends its session itself at its fence; the scheduler takes it for over only later, by grace and margin. So what
+runs under an old session never overlaps with what is placed next. Times here are the leader's own monotonic
+milliseconds: ledger time never decides a loss.
 """
 
 from __future__ import annotations
@@ -26,43 +27,56 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew
 from moorage.schemas.release import RELEASE, release_problem
 
-#: a renewal's list must lack a member this often in a row before the worker is asked to account for it
+#: after so many renewals in a row that do not list a member, its worker is asked about it
 MISSED_MAX: Final = 3
 _OVER: Final = frozenset({"exited", "refused", "withdrawn", "not-held"})
 
 
 class Sessions:
-    """Which worker may hold what, and since when it was heard."""
+    """Which workers have a session, and when each was heard last."""
 
     def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, config: Config) -> None:
         self.state = state
         self.fleet = fleet
         self.lifecycle = lifecycle
         self.health = Health(state, lifecycle)
-        self.lending = Lending(state, kept)
+        self.lending = Lending(state, has_kept_jobs)
         self.config = config
         self.release = RELEASE  # of this scheduler
-        self.ahead: dict[int, str] = {}  # by worker number: what it knows of this ledger that the ledger lacks
+        self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not have
 
     # -------------------------------------------------------------------------------------------- join
 
     def join(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | str:
-        """A session id (fresh, or the standing one for a repeated join), or why not.
+        """The id of a session (a new one, or the current one for a repeated join), or a problem.
 
-        One record folds the facts under their old names, adopts what is listed, and only then declares the rest over.
+        One record first takes the facts of the old session, then adopts the members that the join lists, and only then
+        declares all others over.
         """
         apart = release_problem(frame.hello.release, self.release)
         if apart is not None:
             return apart
+        elsewhere = frame.ledger not in ("", self.state.ledger_id) and not self.state.follows(frame.ledger)
+        if elsewhere and (frame.holding or frame.facts):
+            return problem(
+                "failed-precondition",
+                f"it holds jobs of another ledger, or has news of them: {frame.ledger}, and this one is"
+                f" {self.state.ledger_id}",
+                field="$.ledger",
+                found=frame.ledger,
+                next="bring that ledger back from its backup (moorage admin restore); or give its jobs up: stop the"
+                " worker, end what it still runs, and remove its state folder",
+                retry_after_s=self.config.lost_ms / 1000,
+            )
         worker = self.state.workers.get(event.worker)
         if worker is not None:
-            standing = self._beside(draft, worker, frame)
-            if standing is not None:
-                return standing
+            answer = self._answer_known(draft, worker, frame)
+            if answer is not None:
+                return answer
         trouble = check_hello(frame) or self.lending.check(draft, event.worker, frame.hello, self.config.lost_ms / 1000)
         if trouble is not None:
             return trouble
-        num = self._numbered(draft, event, frame) if worker is None else self._take_over(draft, worker, frame)
+        num = self._number_new(draft, event, frame) if worker is None else self._end_last_session(draft, worker, frame)
         if isinstance(num, Problem):
             return num
         hello = _as_recorded(frame.hello) | {"lost_ms": self.config.lost_ms}
@@ -70,13 +84,13 @@ class Sessions:
         draft.bytes += 512 + len(msgspec.msgpack.encode(hello))
         return event.fresh
 
-    def _beside(self, draft: Draft, worker: Worker, frame: Join) -> Problem | str | None:
-        """What stands against a new session of a known worker, or its standing one where this join has made it."""
+    def _answer_known(self, draft: Draft, worker: Worker, frame: Join) -> Problem | str | None:
+        """The answer to a known worker that gets no new session: a problem, or the session that this join has made."""
         if frame.ledger == self.state.ledger_id:
             knows = f"reign {frame.reign}" if frame.reign > self.state.epoch else ""
             if self._is_ahead(worker, knows):
                 return no_leader()
-        if worker.machine != frame.machine and kept(worker):
+        if worker.machine != frame.machine and has_kept_jobs(worker):
             return problem(
                 "worker-id-in-use",
                 f"jobs with on_partition keep wait for the machine that held the worker id {worker.id}",
@@ -93,7 +107,7 @@ class Sessions:
                 retry_after_s=self.config.lost_ms / 1000,
             )
         if frame.n == worker.n and frame.boot == worker.boot and worker.lost_ms in (0, self.config.lost_ms):
-            return worker.session  # whose answer tells this leader's numbers
+            return worker.session  # the answer tells this leader's lease, so it must be the one that was recorded
         if frame.n <= worker.n:
             return problem(
                 "stale-join",
@@ -105,23 +119,23 @@ class Sessions:
             )
         return None
 
-    def _numbered(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | int:
-        """The number that a worker gets which was never seen before."""
-        known = len(self.state.worker_by_num)
-        num = known + sum(1 for act in draft.acts if act[0] == Act.WORKER and act[1] >= known)
+    def _number_new(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | int:
+        """Give a number to a worker that was never seen before."""
+        num = len(self.state.worker_by_num) + draft.numbered
         if num >= WORKERS_MAX:
             return problem("failed-precondition", f"{WORKERS_MAX:,} workers are known: the ledger's bound")
         draft.acts.append([Act.WORKER, num, event.worker, frame.machine])
+        draft.numbered += 1
         return num
 
-    def _take_over(self, draft: Draft, worker: Worker, frame: Join) -> Problem | int:
-        """From a known worker's last session: fold its facts, adopt what is listed, and have the rest over."""
+    def _end_last_session(self, draft: Draft, worker: Worker, frame: Join) -> Problem | int:
+        """End a known worker's last session: take its facts, adopt the listed members, declare the others over."""
         listed = frozenset((h.tenant, h.job, h.replica, h.fence) for h in frame.holding)
         moved = moved_devices(worker, frame, listed)
         over = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in frame.facts if fact.kind in _OVER}
         alive = sorted(key for key in moved - over if worker.members[key].phase != AT_EXITED)
         if alive:
-            # their masks would name other devices, and over they are not: no next attempt beside them
+            # they cannot be adopted, as their masks would name other devices; nor placed anew, as they still run
             return problem(
                 "failed-precondition",
                 f"it holds {len(alive)} members on devices that this hello does not show in the same slots",
@@ -132,20 +146,23 @@ class Sessions:
         self.lifecycle.on_facts(draft, worker, frame.facts)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
+        said = {key: value for key, value in worker.hello.items() if key != "lost_ms"}
+        if frame.boot != worker.boot or _as_recorded(frame.hello) != said:
+            self.health.ask_anew(draft, worker)
         if worker.machine != frame.machine:
             draft.acts.append([Act.WORKER, worker.num, worker.id, frame.machine])
         return worker.num
 
     def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
         worker = self.state.workers.get(event.worker)
-        if not self._stands(worker, draft, frame.session):
+        if not self._is_current(worker, draft, frame.session):
             return session_over(event.worker)
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, GOODBYE, frozenset())
         return None
 
     def joined(self, worker: Worker, members: Iterable[tuple[Member, Shape]], mono_ms: int) -> None:
-        """After the fold: the host stands in the fleet again, heard now."""
+        """After the record was folded: put the host into the fleet, as heard just now."""
         host = self.fleet.join(worker, members)
         self.lending.joined(worker)
         host.heard = True
@@ -155,9 +172,9 @@ class Sessions:
     # ------------------------------------------------------------------------------------------- facts
 
     def facts(self, draft: Draft, event: FromWorker, frame: FactFrame, folded: dict[int, int]) -> Problem | FactAck:
-        """Fold a frame once. `folded` is what this draft folded through, by worker number."""
+        """Take a fact frame, once. `folded` is the last frame that this draft has taken, by worker number."""
         worker = self.state.workers.get(event.worker)
-        if not self._stands(worker, draft, frame.session):
+        if not self._is_current(worker, draft, frame.session):
             return session_over(event.worker)
         last = folded.get(worker.num, worker.no)
         if frame.no <= last:
@@ -181,16 +198,16 @@ class Sessions:
         return FactAck(frame.no, self.state.epoch)
 
     @staticmethod
-    def _stands(worker: Worker | None, draft: Draft, session: str) -> TypeGuard[Worker]:
-        """Whether this is the worker's lease session, and no frame before it in this very record has ended it."""
+    def _is_current(worker: Worker | None, draft: Draft, session: str) -> TypeGuard[Worker]:
+        """Whether this is the worker's current session, and nothing in this record has ended it."""
         return worker is not None and worker.session == session != "" and worker.num not in draft.left
 
     # ---------------------------------------------------------------------------------------- renewals
 
     def renew(self, draft: Draft, event: FromWorker, frame: Renew) -> Problem | Host:
-        """The host whose session lives on; the soft view takes what the frame says of local claims.
+        """Renew the lease; returns the host. The soft view takes from the frame what is claimed locally.
 
-        A session that began under another scheduler may be of a release too far from ours: then its lease runs out.
+        After a takeover the worker's release may be too far from this scheduler's: then its lease runs out.
         """
         worker = self.state.workers.get(event.worker)
         if worker is None or not worker.session or worker.session != frame.session:
@@ -207,7 +224,7 @@ class Sessions:
         busy = sum(1 << slot for slot in set(frame.busy) if 0 <= slot < 64) & every
         if host.busy & ~busy or (host.waiting and not frame.waiting):
             self.fleet.opens(worker.num)  # a shared device that opens again moves no bucket
-        stale = host.stale and host.load_ms >= 0  # it says no load frames: then its renewals tell how it is
+        stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale
             self.fleet.refresh(host)
@@ -215,10 +232,10 @@ class Sessions:
         return host
 
     def _is_ahead(self, worker: Worker, knows: str) -> bool:
-        """Whether it knows more of this ledger than the ledger itself, when it is first heard in this reign (H7).
+        """Whether a worker that is first heard in this reign knows of records that the ledger does not have (H7).
 
-        Then our reign is over, or the ledger is an older backup. Who has followed this reign before has only its own
-        trouble, or lies: no evidence of ours.
+        Then our reign is over, or the ledger is an older backup. Only the first frame counts as evidence: a worker that
+        has followed this reign and then claims to know more is faulty, or lies.
         """
         host = self.fleet.hosts.get(worker.num)
         if host is not None and host.heard:
@@ -230,19 +247,19 @@ class Sessions:
         return bool(knows)
 
     def _known_by(self, worker: Worker, frame: Renew) -> str:
-        """What a renewal shows that this ledger lacks: a newer reign, answered facts, a later placement. Else empty."""
+        """What a renewal shows that the ledger lacks (newer reign, acknowledged facts, later placement); else empty."""
         if frame.reign > self.state.epoch:
             return f"reign {frame.reign}"
-        # facts that a restored ledger lacks were answered by the one that was: an operator has given it up
+        # a restored ledger may lack facts that were acknowledged before: the operator who restored it accepted that
         if frame.no > worker.no and not self.state.restored_epoch:
             return f"facts answered up to frame {frame.no}, of which {worker.no} are here"
         fence = max((held.fence for held in frame.held), default=0)
         return f"a placement of record {fence}" if fence > self.state.seq else ""
 
     def behind(self, *, waited: bool) -> bool | None:
-        """Whether the workers, more of them than not, know more of the ledger than it has, though it says we lead.
+        """Whether most workers know of records that the ledger does not have, although it says that we lead.
 
-        None while too few were heard to tell. One worker alone in a big fleet is not believed: it may lie.
+        None while too few were heard to tell. A single worker in a big fleet is not believed, as it may lie.
         """
         if not self.ahead:
             return False
@@ -252,7 +269,7 @@ class Sessions:
         return len(self.ahead) > with_us
 
     def load(self, worker_id: str, frame: Load, mono_ms: int) -> None:
-        """A load frame can only add busy: sick devices and foreign holders take no new work (H21)."""
+        """Take a load frame. It can only close devices: sick ones, and those that others use, get no new work (H21)."""
         worker = self.state.workers.get(worker_id)
         host = self.fleet.hosts.get(worker.num) if worker is not None else None
         if host is None or frame.boot != host.worker.boot:
@@ -277,26 +294,26 @@ class Sessions:
             self.fleet.refresh(host)
 
     def silent(self, mono_ms: int) -> list[Worker]:
-        """The workers whose sessions are over by silence; those without load frames take no new work."""
+        """The workers that are lost by their silence. Hosts without load frames become stale: they get no new work."""
         stale_ms = int(self.config.load_s * self.config.loads_missed_max * 1000)
         lost = []
         for host in self.fleet.hosts.values():
             silent_ms = mono_ms - host.last_ms
-            # it holds the lease that it was told with its join, also where this leader's settings are others
+            # its lease is the one that it was told with its join, even if this leader's settings differ
             if silent_ms > self.config.lost_ms and silent_ms > host.worker.lost_ms:
                 lost.append(host.worker)
-            elif not host.stale and host.heard and mono_ms - self._told_ms(host) > stale_ms:
+            elif not host.stale and host.heard and mono_ms - self._last_report_ms(host) > stale_ms:
                 host.stale = True
                 self.fleet.refresh(host)
         return lost
 
     @staticmethod
-    def _told_ms(host: Host) -> int:
-        """When the host last said how it is: its load frames, or its renewals where it never said load."""
+    def _last_report_ms(host: Host) -> int:
+        """When the host last reported how it is: by a load frame, or by a renewal if it never sent a load frame."""
         return host.load_ms if host.load_ms >= 0 else host.last_ms
 
     def differences(self, worker: Worker, held: list[Held], no: int) -> tuple[list[Member], list[Held]]:
-        """What a renewal does not yet show: members to send again, and held ones that the ledger does not know."""
+        """Where a worker's list of members differs from the ledger: members to send it again, and unknown ones."""
         shown = {(h.tenant, h.job, h.replica, h.fence): h for h in held}
         unknown = [entry for key, entry in shown.items() if key not in worker.members]
         again = []
@@ -316,7 +333,7 @@ class Sessions:
 
 
 def _as_recorded(hello: Hello) -> dict[str, Any]:
-    """A hello as a map with all that placement reads, what is left out on the wire as it is empty too."""
+    """A hello as a record holds it: also with the empty fields, which the wire leaves out and placement reads."""
     recorded: dict[str, Any] = msgspec.to_builtins(hello)
     for name, empty in (("gpu_pool", []), ("drivers", []), ("labels", {}), ("sharers_max", {})):
         recorded.setdefault(name, empty)
@@ -327,7 +344,7 @@ def _as_recorded(hello: Hello) -> dict[str, Any]:
 
 
 def wants_more(member: Member, phase: str) -> bool:
-    """Whether the ledger wants something of a held member that its phase does not show."""
+    """Whether the ledger wants a member in another phase than the one its worker reports."""
     if member.replica.state in (CANCELLING, ENDING):
         return phase in ("claimed", "running")
     return phase == "claimed" and member.replica.job.gang == GangPhase.STARTED
@@ -342,17 +359,17 @@ def session_over(worker_id: str) -> Problem:
 
 
 def no_leader() -> Problem:
-    """To a worker that has heard of a newer reign: it asks on, and whoever leads answers."""
+    """The answer to a worker that has heard of a newer reign: it asks again, and the real leader answers."""
     return problem("not-leading", "a newer reign was heard of: this scheduler does not lead, or may not")
 
 
-def kept(worker: Worker) -> bool:
-    """Whether jobs wait for this very machine (on_partition keep)."""
+def has_kept_jobs(worker: Worker) -> bool:
+    """Whether jobs wait for this machine to come back (on_partition keep)."""
     return any(member.replica.state == LOST_KEPT for member in worker.members.values())
 
 
 def lose_bytes(worker: Worker) -> int:
-    """What the end of a session writes at most: two steps a member, and more for the ranks of its gangs."""
+    """The most bytes that ending a session writes: two steps for each member, and for all ranks of its gangs."""
     return sum(
         2 * STEP_BYTES * (len(member.replica.job.replicas) if member.replica.job.gang else 1)
         for member in worker.members.values()
@@ -360,7 +377,7 @@ def lose_bytes(worker: Worker) -> int:
 
 
 def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> frozenset[MemberKey]:
-    """Listed members with a slot that shows another device (vendor, uuid) in the new session than in the old one."""
+    """The listed members on a slot in which the new session has another device (vendor, uuid) than the old one."""
     both = zip(recorded_devices(worker), devices_of(frame.hello), strict=False)
     same = sum(1 << slot for slot, (old, new) in enumerate(both) if old == new)
     return frozenset(key for key in listed if key in worker.members and worker.members[key].mask & ~same)

@@ -1,4 +1,4 @@
-"""Times that jobs wait for or must keep, in ledger time: the end of a pause, a deadline, the latest start."""
+"""The timers of jobs, in ledger time: the end of a backoff, a deadline, the latest start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.life.lifecycle import Lifecycle
@@ -14,35 +14,43 @@ from moorage.scheduler.core.line.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.state import Job, Replica, State
 from moorage.schemas.job import Request
 
-#: timers of jobs that are over before they are cleared out
+#: timers of ended jobs stay in the heap until there are more than this
 TIMERS_SPARE: Final = 10_000
-#: that are looked at in one record
+#: timers that one record looks at
 DUE_MAX: Final = 8_192
 _DEADLINE, _START_WITHIN, BACKOFF = range(3)
 
-#: puts an entry back in line: the job, its request, the priority that an operator gave it (below 0 for none), the entry
+#: puts an entry back into the queue: job, request, the priority an operator gave it (below 0 for none), entry
 Enqueue = Callable[[Job, Request, int, int], None]
+
+
+class _Passed(NamedTuple):
+    """A timer of a job that has passed, and has to be acted on in this record or a later one."""
+
+    due_ms: int
+    kind: int
+    num: int
+    ends: bool  # whether it surely ends what waits of the job
 
 
 class Timers:
     """`rows` is a heap of (ledger ms, kind, job number or queue entry).
 
-    `overdue` are the jobs whose time passed and for whose end no record had room yet: what waits of them starts no
-    more.
+    `overdue` are jobs whose time has passed, while no record had room yet to end them: they may not start any more.
     """
 
     def __init__(self, state: State, request_of: Callable[[Job], Request]) -> None:
         self.rows: list[tuple[int, int, int]] = []
-        self.overdue: dict[int, int] = {}  # by number: for how many reasons
-        self._late: deque[tuple[int, int, int, bool]] = deque()  # and whether it is a reason
+        self.overdue: dict[int, int] = {}  # by job number: how many of `_passed` end it
+        self._passed: deque[_Passed] = deque()
         self._state = state
         self._request_of = request_of
 
     @property
     def next_ms(self) -> float:
-        """Ledger time of the next one; infinity when there is none."""
-        if self._late:
-            return self._late[0][0]
+        """Ledger time of the next timer; infinity when there is none."""
+        if self._passed:
+            return self._passed[0].due_ms
         return self.rows[0][0] if self.rows else math.inf
 
     def arm(self, job: Job, request: Request) -> None:
@@ -53,43 +61,23 @@ class Timers:
             heappush(self.rows, (job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num))
 
     def requeue(self, replica: Replica, not_before: int) -> None:
-        """Put a replica in line again at a ledger time."""
+        """Put a replica back into the queue at a ledger time."""
         heappush(self.rows, (not_before, BACKOFF, entry(replica.job.num, replica.index)))
 
     def due(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue) -> None:
-        """What a record of this ledger time must not leave for a later one: pauses that end, deadlines, late starts.
+        """Act on the timers that have passed by the draft's time.
 
-        Where many jobs end at once, this record ends some, and the next ones go on; pauses wait for none of them.
+        If many jobs end at once, this record ends some of them, and the next ones the others; backoffs that end do
+        not wait for those.
         """
-        timers, state = self.rows, self._state
-        for _ in range(DUE_MAX):
-            if not timers or timers[0][0] > draft.time_ms or draft.full:
-                break
-            due_ms, kind, what = heappop(timers)
-            if kind == BACKOFF:
-                job = state.jobs.get(what >> REPLICA_BITS)
-                if job is not None and not job.over:
-                    request = self._request_of(job)
-                    late_ms = math.inf if request.start_within_s is None else int(request.start_within_s * 1000)
-                    if draft.time_ms - job.accepted_ms >= late_ms:
-                        lifecycle.expire(draft, job)  # placed when its time passed, and refused since
-                    if not draft.is_held(job):
-                        enqueue(job, request, draft.priority_of(job), what)
-                continue
-            job = state.jobs.get(what)
-            if job is not None and not job.over:
-                # one of which something is placed may have started by its turn: then it goes on
-                ends = kind == _DEADLINE or not (job.held or job.started)
-                self._late.append((due_ms, kind, what, ends))
-                if ends:
-                    self.overdue[what] = self.overdue.get(what, 0) + 1
-        while self._late and not draft.bulk_full:
-            _, kind, what, ends = self._late.popleft()
+        self._pop_due(draft, lifecycle, enqueue)
+        while self._passed and not draft.bulk_full:
+            _, kind, num, ends = self._passed.popleft()
             if ends:
-                self.overdue[what] -= 1
-                if not self.overdue[what]:
-                    del self.overdue[what]
-            job = state.jobs.get(what)
+                self.overdue[num] -= 1
+                if not self.overdue[num]:
+                    del self.overdue[num]
+            job = self._state.jobs.get(num)
             if job is None or job.over:
                 continue
             if kind == _DEADLINE:
@@ -97,12 +85,40 @@ class Timers:
             else:
                 lifecycle.expire(draft, job)
 
-    def behind(self, draft: Draft) -> bool:
-        """Whether more is due than `due` looked at: pauses may be among it, and who is overdue is not all known."""
+    def _pop_due(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue) -> None:
+        timers, state = self.rows, self._state
+        for _ in range(DUE_MAX):
+            if not timers or timers[0][0] > draft.time_ms or draft.full:
+                break
+            due_ms, kind, what = heappop(timers)
+            if kind == BACKOFF:
+                self._end_backoff(draft, lifecycle, enqueue, what)
+                continue
+            job = state.jobs.get(what)
+            if job is not None and not job.over:
+                # a job with a placed replica may have started by the time it is acted on: then it goes on
+                ends = kind == _DEADLINE or not (job.held or job.started)
+                self._passed.append(_Passed(due_ms, kind, what, ends))
+                if ends:
+                    self.overdue[what] = self.overdue.get(what, 0) + 1
+
+    def _end_backoff(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue, item: int) -> None:
+        job = self._state.jobs.get(item >> REPLICA_BITS)
+        if job is None or job.over:
+            return
+        request = self._request_of(job)
+        late_ms = math.inf if request.start_within_s is None else int(request.start_within_s * 1000)
+        if draft.time_ms - job.accepted_ms >= late_ms:
+            lifecycle.expire(draft, job)  # it was placed when its time passed, and has been refused since
+        if not draft.is_held(job):
+            enqueue(job, request, draft.priority_of(job), item)
+
+    def more_are_due(self, draft: Draft) -> bool:
+        """Whether timers are due that `due` did not get to; among them may be backoffs, and jobs that are overdue."""
         return bool(self.rows) and self.rows[0][0] <= draft.time_ms
 
     def clear_out(self) -> None:
-        """Jobs end long before their deadlines: what can mean nothing any more goes, once there is much of it."""
+        """Most jobs end long before their deadlines: drop the timers of ended jobs, once there are many."""
         if len(self.rows) > 2 * self._state.live + TIMERS_SPARE:
             self.rows = [timer for timer in self.rows if self._is_live(timer)]
             heapify(self.rows)

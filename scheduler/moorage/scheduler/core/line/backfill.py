@@ -6,10 +6,10 @@ the reservation waits for with what it takes as a rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from moorage.scheduler.core.line.durations import Durations, Groups, groups_of, workload_of
+from moorage.scheduler.core.line.durations import Durations, Groups, Told, groups_of, workload_of
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_RUNNING, PLACED, RUNNING, Job, Member
 from moorage.schemas.job import Request
@@ -68,6 +68,44 @@ class Estimates:
             return now_ms + left_ms, True
         return now_ms + max(elapsed, UNKNOWN_MS), False
 
+    def ends_of(self, members: Iterable[Member], now_ms: int) -> list[tuple[int, bool, int]]:
+        """(`end_ms`, whether anything tells, devices) of what runs, but for what its worker no longer shows."""
+        found: list[tuple[int, bool, int]] = []
+        for member in members:
+            if member.missed:
+                continue
+            known: RunsAs | None = member.runs_as
+            if (
+                known is None
+                or known.until_ms < now_ms
+                or known.told is None
+                or known.told.count != known.told_at
+                or known.shape is not member.replica.job.shape
+            ):
+                found.append((*self.end_ms(member, now_ms), member.mask))
+                self._note(member, now_ms)
+            elif known.end_ms < 0:
+                found.append((2 * now_ms - known.since_ms, True, member.mask))
+            else:
+                found.append((known.end_ms, True, member.mask))
+        return found
+
+    def _note(self, member: Member, now_ms: int) -> None:
+        """Until when what was found of a member's end holds: at most looks nothing new is known of it."""
+        runs_as = self.runs_as(member)
+        if runs_as.since_ms < 0:
+            return
+        if runs_as.told is None:
+            runs_as.told = self.durations.told(*runs_as.groups[0][:2])
+        elif runs_as.until_ms < 0 and runs_as.told.count == runs_as.told_at:
+            return  # nothing did, and nothing new is known
+        job = member.replica.job
+        steady = self.durations.steady_end_ms(
+            runs_as.groups, runs_as.since_ms, now_ms, runs_as.limit_ms, job.accepted_ms
+        )
+        runs_as.end_ms, runs_as.until_ms = steady or (-1, -1)
+        runs_as.told_at = runs_as.told.count
+
     def runs_as(self, member: Member) -> RunsAs:
         """What tells the end of a member, looked up once for all that stays as it is."""
         job = member.replica.job
@@ -93,17 +131,19 @@ def _after_ms(request: Request) -> int:
 class RunsAs:
     """How a member runs, as far as that tells its end: thousands are asked for at one look.
 
-    `since_ms` is the ledger ms since which it runs; -1 before it does, and where its story does not tell.
+    `since_ms` is the ledger ms since which it runs; -1 before it does, and where its story does not tell. `end_ms` and
+    `until_ms` are those of `Durations.steady_end_ms`, as of `told_at`.
     """
 
-    __slots__ = ("groups", "limit_ms", "priority", "shape", "since_ms")
+    __slots__ = ("end_ms", "groups", "limit_ms", "priority", "shape", "since_ms", "told", "told_at", "until_ms")
 
     def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None, priority: int) -> None:
         self.shape = shape
         self.groups = groups
         self.limit_ms = limit_ms
         self.priority = priority  # that it was asked for with
-        self.since_ms = -1
+        self.since_ms = self.end_ms = self.until_ms = self.told_at = -1
+        self.told: Told | None = None
 
 
 def began_ms(member: Member, now_ms: int) -> int:

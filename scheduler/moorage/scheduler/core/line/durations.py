@@ -24,6 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import EXITED, FAILED, RUNNING, SUCCEEDED, TIMED_OUT, Job
@@ -46,6 +47,8 @@ ROWS_MAX: Final = 16
 WORKLOAD_CHARS_MAX: Final = 128
 #: the label of a request that names its workload
 WORKLOAD_LABEL: Final = "workload"
+#: later than any ledger ms
+FOREVER_MS: Final = 1 << 62
 #: how many times as long as it has lasted goes on what outlived all others, at most in nine of ten cases
 OUTLIVED_P90: Final = 9
 _OUTLIVED: Final = {0: 0, 50: 1, 90: OUTLIVED_P90}
@@ -132,11 +135,21 @@ class _Runs:
         return near
 
 
+class Told:
+    """Grows with whatever is learned or forgotten of one workload of a tenant."""
+
+    __slots__ = ("__weakref__", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Durations:
     """What is known of how long work runs. Bounded: the groups asked or told least lately are forgotten."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[_Group, _Runs] = OrderedDict()
+        self._told: WeakValueDictionary[tuple[str, str], Told] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -147,15 +160,26 @@ class Durations:
         `accepted_ms` is the ledger ms at which the job was accepted.
         """
         runs = self._runs
+        self._tell(tenant, workload)
         for group in groups_of(tenant, workload, shape):
             known = runs.get(group)
             if known is None:
                 if len(runs) >= GROUPS_MAX:
-                    runs.popitem(last=False)
+                    forgotten, _ = runs.popitem(last=False)
+                    self._tell(*forgotten[:2])
                 known = runs[group] = _Runs()
             else:
                 runs.move_to_end(group)
             known.add(max(0, ms), accepted_ms)
+
+    def told(self, tenant: str, workload: str) -> Told:
+        """What tells whether the answers for a workload may be others now than they were."""
+        return self._told.setdefault((tenant, workload), Told())
+
+    def _tell(self, tenant: str, workload: str) -> None:
+        told = self._told.get((tenant, workload))
+        if told is not None:
+            told.count += 1
 
     def estimate(
         self,
@@ -207,6 +231,37 @@ class Durations:
             return left_ms
         within_ms = max(0, limit_ms - elapsed_ms)
         return within_ms if left_ms is None else min(left_ms, within_ms)
+
+    def steady_end_ms(
+        self, groups: Groups, since_ms: int, now_ms: int, limit_ms: int | None, accepted_ms: int
+    ) -> tuple[int, int] | None:
+        """When what runs since then ends by `half_left_ms`, and until when that stays so, unless `told` changes.
+
+        -1 for an end is one as far ahead as the work has lasted. None where the next look may find another.
+        """
+        known, elapsed_ms = self._of_workload(groups, accepted_ms), now_ms - since_ms
+        if known is None or elapsed_ms < 0:
+            return None
+        first = 0 if not elapsed_ms else bisect_right(known, elapsed_ms)
+        if first == len(known):
+            return None if limit_ms is not None else (-1, FOREVER_MS)
+        end_ms, until_ms = since_ms + rank(known, 50, first), since_ms + known[first] - 1
+        if limit_ms is not None:
+            if now_ms > since_ms + limit_ms:
+                return None
+            end_ms, until_ms = min(end_ms, since_ms + limit_ms), min(until_ms, since_ms + limit_ms)
+        return end_ms, until_ms
+
+    def _of_workload(self, groups: Groups, accepted_ms: int) -> list[int] | None:
+        """What `_known` finds, where that is of runs of this very workload, and of enough of them."""
+        own = self._runs.get(groups[0])
+        if own is not None and (near := own.siblings(accepted_ms)):
+            return near
+        for group in groups[:2]:
+            known = self._runs.get(group)
+            if known is not None and len(known.ring) >= SAMPLES_SURE:
+                return known.sorted
+        return None
 
     def least_left_ms(self, groups: Groups, elapsed_ms: int, samples: int) -> int:
         """The `least_ms` of `remaining` alone, of no siblings; 0 where fewer runs than `samples` are known."""

@@ -38,12 +38,12 @@ class Victim:
 
     __slots__ = ("cost", "gpus", "job", "members", "priority")
 
-    def __init__(self, members: tuple[Member, ...], priority: int, now_ms: int) -> None:
+    def __init__(self, members: tuple[Member, ...], priority: int, lasted_ms: list[int]) -> None:
         self.members = members
         self.job = members[0].replica.job
         self.priority = priority
         self.gpus = sum(member.mask.bit_count() for member in members)
-        self.cost = sum(max(1, m.mask.bit_count()) * max(0, now_ms - began_ms(m, now_ms)) for m in members)
+        self.cost = sum(max(1, m.mask.bit_count()) * max(0, ms) for m, ms in zip(members, lasted_ms, strict=True))
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
@@ -115,15 +115,17 @@ class _Search:
         self.hosts = {host.worker.num: host for host in self._hosts() if host.worker.num not in barred}
         self.known: dict[tuple[int, int], Victim | None] = {}
         self.chosen: dict[tuple[int, int], Victim] = {}
+        self.chosen_on: dict[int, dict[tuple[int, int], Victim]] = {}  # the same, by the hosts that they leave
         self.taken = dict(ending)  # GPUs that end of each tenant
         self.rooms = {num: self._room(host, ()) for num, host in self.hosts.items()}  # replicas that would fit
+        self.room = sum(self.rooms.values())
 
     def run(self) -> Choice | None:
-        if sum(self.rooms.values()) >= self.shape.together:
+        if self.room >= self.shape.together:
             return None  # it fits as things are: whoever bars it will be gone
         heap = [entry for num in self.hosts if (entry := self._offer(num)) is not None]
         heapify(heap)
-        while sum(self.rooms.values()) < self.shape.together and heap:
+        while self.room < self.shape.together and heap:
             rank, num, _ = heappop(heap)
             now = self._offer(num)
             if now is None or (now[0] != rank and heap and now > heap[0]):
@@ -135,7 +137,7 @@ class _Search:
             again = self._offer(num)
             if again is not None:
                 heappush(heap, again)
-        if sum(self.rooms.values()) < self.shape.together:
+        if self.room < self.shape.together:
             return None
         self._spare()
         return Choice(sorted(self.chosen.values(), key=lambda victim: victim.rank), self._held())
@@ -170,11 +172,13 @@ class _Search:
 
     def _refresh(self, victim: Victim) -> None:
         for num in {member.worker.num for member in victim.members} & self.hosts.keys():
-            self.rooms[num] = self._room(self.hosts[num], self.chosen.values())
+            self.room -= self.rooms[num]
+            self.rooms[num] = self._room(self.hosts[num], self.chosen_on.get(num, {}).values())
+            self.room += self.rooms[num]
 
     def _offer(self, num: int) -> tuple[tuple[int, int], int, list[Victim]] | None:
         """What one replica more on a host takes: (highest priority, cost), host, victims; None if it cannot be."""
-        host, chosen = self.hosts[num], list(self.chosen.values())
+        host, chosen = self.hosts[num], list(self.chosen_on.get(num, {}).values())
         room = self._room(host, chosen)
         able = [v for member in host.worker.members.values() if (v := self._victim(member)) is not None]
         more: list[Victim] = []
@@ -206,18 +210,19 @@ class _Search:
             return None
         if any(
             draft.held_by(m.replica) is not m or m.mode > EXCLUSIVE or draft.state_of(m.replica) != RUNNING
-            for m in (*members, member)
+            for m in ((*members, member) if job.gang else members)
         ):
             return None  # it lingers, is about to end, or shares
-        if any(draft.time_ms - began_ms(m, draft.time_ms) < policy.runtime_ms for m in members):
+        lasted_ms = [draft.time_ms - began_ms(m, draft.time_ms) for m in members]
+        if min(lasted_ms) < policy.runtime_ms:
             return None
-        priority = policy.defended(job, min(began_ms(m, draft.time_ms) for m in members))
+        priority = policy.defended(job, draft.time_ms - max(lasted_ms))
         if right.reclaims:
             if job.tenant == right.job.tenant:
                 return None
         elif priority >= right.priority:
             return None
-        return Victim(members, priority, draft.time_ms)
+        return Victim(members, priority, lasted_ms)
 
     def _may_take(self, victim: Victim, beside: Iterable[Victim]) -> bool:
         """Whether what is taken back from its tenant is no more than that has borrowed."""
@@ -228,19 +233,30 @@ class _Search:
         return borrowed - sum(v.gpus for v in beside if v.job.tenant == name) >= victim.gpus
 
     def _take(self, victim: Victim) -> None:
-        self.chosen[_key(victim)] = victim
+        self._choose(victim)
         name = victim.job.tenant
         self.taken[name] = self.taken.get(name, 0) + victim.gpus
+
+    def _choose(self, victim: Victim) -> None:
+        key = _key(victim)
+        self.chosen[key] = victim
+        for member in victim.members:
+            self.chosen_on.setdefault(member.worker.num, {})[key] = victim
+        self._refresh(victim)
+
+    def _leave_out(self, victim: Victim) -> None:
+        key = _key(victim)
+        del self.chosen[key]
+        for num in {member.worker.num for member in victim.members}:
+            del self.chosen_on[num][key]
         self._refresh(victim)
 
     def _spare(self) -> None:
         """Leave out whoever is not needed after all: a gang's end may have freed what was chosen before."""
-        for key, victim in sorted(self.chosen.items(), key=lambda row: row[1].rank, reverse=True):
-            del self.chosen[key]
-            self._refresh(victim)
-            if sum(self.rooms.values()) < self.shape.together:
-                self.chosen[key] = victim
-                self._refresh(victim)
+        for victim in sorted(self.chosen.values(), key=lambda victim: victim.rank, reverse=True):
+            self._leave_out(victim)
+            if self.room < self.shape.together:
+                self._choose(victim)
 
     def _held(self) -> frozenset[int]:
         """The hosts that it will start on, as few as hold it; those with most room first."""

@@ -199,18 +199,17 @@ def _rooms(
         yield now_ms, True, now
     if emptied <= now:
         return
-    ends = sorted(
-        (*estimates.end_ms(member, now_ms), member.mask) for member in host.worker.members.values() if not member.missed
-    )
+    ends = sorted(estimates.ends_of(host.worker.members.values(), now_ms))
     if shape.mode != EXCLUSIVE or not shape.count:
         if ends:  # sharers and processors: when all have left
             yield ends[-1][0], all(sure for _, sure, _ in ends), emptied
         return
     mask, open_, last, known = host.cls.fit(shape).mask, host.open, now, True
+    opens, count = mask & host.lent & ~host.shut, shape.count
     for at, sure, freed in ends:
-        open_ |= freed & host.lent & ~host.shut
+        open_ |= freed & opens
         known = known and sure
-        room = min((open_ & mask).bit_count() // shape.count, emptied)
+        room = min((open_ & mask).bit_count() // count, emptied)
         if room > last:
             last = room
             yield at, known, room

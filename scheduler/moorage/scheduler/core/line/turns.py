@@ -35,7 +35,8 @@ class Turns:
     def head(self, line: Line) -> Head:
         """What comes before arrival in the order of lines."""
         priority = line.priority if self._standing is None else self._standing(line)
-        return (self._borrows(line), -priority, self._score(line.tenant))
+        score = self._scores.get(line.tenant)
+        return (self._borrows(line), -priority, self._score(line.tenant) if score is None else score)
 
     def is_owed(self, name: str, other: str) -> bool:
         """Whether more is owed to a tenant than to another: it has less of what its weight comes to."""

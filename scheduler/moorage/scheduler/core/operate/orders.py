@@ -19,8 +19,7 @@ from moorage.scheduler.core.life.lifecycle import Lifecycle
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, LEVEL_OF, Act, actor
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED, Job, State, Tenant
-from moorage.scheduler.core.state import Order as Standing
+from moorage.scheduler.core.state import QUEUED, Job, StandingOrder, State, Tenant
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
 from moorage.schemas.operate import (
@@ -127,8 +126,8 @@ class Orders:
             draft.holds[name] = on
             self._set_apart(name)
         tenant = self._known(name)
-        standing = None if not on else (by, asked.why, draft.time_ms) if changed else tenant.hold
-        return Done("hold" if on else "release", changed, tenant=name, gpus=tenant.gpus, hold=as_hold(standing))
+        order = None if not on else StandingOrder(by, asked.why, draft.time_ms) if changed else tenant.hold
+        return Done("hold" if on else "release", changed, tenant=name, gpus=tenant.gpus, hold=as_hold(order))
 
     def _hold_job(self, draft: Draft, job: Job, asked: HoldAct | ReleaseAct, by: str) -> Done:
         on = isinstance(asked, HoldAct)
@@ -136,12 +135,12 @@ class Orders:
         if changed:
             self._write(draft, Act.HOLD if on else Act.UNHOLD, job.tenant, job.num, by=by, why=asked.why)
             draft.holds[job.num] = on
-            for item in self._standing(draft, job):
+            for item in self._queued_entries(draft, job):
                 act = self.queue.take_out if on else self.queue.add
                 act(self._priority(draft, job), self.shape_of(job), item, job.tenant)
             self.planner.holding.forget(job.num)
-        standing = None if not on else (by, asked.why, draft.time_ms) if changed else job.hold
-        return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(standing))
+        order = None if not on else StandingOrder(by, asked.why, draft.time_ms) if changed else job.hold
+        return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(order))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
 
@@ -157,7 +156,7 @@ class Orders:
         if changed:
             self._write(draft, Act.PRIORITY, job.num, asked.priority, by=by, why=asked.why)
             if not draft.is_held(job):
-                for item in self._standing(draft, job):
+                for item in self._queued_entries(draft, job):
                     self.queue.take_out(before, self.shape_of(job), item, job.tenant)
                     self.queue.add(asked.priority, self.shape_of(job), item, job.tenant)
             draft.priorities[job.num] = asked.priority
@@ -173,8 +172,8 @@ class Orders:
             draft.limits[name] = (gpus, jobs)
             self._set_apart(name)
         tenant = self._known(name)
-        standing = (by, asked.why, draft.time_ms) if changed else tenant.limit
-        return Done("limit", changed, tenant=name, gpus=tenant.gpus, limit=as_limit(gpus, jobs, standing))
+        order = StandingOrder(by, asked.why, draft.time_ms) if changed else tenant.limit
+        return Done("limit", changed, tenant=name, gpus=tenant.gpus, limit=as_limit(gpus, jobs, order))
 
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str) -> Done | Problem:
         """The leader's own release is among those announced."""
@@ -207,7 +206,7 @@ class Orders:
     # --------------------------------------------------------------------------------------------------- fair share
 
     def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
-        if not draft.may(Act.SHARE):
+        if not draft.level_allows(Act.SHARE):
             return level_problem("shares of tenants", Act.SHARE, self.state.level)
         name, before = asked.tenant, draft.share_of(asked.tenant)
         weight, gpus = _given(asked.weight, before[0]), _given(asked.gpus, before[1])
@@ -217,8 +216,8 @@ class Orders:
             draft.shares[name] = (weight, gpus)
             self._take_turns(draft)
         tenant = self._known(name)
-        standing = (by, asked.why, draft.time_ms) if changed else tenant.share
-        return Done("share", changed, tenant=name, gpus=tenant.gpus, share=as_share(weight, gpus, standing))
+        order = StandingOrder(by, asked.why, draft.time_ms) if changed else tenant.share
+        return Done("share", changed, tenant=name, gpus=tenant.gpus, share=as_share(weight, gpus, order))
 
     def resume_turns(self, draft: Draft) -> None:
         """In a new reign: go on with the turns that there were, by the half-life of this leader's settings."""
@@ -257,7 +256,7 @@ class Orders:
         given = draft.priority_of(job)
         return given if given >= 0 else self.request_of(job).priority
 
-    def _standing(self, draft: Draft, job: Job) -> list[int]:
+    def _queued_entries(self, draft: Draft, job: Job) -> list[int]:
         """The entries of the queue that are this job's, held or not: a pause that is not over has its timer."""
         waiting = [replica for replica in job.replicas if draft.state_of(replica) == QUEUED]
         return [
@@ -276,21 +275,21 @@ class Orders:
         self.queue.set_apart(name, is_of)
 
 
-def as_hold(standing: Standing | None) -> Hold | None:
-    """A hold as it is told; `by` is the name that the operator gave itself."""
-    return Hold(standing[2], _said(standing), standing[1]) if standing is not None else None
+def as_hold(order: StandingOrder | None) -> Hold | None:
+    """A hold as answers show it; `by` is the name that the operator gave itself."""
+    return Hold(order.since_ms, _said(order), order.why) if order is not None else None
 
 
-def as_limit(gpus: int, jobs: int, standing: Standing | None) -> Limit | None:
-    if standing is None or not (gpus or jobs):
+def as_limit(gpus: int, jobs: int, order: StandingOrder | None) -> Limit | None:
+    if order is None or not (gpus or jobs):
         return None
-    return Limit(gpus, jobs, standing[2], _said(standing), standing[1])
+    return Limit(gpus, jobs, order.since_ms, _said(order), order.why)
 
 
-def as_share(weight: int, gpus: int, standing: Standing | None) -> Share | None:
-    if standing is None or not (weight or gpus):
+def as_share(weight: int, gpus: int, order: StandingOrder | None) -> Share | None:
+    if order is None or not (weight or gpus):
         return None
-    return Share(weight, gpus, standing[2], _said(standing), standing[1])
+    return Share(weight, gpus, order.since_ms, _said(order), order.why)
 
 
 def share_of(tenant: Tenant) -> Share | None:
@@ -301,5 +300,6 @@ def limit_of(tenant: Tenant) -> Limit | None:
     return as_limit(tenant.gpus_max, tenant.jobs_max, tenant.limit)
 
 
-def _said(standing: Standing) -> str:
-    return standing[0].partition(" ")[2]
+def _said(order: StandingOrder) -> str:
+    """The name that the operator gave itself."""
+    return order.actor.partition(" ")[2]

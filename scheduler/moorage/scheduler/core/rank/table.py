@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, MEMBERS_MAX, NO_GPU, Fit, Host, HostClass
-from moorage.scheduler.core.shape import Shape
+from moorage.scheduler.core.shape import DeviceAsked, Shape
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -28,6 +28,8 @@ NO_ROOM: Final = 101
 ROOMS: Final = 102
 #: stands for "the worker did not say", which no request exceeds
 UNCOUNTED: Final = 1 << 40
+#: ways of asking for a device of which a kind remembers how well it answers: a new mix asks for each of its shapes
+RANKS_MAX: Final = 4_096
 #: first index of `HostTable.cells`; from ROOM on, what each device has left
 CPU, MEMORY, FREE, CLASS, TYPE, KIND, NOTE, ROOM = range(8)
 
@@ -38,17 +40,24 @@ _NO_ROWS: Final = np.zeros(0, np.int64)
 class Kind:
     """Devices that answer alike: vendor, name, memory, and how many sharers they take."""
 
-    __slots__ = ("index", "memory_mib", "name", "sharers", "slot", "vendor")
+    __slots__ = ("_ranks", "index", "memory_mib", "name", "sharers", "slot", "vendor")
 
     def __init__(self, key: tuple[Any, ...], index: int) -> None:
+        self._ranks: dict[DeviceAsked, int] = {}
         self.index = index
         self.vendor, self.name, self.memory_mib = str(key[0]), str(key[1]), int(key[2])
         self.sharers = {2: int(key[3]), 3: int(key[4])}
 
     def rank(self, shape: Shape) -> int:
         """Whether such a device answers a shape, as `Shape.device_rank`; its place in the host is not looked at."""
-        slot = shape.slot_index if shape.slot_index is not None else 0
-        return shape.device_rank(self.vendor, self.name, self.memory_mib, slot)
+        rank = self._ranks.get(shape.device_asked)
+        if rank is None:
+            if len(self._ranks) >= RANKS_MAX:
+                self._ranks.clear()
+            slot = shape.slot_index if shape.slot_index is not None else 0
+            rank = shape.device_rank(self.vendor, self.name, self.memory_mib, slot)
+            self._ranks[shape.device_asked] = rank
+        return rank
 
     def need(self, shape: Shape) -> int:
         """What one replica takes of such a device, in percent: the most that compute, memory or sharers ask for."""

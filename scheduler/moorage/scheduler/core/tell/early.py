@@ -1,8 +1,8 @@
-"""The frames of a record's placements, put together while it is appended: they leave right with the acknowledgement.
+"""Builds the frames of plain placements while their record is being appended, so that they can leave at once.
 
-Nothing is told before that. What fold will make of a few plain placements is known beforehand, so that a GPU need not
-wait for it; of any record that holds more, nothing is foreseen. `Engine.acknowledged` puts the same frames together
-from the folded state, and whoever sends them compares: a placement said twice changes nothing at its worker.
+Nothing is sent before the acknowledgement; but then a GPU need not wait for the fold, as what it will make of a few
+plain placements is known beforehand. For any other record nothing is prepared. `Engine.acknowledged` builds the same
+frames from the folded state, and the sender compares; a placement that is sent twice does no harm at the worker.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import Place, Wanted
 from moorage.schemas.subjects import Subjects
 
-#: steps of a record beyond which nobody waits for these microseconds
+#: in a record with more steps than this a few microseconds do not matter
 STEPS_MAX: Final = 64
-#: of all jobs that it accepts: then all that one worker is told is in one frame
+#: of all accepted jobs together: so the placements for one worker surely fit one frame
 BODY_BYTES_MAX: Final = 64 * 1024
-#: what a worker reported of members that stand: no frame follows from it
+#: steps for facts that workers have reported: they cause no frames
 _QUIET: Final = frozenset(map(int, (Op.CLAIM, Op.START, Op.EXIT, Op.FREE, Op.BEGIN, Op.DONE, Op.RUN)))
 _MODE_MASK: Final = (1 << MODE_BITS) - 1
 
 
 def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Message]:
-    """The messages that will follow from the record in flight once it stands behind `state`; none where it is not sure.
+    """The messages that the record in flight will cause once it is folded into `state`; none if that is not certain.
 
-    Only new jobs without a deadline are placed by it, each replica once, and members that stand are only reported on.
+    It is certain for a record that only places new jobs without a deadline, and reports facts about others.
     """
     record = flight.record
     if record is None or record.acts or flight.renewed or flight.joined or len(record.steps) > STEPS_MAX * STEP_WIDTH:

@@ -1,4 +1,4 @@
-"""What waits for the acknowledgement of the record that was built: who is to be answered, and with what."""
+"""The record that is being appended, with all that has to be answered once it is acknowledged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moorage.schemas.frames import Renew
 
 
 class InFlight:
-    """One record, of which there is never a second (ledger-rules H1)."""
+    """There is never more than one (ledger-rules H1)."""
 
     __slots__ = ("asks", "draft", "early", "joined", "new", "record", "renewed", "replies")
 
@@ -26,4 +26,7 @@ class InFlight:
         self.joined: list[tuple[FromWorker, str]] = []
         self.renewed: list[tuple[FromWorker, Renew, Host]] = []
         self.asks: list[Ask] = []
-        self.early: tuple[int, list[Message]] = (0, [])  # where it will stand, and what then leaves at once
+        self.early: tuple[int, list[Message]] = (
+            0,
+            [],
+        )  # the sequence it will have, and the frames to send at once then

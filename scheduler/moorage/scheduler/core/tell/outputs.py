@@ -1,4 +1,4 @@
-"""What leaves after the acknowledgement: answers, wanted frames, events. Built from folded state alone."""
+"""What is sent after the acknowledgement of a record: answers, `Wanted` frames and events, from folded state alone."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from moorage.schemas.frames import Change, End, Event, Held, Place, Start, Wante
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 
-#: bodies in one wanted frame; more go in the next, so that no frame nears the server's bound
+#: bytes of request bodies in one `Wanted` frame; more go into the next one, so that none comes near the server's bound
 WANTED_BYTES_MAX: Final = 400 * 1024
 
-#: so many changes always fit one event: they are not measured
+#: so many changes always fit one event, and are not measured
 CHANGES_SURE: Final = 64
-#: of the changes in one event or answer, under what NATS takes; `show` has the request and the replicas beside them
+#: bytes of the changes in one event, or in one answer of `show`, which has the request and replicas as well
 CHANGES_BYTES_MAX: Final = 700 * 1024
 SHOWN_BYTES_MAX: Final = 200 * 1024
-#: of one change as JSON without its GPUs and its why, at most; and of a character of text that had to be escaped
+#: at most: bytes of one change as JSON without its GPUs and reason, and of one character that has to be escaped
 CHANGE_BYTES: Final = 330
 CHAR_BYTES_MAX: Final = 6
 ACCEPTED: Final = "ACCEPTED"
@@ -44,20 +44,20 @@ Message = tuple[str, bytes, str]  # subject, payload, reply
 
 
 class Outputs:
-    """All that one record lets out. `answers` are (reply subject, payload)."""
+    """All that is sent for one record. `answers` are (reply subject, payload)."""
 
     __slots__ = ("answers", "ended", "events", "long", "messages")
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, bytes]] = []
         self.messages: list[Message] = []
-        self.ended: list[Job] = []  # over with this record: their stories go to the history
-        self.long: list[Job] = []  # parts of their stories do
+        self.ended: list[Job] = []  # jobs that ended with this record: their transitions go to the history
+        self.long: list[Job] = []  # jobs with so many transitions that a part of them goes there now
         self.events: list[tuple[str, str, bytes, bool]] = []  # tenant, job, event as JSON, on its own subject too
 
 
 class WantedFrames:
-    """Gathers place, start and end by worker; what is wanted follows from the member's state alone."""
+    """Gathers the placements, starts and ends for each worker; they follow from the members' state alone."""
 
     def __init__(self, state: State, subjects: Subjects) -> None:
         self._state = state
@@ -105,7 +105,7 @@ class WantedFrames:
             )
 
     def add(self, member: Member) -> None:
-        """wanted(state, worker) for one member."""
+        """Add what the ledger wants of one member now, if anything."""
         worker, replica, job = member.worker, member.replica, member.replica.job
         if not worker.session:
             return
@@ -125,16 +125,16 @@ class WantedFrames:
             self._frame(worker, 200).end.append(End(*name, why="account for it: not in your renewals"))
 
     def well(self, worker: Worker) -> None:
-        """An operator's word on its devices, until it has taken it."""
+        """Add an operator's release of devices; repeated until the worker has taken it."""
         slots, epoch = slots_of(worker.well), self._state.epoch
         frame = Wanted(worker.id, worker.session, epoch, place=[], start=[], end=[], well=slots, well_n=worker.well_n)
         self._frames.setdefault(worker.num, []).insert(0, frame)
         self._bytes.setdefault(worker.num, 400)
 
     def end_unknown(self, worker: Worker, held: Held) -> None:
-        """The worker holds what the ledger does not know: it ends (ledger-rules H11)."""
+        """End a member that the worker holds and the ledger does not know (ledger-rules H11)."""
         if not all(0 <= number < 2**63 for number in (held.replica, held.attempt, held.fence)):
-            return  # no member was ever called so, and msgpack could not say it
+            return  # no member can have such numbers, nor can msgpack encode them
         self._frame(worker, 200).end.append(
             End(held.tenant, held.job, held.replica, held.attempt, held.fence, why="unknown to the ledger")
         )
@@ -159,23 +159,23 @@ def slots_of(mask: int) -> list[int]:
 
 
 def gpu_names(worker: Worker, mask: int) -> list[str]:
-    """The uuids of a mask in this session's inventory."""
+    """The uuids of the devices in a mask, by this session's inventory."""
     pool = worker.hello.get("gpu_pool", ())
     return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
 
 
 def accepted(tenant: str, accepted_ms: int) -> Change:
-    """Every story's first transition."""
+    """The first transition of every job."""
     return Change(1, accepted_ms, -1, 0, ACCEPTED, by=by_tenant(tenant))
 
 
 def changes_since(state: State, job: Job, rev: int) -> list[Change]:
-    """A job's transitions after a revision, as far as memory holds them."""
+    """A job's transitions after a revision, as far as they are in memory."""
     count, rows = job.rev - rev, job.story
     if count <= 0:
         return []
     if count < len(rows):
-        rows = rows[-count:]  # revisions follow each other, and only the oldest ever leave
+        rows = rows[-count:]  # revisions are consecutive, and only the oldest rows leave memory
     changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
     workers = state.worker_by_num
     for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor in rows:
@@ -206,7 +206,7 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
 
 
 def fitting(changes: Sequence[Change], bytes_max: int = CHANGES_BYTES_MAX) -> int:
-    """How many of the first changes one frame has room for; at least one, where there is one."""
+    """How many of the first changes fit into one frame; at least one, if there is any."""
     size = 0
     for count, change in enumerate(changes):
         size += CHANGE_BYTES + sum(len(gpu) + 3 for gpu in change.gpus) + CHAR_BYTES_MAX * len(change.why)
@@ -216,7 +216,7 @@ def fitting(changes: Sequence[Change], bytes_max: int = CHANGES_BYTES_MAX) -> in
 
 
 def event_of(state: State, job: Job) -> Event:
-    """What this record changed for a job; marks it as told. What has no room leaves a gap, which `history` fills."""
+    """What this record changed for a job, which is then marked as told. What does not fit is left to `history`."""
     changes = changes_since(state, job, job.told)
     if len(changes) > CHANGES_SURE:
         del changes[fitting(changes) :]

@@ -1,4 +1,4 @@
-"""A worker's lines for the operator, thinned out: the same line at most twice a minute."""
+"""A worker's log for the operator, in which the same line appears at most twice a minute."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from moorage.worker.member_messages import Log
 
 LOG_AGAIN_S: Final = 30.0
-#: lines remembered; beyond it all are forgotten, and may be said again early
+#: lines that are remembered; beyond it all are forgotten, and may be repeated sooner
 LINES_MAX: Final = 1024
 _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 log = logging.getLogger("moorage.worker")
 
 
-class ThinLog:
+class ThrottledLog:
     """The log of one worker; `now` gives seconds of any clock that goes forward."""
 
     def __init__(self, worker: str, now: Callable[[], float]) -> None:

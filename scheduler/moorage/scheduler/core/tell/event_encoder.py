@@ -23,7 +23,7 @@ _SIMULATED: Final = ',"simulated":true}'
 _text: Final = msgspec.json.Encoder().encode
 
 
-class Telling:
+class EventEncoder:
     """Writes what a record changed; `forget` after a worker joined, as its slots may name other devices."""
 
     def __init__(self, state: State) -> None:

@@ -1,4 +1,4 @@
-"""What operators do to workers: cordon, uncordon, drain, and the release of devices."""
+"""Operators' orders about workers: cordon, uncordon, drain, and the release of devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from typing import Any, Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.events import Operate
+from moorage.scheduler.core.events import WorkerOrder
 from moorage.scheduler.core.life.health import Health
 from moorage.scheduler.core.life.windows import Windows, as_drain, window_of
 from moorage.scheduler.core.operate.orders import level_problem
@@ -17,17 +17,17 @@ from moorage.scheduler.core.tell.outputs import slots_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import Done, DrainAct
 
-#: workers whose names are compared with one that is not known: some 5 µs each
+#: an unknown name is compared with at most so many workers' names, some 5 µs each
 LOOKED_AT_MAX: Final = 1_000
 
 
-class Operating:
+class WorkerOrders:
     def __init__(self, state: State, windows: Windows, health: Health) -> None:
         self._state = state
         self._windows = windows
         self._health = health
 
-    def act(self, draft: Draft, event: Operate) -> Any:
+    def act(self, draft: Draft, event: WorkerOrder) -> Any:
         """Write the act into the draft; returns the answer, a problem where it cannot be done."""
         worker = self._state.workers.get(event.worker)
         if worker is None:
@@ -39,7 +39,7 @@ class Operating:
             return Done(event.verb, slots != 0, worker=event.worker, members=members, slots=slots_of(slots))
         if event.verb == "drain":
             act = event.drain or DrainAct(worker=event.worker)
-            if act.has_window and not draft.may(Act.WINDOW):
+            if act.has_window and not draft.level_allows(Act.WINDOW):
                 return level_problem("drains with a time", Act.WINDOW, self._state.level)
             changed = self._windows.drain(draft, worker, act, event.by)
             drain = as_drain(window_of(act, draft.time_ms, event.by))
@@ -52,7 +52,7 @@ class Operating:
         return Done(event.verb, changed, worker=event.worker, members=members)
 
     def _unknown(self, name: str) -> Problem:
-        """Names one that is near, but in no command: whoever copied that could take a machine that nobody meant."""
+        """Name a similar worker in the message, but not in a command to copy: that could hit a machine nobody meant."""
         near = difflib.get_close_matches(name, itertools.islice(self._state.workers, LOOKED_AT_MAX), n=1, cutoff=0.8)
         besides = f"; {near[0]} has" if near else ""
         return problem("not-found", f"no worker {name} has joined{besides}", found=name, next="moorage fleet")

@@ -1,7 +1,8 @@
-"""Questions that wait for an answer: tenants take turns, renewals and requests come first, and every queue is bounded.
+"""Questions that wait for their answers: tenants take turns, and the queue of each is bounded.
 
-A question is answered from memory, within some µs or within tens of ms: `ls` looks at every job of its tenant. If
-questions were answered as they come, a few hundred at once would keep renewals and requests waiting for seconds.
+A question is answered from memory, and takes from a few µs to tens of ms, as `ls` looks at every job of its tenant. If
+questions were answered as they arrive, a few hundred at once would hold up renewals and requests for seconds. So
+those go first, and questions get a slice of each turn of the event loop.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from moorage.bus.transport import Delivery
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.names import is_tenant
 
-#: those that are answered from memory; what else is asked is answered elsewhere, or told to the core
+#: the verbs that only read; all others change something and go to the core
 QUESTIONS: Final = frozenset(("show", "ls", "explain", "plan", "history", "logs"))
-#: of one tenant; more are answered with `overloaded`
+#: questions of one tenant that may wait; the next one is answered with `overloaded`
 ASKED_MAX: Final = 20_000
-#: so long they are answered between two turns of the loop, one at least
+#: the slice of one turn of the event loop, in which at least one question is answered
 QUESTIONS_S: Final = 0.004
 
 
 T = TypeVar("T")
 
 
-class InTurn(Generic[T]):
-    """A queue for each tenant, and tenants take turns: whoever had a turn comes last in the next round."""
+class RoundRobin(Generic[T]):
+    """One queue for each tenant, served in turns: after each item the next tenant's queue is next."""
 
     def __init__(self) -> None:
         self._by_tenant: dict[str, deque[T]] = {}
         self.size = 0
 
     def put(self, tenant: str, item: T) -> bool:
-        """Enqueue; False if so much of this tenant waits already that there is no room for more."""
+        """Enqueue; False where the tenant's queue is full."""
         mine = self._by_tenant.setdefault(tenant, deque())
         if len(mine) >= ASKED_MAX:
             return False
@@ -41,7 +42,7 @@ class InTurn(Generic[T]):
         return True
 
     def take(self) -> T:
-        """The next one. There must be one."""
+        """Remove and return the next item; there must be one."""
         tenant = next(iter(self._by_tenant))
         mine = self._by_tenant.pop(tenant)
         if len(mine) > 1:
@@ -50,8 +51,8 @@ class InTurn(Generic[T]):
         return mine.popleft()
 
 
-class Asked(InTurn[Delivery]):
-    """Questions as they came."""
+class QuestionQueue(RoundRobin[Delivery]):
+    """The questions as they were received."""
 
     def __init__(self, subject_skip: int) -> None:
         """`subject_skip` is the length of the subjects' prefix and its dot."""
@@ -59,7 +60,7 @@ class Asked(InTurn[Delivery]):
         self._skip = subject_skip
 
     def tenant_of(self, subject: str) -> str:
-        """Whose question this is; "" where it is none."""
+        """The tenant whose question is on this subject; "" if it is no question."""
         skip = self._skip
         if subject[-7:] == ".submit" or subject[skip : skip + 4] != "api.":  # most are requests
             return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moorage.worker.cgroup import CgroupBase
-from moorage.worker.supervisor.stock import KITS_MAX, Stock
+from moorage.worker.supervisor.kit_pool import KITS_MAX, KitPool
 from tests.waiting import until
 from tests.worker.supervisor_rig import CGROUPS_WORK
 
@@ -17,7 +17,7 @@ from tests.worker.supervisor_rig import CGROUPS_WORK
 def grouped() -> Iterator[CgroupBase]:
     if not CGROUPS_WORK:
         pytest.skip("no writable cgroup v2 here")
-    made = CgroupBase.open(f"moorage-stock-{os.getpid()}")
+    made = CgroupBase.open(f"moorage-kits-{os.getpid()}")
     assert made is not None
     yield made
     made.remove()
@@ -38,24 +38,24 @@ def groups(base: CgroupBase | None) -> list[str]:
 
 async def test_a_stock_is_bounded_and_given_back(base: CgroupBase | None) -> None:
     before = descriptors()
-    stock = Stock(base)
-    stock.fill()
+    pool = KitPool(base)
+    pool.fill()
     for _ in range(KITS_MAX):
-        stock.add()
-    assert len(stock) == KITS_MAX
+        pool.add()
+    assert len(pool) == KITS_MAX
     assert len(groups(base)) == (0 if base is None else KITS_MAX)
-    stock.close()
-    stock.fill()
-    assert len(stock) == 0
+    pool.close()
+    pool.fill()
+    assert len(pool) == 0
     assert descriptors() == before
     assert groups(base) == []
 
 
 async def test_a_kit_serves_one_member_and_one_that_is_missing_is_made(base: CgroupBase | None) -> None:
-    stock = Stock(base)
-    stock.fill()
-    kits = [stock.take() for _ in range(KITS_MAX + 2)]
-    assert len(stock) == 0
+    pool = KitPool(base)
+    pool.fill()
+    kits = [pool.take() for _ in range(KITS_MAX + 2)]
+    assert len(pool) == 0
     assert len({kit.stdout for kit in kits} | {kit.stderr for kit in kits}) == 2 * len(kits)
     for kit in kits:
         assert not os.get_blocking(kit.stdout[0])
@@ -71,26 +71,26 @@ async def test_a_kit_serves_one_member_and_one_that_is_missing_is_made(base: Cgr
 
 
 async def test_after_a_start_that_none_follows_it_is_filled_again(base: CgroupBase | None) -> None:
-    stock = Stock(base)
-    stock.fill()
-    stock.take().close()
-    stock.fill_later()
+    pool = KitPool(base)
+    pool.fill()
+    pool.take().close()
+    pool.fill_later()
     async with asyncio.timeout(30):
-        await until(lambda: len(stock) == KITS_MAX)
-    stock.fill_later()
-    stock.close()
+        await until(lambda: len(pool) == KITS_MAX)
+    pool.fill_later()
+    pool.close()
 
 
 async def test_a_group_that_somebody_cleared_away_is_not_used(grouped: CgroupBase) -> None:
-    stock = Stock(grouped)
-    stock.fill()
+    pool = KitPool(grouped)
+    pool.fill()
     for name in groups(grouped):
         os.rmdir(f"{grouped.path}/{name}")
-    kit = stock.take()
+    kit = pool.take()
     assert kit.cgroup is not None
     assert kit.cgroup.exists()
     kit.close()
-    stock.close()
+    pool.close()
     assert groups(grouped) == []
 
 
@@ -98,7 +98,7 @@ async def test_no_two_supervisors_name_a_group_alike(grouped: CgroupBase) -> Non
     """The next one kills what stands under the names of the former one's members: none of its own may be there."""
     named: list[set[str]] = []
     for _ in range(2):
-        kits = [stock.take() for stock in [Stock(grouped)] for _ in range(2)]
+        kits = [pool.take() for pool in [KitPool(grouped)] for _ in range(2)]
         named.append({kit.cgroup.path for kit in kits if kit.cgroup is not None})
         for kit in kits:
             kit.close()

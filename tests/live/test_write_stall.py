@@ -97,7 +97,7 @@ async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_
 async def test_what_nobody_waits_for_is_read_without_end_neither(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.scheduler.stuck.READ_MAX", 200)
+    monkeypatch.setattr("moorage.scheduler.write_stall.READ_MAX", 200)
     async with queued(nats_server, unique, msgspec.convert(QUICK, Config)) as made, made.leads() as state:
         reign = made.scheduler.reign
         assert reign is not None
@@ -107,7 +107,7 @@ async def test_what_nobody_waits_for_is_read_without_end_neither(
             await until(lambda: since_s(time.monotonic()) > QUICK["takeover_s"], what="nothing is appended")
             for number in range(20):
                 await publisher.send([(subject, _body(f"{number}-{each}"), "") for each in range(100)])
-            await until(lambda: reign.stuck.dropped >= 1_000, what="most are dropped")
+            await until(lambda: reign.stalled.dropped >= 1_000, what="most are dropped")
             assert reign.engine.waiting + reign.intake.waiting <= 200
         await until(lambda: state.live, what="the first ones are in a record")
         assert state.live <= 200

@@ -1,4 +1,4 @@
-"""How far a leader may trust its ledger: workers may know more of it than an older backup does."""
+"""Guards against leading on an older backup of the ledger: then workers know of records that the ledger lacks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.life.sessions import Sessions
 from moorage.scheduler.core.state import State
 
-#: renewal intervals after which whoever was not heard in a reign is not waited for
+#: renewal intervals after which a worker that was not heard in this reign is no longer waited for
 BEHIND_RENEWALS: Final = 1.5
 
 
-class Trust:
+class StaleLedgerGuard:
     """`mono_ms` is the leader's monotonic time at which its reign began."""
 
     def __init__(self, state: State, sessions: Sessions, config: Config, mono_ms: int) -> None:
@@ -23,10 +23,10 @@ class Trust:
         self._lost_ms = max(config.lost_ms, *(worker.lost_ms for worker in state.workers.values()), 0)
 
     def may_place(self, time_ms: int, mono_ms: int) -> bool:
-        """Not while workers may know better than this ledger, and not yet on a restored one.
+        """False while the ledger may turn out to be an older backup, and for a while after it was restored from one.
 
-        What its backup does not know of runs until its worker is heard, or by then is lost: nothing is placed beside
-        it (ledger-rules H7).
+        Jobs that were placed after the backup may still run, unknown to the restored ledger. Until their workers were
+        heard, or would be lost by now, nothing may be placed beside them (ledger-rules H7).
         """
         state, lost_ms = self._state, self._lost_ms
         if self._sessions.ahead and self._sessions.behind(waited=self._waited(mono_ms)) is not False:
@@ -38,8 +38,10 @@ class Trust:
         return time_ms >= state.restored_ms + lost_ms
 
     def behind(self, mono_ms: int) -> str:
-        """Why this ledger must not be led on: to ask behind each acknowledgement, which proves that nobody newer
-        leads by it. Empty where it may be."""
+        """Why this ledger turned out to be an older backup; empty where it is none.
+
+        To be asked after an acknowledgement: that proves that the workers have not simply heard of a newer leader.
+        """
         if not self._sessions.ahead or not self._sessions.behind(waited=self._waited(mono_ms)):
             return ""
         state = self._state
@@ -51,5 +53,5 @@ class Trust:
         )
 
     def _waited(self, mono_ms: int) -> bool:
-        """Whether every worker that lives had time to renew in this reign."""
+        """Whether every live worker has had time to renew in this reign."""
         return mono_ms - self._began_mono_ms > BEHIND_RENEWALS * self._config.renew_s * 1000

@@ -1,4 +1,4 @@
-"""What leaves once a record is acknowledged: events, answers to submits and joins, what a renewal does not show yet."""
+"""Fills the `Outputs` of an acknowledged record: events, answers to submits and joins, and frames to workers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.life.sessions import Sessions
 from moorage.scheduler.core.state import QUEUED, Job, State, Worker
+from moorage.scheduler.core.tell.event_encoder import EventEncoder
 from moorage.scheduler.core.tell.in_flight import InFlight
 from moorage.scheduler.core.tell.outputs import Outputs, WantedFrames
-from moorage.scheduler.core.tell.telling import Telling
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Accepted, Held, Join, Joined
 from moorage.schemas.job import STATES, Request
 
 
-class Leaving:
-    """Built from folded state alone. `arm` sets the times of a job that was accepted."""
+class OutputWriter:
+    """Everything is built from the folded state alone. `arm` sets the timers of a job that was accepted."""
 
     def __init__(
         self,
@@ -29,32 +29,32 @@ class Leaving:
         request_of: Callable[[Job], Request],
         arm: Callable[[Job, Request], None],
     ) -> None:
-        #: what the answer to a submit says of a job that has to wait
-        self.tell_waiting: Callable[[Job], dict[str, Any] | None] | None = None
+        #: explains why a new job waits, for the answer to its submit; set by `foresight`
+        self.explain_waiting: Callable[[Job], dict[str, Any] | None] | None = None
         self._state = state
         self._config = config
         self._sessions = sessions
         self._request_of = request_of
         self._arm = arm
-        self._telling = Telling(state)
+        self._encoder = EventEncoder(state)
 
-    def tell(self, folded: Folded, out: Outputs) -> None:
-        """One event of each job that changed."""
+    def add_events(self, folded: Folded, out: Outputs) -> None:
+        """One event for each job that changed."""
         if folded.workers:
-            self._telling.forget()
-        tell, events = self._telling.event, out.events
+            self._encoder.forget()
+        encode_event, events = self._encoder.event, out.events
         for job in folded.jobs.values():
             if job.told < job.rev:
                 own = job.own_subject
-                events.append((job.tenant, job.name, tell(job), self.own_subject(job) if own is None else own))
+                events.append((job.tenant, job.name, encode_event(job), self.own_subject(job) if own is None else own))
 
     def own_subject(self, job: Job) -> bool:
-        """Whether this job's events go to its own subject too: its request says `"events": "tenant"` where not."""
+        """Whether this job's events also go to its own subject; `"events": "tenant"` in the request turns that off."""
         if job.own_subject is None:
             job.own_subject = self._request_of(job).events == "job"
         return job.own_subject
 
-    def new_jobs(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
+    def answer_submits(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
         seq = self._state.seq
         new = flight.new
         for job in accepted:
@@ -62,14 +62,14 @@ class Leaving:
             submit = made.submit
             job.shape, job.key = submit.shape, submit.key
             request = submit.request
-            # of many that came together the tenant's frames tell, until somebody follows one (`views.show`)
+            # jobs of a batch are in their tenant's frames only, until somebody follows one of them (`views.show`)
             job.own_subject = request.events == "job" and submit.batch is None
             if request.deadline_s is not None or request.start_within_s is not None or request.on_no_match == "reject":
                 self._arm(job, request)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
             waiting = None
-            if job.replicas[-1].state == QUEUED and submit.batch is None and submit.reply and self.tell_waiting:
-                waiting = self.tell_waiting(job)
+            if job.replicas[-1].state == QUEUED and submit.batch is None and submit.reply and self.explain_waiting:
+                waiting = self.explain_waiting(job)
             if (
                 submit.batch is None and submit.json and not made.warnings and waiting is None
             ):  # the bytes of `encode(Accepted(…))`
@@ -98,12 +98,12 @@ class Leaving:
             config.lease_s,
             config.grace_s,
             state.ledger_id,
-            formerly=state.former_id,
+            formerly=state.former_of(frame.ledger),
         )
         out.answers.append((event.reply, encode(joined, json=event.json)))
-        self.show(wanted, state.workers[event.worker], frame.holding, 0)
+        self.want_differences(wanted, state.workers[event.worker], frame.holding, 0)
 
-    def show(self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int) -> None:
+    def want_differences(self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int) -> None:
         again, unknown = self._sessions.differences(worker, held, no)
         for member in again:
             wanted.add(member)

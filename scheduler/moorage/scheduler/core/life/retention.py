@@ -1,4 +1,4 @@
-"""What leaves the leader's memory: ended jobs for a row of the finished table, and rows that are kept no longer."""
+"""What the leader keeps of finished jobs: ended jobs are compacted to rows of the finished table, old rows expire."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.finished import request_digest
 from moorage.scheduler.core.records import Act
 from moorage.scheduler.core.state import State
-from moorage.schemas.alike import Requests
+from moorage.schemas.request_cache import RequestCache
 
-#: ended jobs that one record compacts at most, as they count: some 3 µs each
+#: one record compacts at most so many ended jobs (big ones count for several), some 3 µs each
 COMPACT_MAX: Final = 512
-#: none are compacted before a part so small of `ended_max` is too many: most records of one job in flight do without
+#: compaction waits until `ended_max` is exceeded by one part in so many, so that most records need none
 COMPACT_PARTS: Final = 256
-#: ended jobs beyond `ended_max` (and at least so many again) that wait for the history; then they go without it
+#: ended jobs beyond `ended_max` wait until the history holds them, but at most as many again, and at least so many;
+#: the others are compacted without it
 ENDED_SPARE: Final = 1_000
 
 
-class Clearing:
+class Retention:
     """`dropped` counts jobs that left memory though their history could not be written."""
 
-    def __init__(self, state: State, requests: Requests, config: Config) -> None:
+    def __init__(self, state: State, requests: RequestCache, config: Config) -> None:
         self.dropped = 0
-        self.rows_looked = False  # for such as are to go, in this second
+        self.rows_looked = False  # whether `forget` has run in this second
         self._state = state
         self._requests = requests
         self._config = config
-        # a row says where a history stands, too
-        self._through = 0  # the number of an ended job that is to leave memory for its name; 0 for none
+        self._through = 0  # compact up to this ended job, as its name is wanted again; 0 for none
+        # rows outlive idempotence where the history is kept longer: they also say where it is stored
         self._rows_ms = max(config.finished_keep_ms, int(config.history_keep * 1000))
 
     def holds_up(self, draft: Draft, tenant: str, name: str) -> bool:
-        """Whether a submit waits for its name: that of a job which ended longer ago than names are remembered.
+        """Whether a submit must wait for its name, which still belongs to a job that ended before `finished_keep`.
 
-        That one leaves memory with this record or the next ones, behind all that ended before it. Where the history
-        cannot be written none of them may go, and nobody waits for it: the name is taken as long as that.
+        That job is then compacted with this record or the next ones, after all that ended before it. While the history
+        cannot be written no job may be compacted; then nobody waits, and the name counts as taken.
         """
         known = self._state.tenants.get(tenant)
         job = known.jobs.get(name) if known is not None else None
@@ -50,9 +51,9 @@ class Clearing:
         return True
 
     def compact(self, draft: Draft) -> int:
-        """The oldest ended jobs leave memory once their history stands; their digest stays for idempotence. How many.
+        """Compact the oldest ended jobs that the history holds; their digests stay for idempotence. Returns how many.
 
-        Where the history cannot be written they wait for it, but not without bound: scheduling goes on.
+        While the history cannot be written they wait for it, up to a bound: scheduling goes on without it.
         """
         state, most = self._state, self._config.ended_max
         ended = state.ended
@@ -83,7 +84,7 @@ class Clearing:
         return len(kept)
 
     def forget(self, draft: Draft, added: int) -> None:
-        """Rows of finished jobs go by age and by number: each second, and as fast as this record adds some."""
+        """Expire rows of finished jobs by age and number: once a second, and whenever this record adds rows."""
         if self.rows_looked and not added:
             return
         self.rows_looked = True

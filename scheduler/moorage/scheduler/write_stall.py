@@ -1,9 +1,9 @@
-"""While the ledger takes no record, whoever sends a request is told so, instead of hearing nothing.
+"""While appends to the ledger stall, callers are told so, instead of waiting for an answer that does not come.
 
-A request that comes meanwhile is kept back, in no record and in no queue of the engine's. If the ledger takes records
-again in time, it is read as usual. Otherwise it is refused, but only after a while in which another leader, if there is
-one, would have answered: a request has one answer, and a leader that is cut off from the ledger must not give it in
-place of the one that leads.
+Requests that arrive during a stall are held here, before the engine has seen them. If the ledger takes records again
+soon, they are read as usual. If not, they are refused, but only after `TOLD_AFTER_S`: perhaps this leader is cut off
+from the ledger and another one has taken over. That one answers within milliseconds, and a request must have one answer
+only, the one of whoever really leads.
 """
 
 from __future__ import annotations
@@ -20,46 +20,62 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.roles import may_answer
 from moorage.schemas.subjects import Subjects
 
-#: what a request is kept back before it is refused: a leader answers in milliseconds, and a try of the SDK's takes 3 s
+#: how long a request is held before it is refused: a leader answers within milliseconds, and the SDK waits 3 s for each
+#: try
 TOLD_AFTER_S: Final = 1.0
 KEPT_MAX: Final = 100_000
-#: what is read beside those while no record is taken, some KiB each: a fleet's renewals of minutes
+#: events that the engine may hold while nothing is written, some KiB each: what a fleet renews in minutes
 READ_MAX: Final = 100_000
-#: what an operator does about a ledger whose records were deleted under its leader
+#: what an operator can do when the records were deleted while a leader was running
 GONE_NEXT: Final = (
     "the ledger was deleted or purged: stop every scheduler, and bring the nats-server's folder back, or say"
     " `moorage admin restore FILE --replace` with the last backup"
 )
-#: what came of an append that had no server to go to
+#: why an append failed that had no server to go to
 NOT_CONNECTED: Final = "it is not connected to the nats-server"
 
 
-class Appending:
-    """How long the append in flight has been under way, and what came of its last try."""
+#: the same where nobody leads a stream of several copies: it is the servers that are missing, and not their room
+HEADLESS_NEXT: Final = (
+    "see which of the nats-servers that hold the ledger's copies do not run, or do not reach the others: more than half"
+    " of the copies are needed; then look at the disks and logs of those that run"
+)
+ROOM_NEXT: Final = (
+    "look at the disk and the log of the nats-server that holds the ledger, and start it again once there is room"
+)
+
+
+class AppendProgress:
+    """How long the append in flight has been under way, and why its last try failed."""
 
     def __init__(self) -> None:
         self.since_s: float | None = None  # monotonic; None while none is in flight
         self.trouble = ""
-        self.gone = False  # the ledger's records or its stream were deleted: no room and no wait brings them back
+        self.gone = False  # the stream or its records were deleted: neither waiting nor room on the disk will help
+        self.headless = False  # of a ledger with several copies: no server leads its stream
+        self.told = False  # in the log
 
     def begin(self) -> None:
-        self.since_s, self.trouble, self.gone = time.monotonic(), "", False
+        self.since_s, self.trouble = time.monotonic(), ""
+        self.gone = self.headless = self.told = False
 
     def end(self) -> None:
         self.since_s, self.trouble = None, ""
 
     def for_s(self, now_s: float) -> float:
-        """How long nothing has been written, in seconds; 0 while nothing is to be."""
+        """Seconds since the append in flight began; 0 while there is none."""
         return 0.0 if self.since_s is None else now_s - self.since_s
 
 
-class Stuck:
-    """`after_s`: how long an append takes before requests are kept back. `resume` reads one that was; `waiting` is how
-    much was read and is in no record yet."""
+class StalledRequests:
+    """Holds requests back once an append has taken `after_s`.
+
+    `resume` handles a request that was held; `waiting` counts the events that the engine has and no record holds yet.
+    """
 
     def __init__(
         self,
-        appending: Appending,
+        appending: AppendProgress,
         subjects: Subjects,
         after_s: float,
         answer: Callable[[str, bytes], None],
@@ -79,19 +95,22 @@ class Stuck:
         self.dropped = 0
 
     def keeps(self, delivery: Delivery) -> bool:
-        """Whether this request is kept back. What waits for no answer, and what workers say, never is: beyond a bound
-        it is dropped and counted, for workers say all of it again."""
+        """Whether this message is kept from the engine: held, or dropped.
+
+        Only requests that wait for an answer are held. Other messages pass until the engine holds `READ_MAX` events;
+        from then on they are dropped and counted, which does no harm as workers send everything again.
+        """
         since_s, came_s = self._appending.since_s, delivery.received_monotonic_s
         if since_s is None or came_s - since_s < self._after_s:
             return False
-        if self._keeps(delivery):
+        if self._held(delivery):
             return True
         if self._waiting() < READ_MAX:
             return False
         self.dropped += 1
         return True
 
-    def _keeps(self, delivery: Delivery) -> bool:
+    def _held(self, delivery: Delivery) -> bool:
         if not delivery.reply:
             return False
         if not delivery.subject.startswith(self._rooms) or len(self._kept) >= KEPT_MAX:
@@ -104,7 +123,7 @@ class Stuck:
         return True
 
     def release(self) -> None:
-        """The ledger has taken a record: what was kept back is read, in its order."""
+        """The ledger has taken a record: handle what was held, in order."""
         if not self._kept:
             return
         self.close()
@@ -113,7 +132,7 @@ class Stuck:
             self._resume(delivery)
 
     def close(self) -> None:
-        """Answer nobody any more: somebody else leads."""
+        """Answer nobody any more, as somebody else leads."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -122,9 +141,9 @@ class Stuck:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tell)
 
     def _tell(self) -> None:
-        """Refuse those that were kept back long enough."""
+        """Refuse what was held long enough."""
         self._timer, now_s, kept = None, time.monotonic(), self._kept
-        refusal = told(self._appending, now_s)
+        refusal = stall_problem(self._appending, now_s)
         while kept and now_s >= _due_s(kept[0]):
             delivery = kept.popleft()
             self.told += 1
@@ -134,12 +153,12 @@ class Stuck:
 
 
 def _due_s(delivery: Delivery) -> float:
-    """When it is refused. How long it was kept, a difference, can round to less for ever."""
+    """When it is refused. Compared as a sum: the difference (how long it was held) could round to less for ever."""
     return delivery.received_monotonic_s + TOLD_AFTER_S
 
 
-def told(appending: Appending, now_s: float) -> Problem:
-    """What whoever asks meanwhile is told."""
+def stall_problem(appending: AppendProgress, now_s: float) -> Problem:
+    """The answer to a request that comes during a stall."""
     trouble = f" ({appending.trouble})" if appending.trouble else ""
     return problem(
         "not-leading",
@@ -150,11 +169,14 @@ def told(appending: Appending, now_s: float) -> Problem:
     )
 
 
-def _to_do(appending: Appending) -> str:
+def _to_do(appending: AppendProgress) -> str:
     if appending.trouble == NOT_CONNECTED:
         return "see that the nats-server that holds the ledger runs, and that the scheduler reaches it"
+    return what_next(appending)
+
+
+def what_next(appending: AppendProgress) -> str:
+    """What an operator does about a ledger that takes no record though its server is there."""
     if appending.gone:
         return GONE_NEXT
-    return (
-        "look at the disk and the log of the nats-server that holds the ledger, and start it again once there is room"
-    )
+    return HEADLESS_NEXT if appending.headless else ROOM_NEXT

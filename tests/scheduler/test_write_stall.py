@@ -9,8 +9,8 @@ import pytest
 
 from moorage.bus.simulated_clock import SimulatedClock
 from moorage.bus.transport import Delivery
-from moorage.scheduler import stuck
-from moorage.scheduler.stuck import Appending, Stuck
+from moorage.scheduler import write_stall
+from moorage.scheduler.write_stall import AppendProgress, StalledRequests
 from tests.scheduler.driving import SUBJECTS
 from tests.waiting import until
 
@@ -23,16 +23,16 @@ class Desk:
     def __init__(self) -> None:
         self.answers: dict[str, bytes] = {}
         self.read: list[str] = []
-        self.appending = Appending()
+        self.appending = AppendProgress()
         self.appending.since_s = 100.0
-        self.stuck = Stuck(self.appending, SUBJECTS, AFTER_S, self.answers.__setitem__, self._resume)
+        self.stalled = StalledRequests(self.appending, SUBJECTS, AFTER_S, self.answers.__setitem__, self._resume)
 
     def _resume(self, delivery: Delivery) -> None:
-        assert not self.stuck.keeps(delivery), "kept back twice"
+        assert not self.stalled.keeps(delivery), "kept back twice"
         self.read.append(delivery.reply)
 
     def keeps(self, subject: str, reply: str = "_INBOX.a", at_s: float = 110.0) -> bool:
-        return self.stuck.keeps(Delivery(subject, reply, b"{}", None, at_s))
+        return self.stalled.keeps(Delivery(subject, reply, b"{}", None, at_s))
 
 
 async def test_requests_alone_are_kept_back_and_no_sooner_than_the_append_is_late() -> None:
@@ -46,7 +46,7 @@ async def test_requests_alone_are_kept_back_and_no_sooner_than_the_append_is_lat
     assert not desk.keeps(submit, reply=SUBJECTS.ledger_record), "nobody is answered where its asker may not write"
     desk.appending.end()
     assert not desk.keeps(submit)
-    desk.stuck.close()
+    desk.stalled.close()
 
 
 async def test_what_was_kept_back_is_read_in_its_order_once_a_record_is_taken() -> None:
@@ -55,14 +55,14 @@ async def test_what_was_kept_back_is_read_in_its_order_once_a_record_is_taken() 
     for name in names:
         assert desk.keeps(SUBJECTS.api("acme", "submit"), name)
     desk.appending.end()
-    desk.stuck.release()
-    desk.stuck.release()
+    desk.stalled.release()
+    desk.stalled.release()
     assert desk.read == names
     assert desk.answers == {}
 
 
 async def test_who_waited_long_enough_is_told_and_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stuck, "TOLD_AFTER_S", 0.05)
+    monkeypatch.setattr(write_stall, "TOLD_AFTER_S", 0.05)
     desk, loop = Desk(), asyncio.get_running_loop()
     desk.appending.since_s = loop.time() - 34
     desk.appending.trouble = "the nats-server says: no space left"
@@ -73,7 +73,7 @@ async def test_who_waited_long_enough_is_told_and_read_no_more(monkeypatch: pyte
     assert (told["code"], told["retry_after_s"]) == ("not-leading", 1.0)
     assert "could not write its ledger for 34 s (the nats-server says: no space left)" in told["message"]
     assert "send again, with the same id" in told["next"]
-    desk.stuck.release()
+    desk.stalled.release()
     assert desk.read == []
 
 
@@ -87,14 +87,14 @@ def test_who_is_told_at_the_very_instant_is_told_once_whatever_a_difference_roun
             now_s = asyncio.get_running_loop().time()
             desk.appending.since_s = now_s - AFTER_S
             assert desk.keeps(SUBJECTS.api("acme", "ls"), f"_INBOX.{number}", at_s=now_s)
-            await asyncio.sleep(stuck.TOLD_AFTER_S + 0.001)
-        return desk.stuck.told
+            await asyncio.sleep(write_stall.TOLD_AFTER_S + 0.001)
+        return desk.stalled.told
 
     assert clock.run(many()) == 199
 
 
 async def test_beyond_its_bound_it_keeps_none_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stuck, "KEPT_MAX", 2)
+    monkeypatch.setattr(write_stall, "KEPT_MAX", 2)
     desk = Desk()
     assert [desk.keeps(SUBJECTS.api("acme", "ls"), f"_INBOX.{number}") for number in range(3)] == [True, True, False]
-    desk.stuck.close()
+    desk.stalled.close()

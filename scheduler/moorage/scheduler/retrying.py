@@ -1,4 +1,4 @@
-"""Streams are made, or found, with patience: a cluster that elects a stream's leader gives no answer meanwhile."""
+"""Repeat a JetStream call until it is answered: a cluster that is electing a stream's leader answers nothing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from moorage.bus.errors import Disconnected, RequestTimeout
 
-#: a request to the JetStream API takes up to 10 s to time out, and an election some seconds
-PATIENCE_S: Final = 30.0
+#: one request to the JetStream API times out after up to 10 s, and an election takes some seconds
+RETRY_FOR_S: Final = 30.0
 RETRY_WAIT_S: Final = 0.05
 RETRY_WAIT_S_MAX: Final = 1.0
 
 T = TypeVar("T")
 
 
-async def patiently(make: Callable[[], Awaitable[T]]) -> T:
-    """What `make` returns; called again while nobody answers, so twice must do no harm. Raises what it raises last."""
+async def retry_unanswered(make: Callable[[], Awaitable[T]]) -> T:
+    """Call `make` again and again until it is answered, for `RETRY_FOR_S` at most; it must be safe to repeat.
+
+    Raises what the last call raised.
+    """
 
     async def once() -> T:  # tenacity awaits what an `async def` returns, and no other function's
         return await make()
@@ -26,7 +29,7 @@ async def patiently(make: Callable[[], Awaitable[T]]) -> T:
     tries = AsyncRetrying(
         retry=retry_if_exception_type((RequestTimeout, Disconnected)),
         wait=wait_random_exponential(multiplier=RETRY_WAIT_S, max=RETRY_WAIT_S_MAX),
-        stop=stop_after_delay(PATIENCE_S),
+        stop=stop_after_delay(RETRY_FOR_S),
         reraise=True,
     )
     return await tries(once)

@@ -12,7 +12,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus, SimulatedClock, SimulatedConnection
 from moorage.bus.simulated_network import Faults
 from moorage.bus.transport import Delivery
-from moorage.scheduler.reign import COMPANY_AFTER, COMPANY_S
+from moorage.scheduler.reign import SHARE_AFTER, SHARE_WAIT_S
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import Device, Fact, FactFrame, Hello, Join, Joined, Renew, Wanted
@@ -119,7 +119,7 @@ def test_one_in_flight_needs_one_append_a_job() -> None:
     """It were two, and every request waited for the one that told of an end."""
 
     async def scene(scheduler: Scheduler, caller: Caller, clock: SimulatedClock) -> None:
-        for _ in range(2 * COMPANY_AFTER + 2):
+        for _ in range(2 * SHARE_AFTER + 2):
             await caller.submit()
         before, began_s = records(scheduler), clock.now_s
         for _ in range(JOBS):
@@ -127,7 +127,7 @@ def test_one_in_flight_needs_one_append_a_job() -> None:
         took_ms = (clock.now_s - began_s) * 1000
         assert records(scheduler) - before <= JOBS + 2
         assert took_ms / JOBS < 2 * CALLER_MS + 2 * LEDGER_MS + 0.05
-        assert await caller.until_ended() < COMPANY_S * 1000 + 10 * LEDGER_MS
+        assert await caller.until_ended() < SHARE_WAIT_S * 1000 + 10 * LEDGER_MS
 
     on_a_quiet_machine(scene)
 
@@ -149,6 +149,6 @@ def test_a_wait_in_vain_is_the_last_one() -> None:
         await caller.until_ended()
         for _ in range(5):
             await caller.submit()
-            assert await caller.until_ended() < COMPANY_S * 1000 / 2
+            assert await caller.until_ended() < SHARE_WAIT_S * 1000 / 2
 
     on_a_quiet_machine(scene)

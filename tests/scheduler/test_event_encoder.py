@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.state import Job, State
+from moorage.scheduler.core.tell.event_encoder import EventEncoder
 from moorage.scheduler.core.tell.outputs import changes_since
-from moorage.scheduler.core.tell.telling import Telling
 from moorage.scheduler.intake import cancel_of
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Accepted, Event
@@ -31,12 +31,12 @@ def test_events_of_a_faulty_world(seed: int) -> None:
     world = FaultyWorld(seed)
     world.run(150)
     state, chance = world.drive.state, random.Random(seed)
-    telling = Telling(state)
+    encoder = EventEncoder(state)
     assert state.jobs
     for job in state.jobs.values():
         for told in {told for told in (0, 1, job.rev - 1, chance.randrange(job.rev)) if told < job.rev}:
             job.told = told
-            assert telling.event(job) == encode(event_of(state, job, told))
+            assert encoder.event(job) == encode(event_of(state, job, told))
             assert job.told == job.rev
 
 
@@ -51,7 +51,7 @@ def test_what_most_jobs_begin_with(simulated: bool, replicas: int) -> None:
         job = drive.job(name)
         for told in range(job.rev):
             job.told = told
-            assert Telling(drive.state).event(job) == encode(event_of(drive.state, job, told))
+            assert EventEncoder(drive.state).event(job) == encode(event_of(drive.state, job, told))
 
 
 def test_texts_that_need_escaping() -> None:
@@ -64,7 +64,7 @@ def test_texts_that_need_escaping() -> None:
     worker = state.workers["w0"]
     worker.hello["gpu_pool"][1]["uuid"] = 'GPU-"\\\u00fc'
     job.told = 0
-    said = Telling(state).event(job)
+    said = EventEncoder(state).event(job)
     assert said == encode(event_of(state, job, 0))
     assert msgspec.json.decode(said)["simulated"] is True
 
@@ -107,7 +107,7 @@ def test_what_is_not_over_yet_has_no_code() -> None:
     assert drive.states("j") == ["CANCELLING"]
     assert [(change.state, change.code) for change in changes_since(drive.state, job, 0)][-1] == ("CANCELLING", None)
     job.told = 0
-    event = msgspec.json.decode(Telling(drive.state).event(job), type=Event)
+    event = msgspec.json.decode(EventEncoder(drive.state).event(job), type=Event)
     assert event.changes[-1].code is None
     drive.fact("exited", "j", detail="exit")
     over = changes_since(drive.state, job, 0)[-1]
@@ -121,4 +121,4 @@ def test_a_reason_is_told_without_what_a_terminal_obeys() -> None:
     job = drive.job("j")
     assert changes_since(drive.state, job, 0)[-1].why == "\\x1b[2Jenough\\x9b1A\\u202e"
     job.told = 0
-    assert not set(Telling(drive.state).event(job).decode()) & set("\x1b\x9b\u202e")
+    assert not set(EventEncoder(drive.state).event(job).decode()) & set("\x1b\x9b\u202e")

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.schemas.alike import BYTES_MAX, KNOWN_MAX, Requests
 from moorage.schemas.codec import decode_request, identity
 from moorage.schemas.errors import Refused
+from moorage.schemas.request_cache import BYTES_MAX, KNOWN_MAX, RequestCache
 
 RUN: dict[str, Any] = {"driver": "noop"}
 
 
-def same(requests: Requests, body: bytes) -> None:
+def same(requests: RequestCache, body: bytes) -> None:
     expected = decode_request(body)
     name, asked = requests.read(body)
     assert name == expected.job
@@ -26,7 +26,7 @@ def same(requests: Requests, body: bytes) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_comes_is_read_as_if_it_were_the_first(seed: int) -> None:
-    chance, requests = random.Random(seed), Requests()
+    chance, requests = random.Random(seed), RequestCache()
     for _ in range(400):
         name = chance.choice(("a", "b", "x" * 31, "x" * 32, "x" * 64, f"j{chance.randrange(9)}"))
         rest: dict[str, Any] = {"run": chance.choice((RUN, {"argv": ["a", 'say "job"']}, {"argv": ["\u00fc\\"]}))}
@@ -51,14 +51,14 @@ def test_whatever_comes_is_read_as_if_it_were_the_first(seed: int) -> None:
     [b'"run":{"driver":"noop"},"job":"other"}', b'"run":{"driver":"noop"},"\\u006aob":"other"}'],
 )
 def test_a_second_name_behind_the_first_counts_as_ever(rest: bytes) -> None:
-    requests = Requests()
+    requests = RequestCache()
     for name in (b"a", b"other", b"other", b"b", b"a"):
         body = b'{"job":"' + name + b'",' + rest
         assert requests.read(body)[0] == decode_request(body).job == "other"
 
 
 def test_those_that_differ_in_their_names_are_decoded_once() -> None:
-    requests = Requests()
+    requests = RequestCache()
     asked = [requests.read(b'{"job":"j%d","run":{"driver":"noop"}}' % number)[1] for number in range(5)]
     assert asked[0] is not asked[1]
     assert all(each is asked[1] for each in asked[2:])
@@ -66,7 +66,7 @@ def test_those_that_differ_in_their_names_are_decoded_once() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "x" * 65, "\u00fc"])
 def test_a_name_is_checked_though_the_rest_is_known(name: str) -> None:
-    requests = Requests()
+    requests = RequestCache()
     for number in range(3):
         requests.read(b'{"job":"j%d","run":{"driver":"noop"}}' % number)
     body = json.dumps({"job": name, "run": RUN}, separators=(",", ":"), ensure_ascii=False).encode()
@@ -78,14 +78,14 @@ def test_a_name_is_checked_though_the_rest_is_known(name: str) -> None:
 
 
 def test_what_is_refused_is_refused_each_time() -> None:
-    requests = Requests()
+    requests = RequestCache()
     for number in range(4):
         with pytest.raises(Refused):
             requests.read(b'{"job":"j%d","run":{"driver":"noop"},"priority":101}' % number)
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    requests = Requests()
+    requests = RequestCache()
     for number in range(3 * KNOWN_MAX):
         same(requests, json.dumps({"job": "a", "run": RUN, "priority": 7, "labels": {"n": str(number)}}).encode())
     assert len(requests._known) <= KNOWN_MAX

@@ -16,8 +16,8 @@ from moorage.cli.run import tell_missing
 from moorage.client import output
 from moorage.client.client import AsyncClient
 from moorage.client.errors import NoOutput, Overloaded
-from moorage.client.kept import Joiner, Piece
 from moorage.client.output import Captured
+from moorage.client.stored_output import Joiner, Piece
 from moorage.client.watch import Watch
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
@@ -245,7 +245,7 @@ def test_a_tail_has_as_many_lines_as_asked_for_whatever_their_length(
     said: str, ends: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of long lines, and of many, the first guess holds too few; a bar that is drawn again and again is one."""
-    monkeypatch.setattr("moorage.client.kept.LOG_PAGE_BYTES_MAX", 64)
+    monkeypatch.setattr("moorage.client.stored_output.LOG_PAGE_BYTES_MAX", 64)
     line = said.encode(errors="surrogateescape")
     lines = [b"%d %b" % (at, line) for at in range(40)]
     data = b"\n".join(lines) + ends

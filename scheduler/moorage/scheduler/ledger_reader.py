@@ -1,8 +1,8 @@
-"""What was decided, read again from a ledger: records are folded one by one, and each tells its changes and evidence.
+"""Read past decisions from a ledger: fold its records one by one, and show what each changed and on what evidence.
 
-This only reads, and may run beside a leader. Memory holds one folded state and one record, however long the ledger is.
-Records before the last snapshots are deleted: of them only the outcome is known, and the reader says so. Lease sessions
-and inventories, which records hold too, are not shown.
+This only reads, and may run beside a leader. However long the ledger is, memory holds one folded state and one record.
+Records older than the last snapshots are deleted; of those only the outcome is known, and the reader says so. Records
+also hold lease sessions and inventories, which are not shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.core.records import Act, Op, Record
+from moorage.scheduler.core.records import STEP_WIDTH, Act, Op, Record
 from moorage.scheduler.core.state import PLACED, Job, State
 from moorage.scheduler.core.tell.outputs import changes_since, slots_of
 from moorage.scheduler.ledger import Ledger, LedgerGap
@@ -25,7 +25,8 @@ from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 
 _PLACE: Final = int(Op.PLACE)
-#: acts that are decisions, and what stands in them; `job` and `worker` are numbers there and names when told
+#: the acts that are decisions, with the names of their fields; jobs and workers are numbers in a record, and shown by
+#: name
 ACTS: Final[dict[str, tuple[str, ...]]] = {
     Act.EPOCH: ("ledger_id", "scheduler"),
     Act.GONE: ("worker", "why"),
@@ -45,11 +46,11 @@ ACTS: Final[dict[str, tuple[str, ...]]] = {
 
 
 class CannotShow(MoorageError):
-    """What is asked for is not in this ledger, or not any more; says what is."""
+    """What was asked for is not in this ledger, or no longer; the problem says what is."""
 
 
-class Told(NamedTuple):
-    """A record of the ledger, folded: `state` is the one after it, and changes with the next."""
+class FoldedRecord(NamedTuple):
+    """A record and what folding it changed. `state` is the state after this record; folding the next one changes it."""
 
     seq: int
     record: Record
@@ -57,21 +58,21 @@ class Told(NamedTuple):
     state: State
 
 
-class Lookback:
-    """One ledger, looked at from the outside."""
+class LedgerReader:
+    """One ledger, seen by somebody who does not lead it."""
 
     def __init__(self, jetstream: JetStream, subjects: Subjects) -> None:
         self._js = jetstream
         self._subjects = subjects
         self._ledger = Ledger(jetstream, subjects, 0)
         self._snapshots = Snapshots(jetstream, subjects)
-        self.base_seq = 0  # the record that the snapshot stands at with which the reading began; 0 for none
-        self.before: list[dict[str, Any]] = []  # what that snapshot knows of its jobs
+        self.base_seq = 0  # the record at which the snapshot was taken that reading began with; 0 without one
+        self.before: list[dict[str, Any]] = []  # what that snapshot knows of the job in question
 
-    async def tell(self, at: int | None = None, job: str | None = None) -> AsyncIterator[Told]:
-        """Every record that can still be read, or the one with this sequence. Raises CannotShow, LedgerBroken.
+    async def records(self, at: int | None = None, job: str | None = None) -> AsyncIterator[FoldedRecord]:
+        """Every record that can still be read, or only the one with sequence `at`. Raises CannotShow, LedgerBroken.
 
-        Once the first has come, `before` has what the snapshot that the reading began with knows of `job`.
+        From the first record on, `before` holds what the snapshot that reading began with knows of `job`.
         """
         last = (await self._js.stream_info(self._subjects.ledger_stream)).last_seq
         if at is not None and not 1 <= at <= last:
@@ -79,12 +80,12 @@ class Lookback:
         found, cut = False, ""
         async for base in self._bases(at):
             self.base_seq = base.seq
-            self.before = [row for row in stories(base) if concerns(row, job)] if job is not None else []
+            self.before = [row for row in transitions_in(base) if concerns(row, job)] if job is not None else []
             try:
-                async for told in self._from(base, at or last):
+                async for record in self._from(base, at or last):
                     found = True
-                    if at in (None, told.seq):
-                        yield told
+                    if at in (None, record.seq):
+                        yield record
             except LedgerGap as gap:
                 if found and at is None:
                     raise
@@ -112,7 +113,7 @@ class Lookback:
         return all([await self._js.get_message(stream, seq) is not None for seq in range(1, min(last, 2) + 1)])
 
     async def _bases(self, at: int | None) -> AsyncIterator[State]:
-        """States to begin with: before a record the latest first, else the earliest."""
+        """States to begin with: for one record the nearest before it comes first, else the oldest one."""
         named = [row for row in await self._ledger.named_snapshots() if at is None or row[1] < at]
         whole = await self._is_whole()
         if whole and at is None:
@@ -125,11 +126,11 @@ class Lookback:
         if whole and at is not None:
             yield State()
 
-    async def _from(self, state: State, through: int) -> AsyncIterator[Told]:
+    async def _from(self, state: State, through: int) -> AsyncIterator[FoldedRecord]:
         for job in state.jobs.values():
             job.told = job.rev
-        async for seq, record, folded in self._ledger.retell(state, through):
-            yield Told(seq, record, folded, state)
+        async for seq, record, folded in self._ledger.fold_range(state, through):
+            yield FoldedRecord(seq, record, folded, state)
             for job in folded.jobs.values():
                 job.told = job.rev
 
@@ -138,12 +139,12 @@ def _cannot(message: str, found: object, allowed: str, next_step: str) -> Cannot
     return CannotShow(problem("failed-precondition", message, found=found, allowed=allowed, next=next_step))
 
 
-# ------------------------------------------------------------------------------------------------- rows that are told
+# ------------------------------------------------------------------------------------------------------ rows to show
 
 
-def rows(told: Told) -> Iterator[dict[str, Any]]:
-    """What a record decided, one plain row after the other: transitions with their evidence, then acts."""
-    seq, record, folded, state = told
+def rows(of: FoldedRecord) -> Iterator[dict[str, Any]]:
+    """What a record decided, as plain rows: first the transitions with their evidence, then the acts."""
+    seq, record, folded, state = of
     evidence = _evidence(record)
     for job in {**folded.jobs, **{job.num: job for job in folded.accepted}}.values():
         for row in _transitions(state, job, job.told):
@@ -156,15 +157,15 @@ def rows(told: Told) -> Iterator[dict[str, Any]]:
             yield {"kind": "act", "ledger": seq, "epoch": record.epoch, "time_ms": record.time, **_act(state, act)}
 
 
-def stories(state: State) -> Iterator[dict[str, Any]]:
-    """The transitions that a state holds, from records that cannot be read: without evidence."""
+def transitions_in(state: State) -> Iterator[dict[str, Any]]:
+    """The transitions in a state whose records can no longer be read, so without evidence."""
     for job in state.jobs.values():
         for row in _transitions(state, job, 0):
             yield {"kind": "decision", "recorded": False, "ledger": row["fence"] or None, **row}
 
 
-def standing(state: State, at: int | None) -> Iterator[dict[str, Any]]:
-    """The placements that a state knows of, those of one record or those that stand; without evidence."""
+def placements_in(state: State, at: int | None) -> Iterator[dict[str, Any]]:
+    """The placements in a state that record `at` made, or those that hold GPUs now; without evidence."""
     jobs = state.jobs.values() if at is not None else {member.replica.job for member in state.members()}
     found = []
     for job in jobs:
@@ -194,11 +195,11 @@ def _named(row: dict[str, Any], replica: int, fence: int) -> dict[str, Any]:
 
 
 def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
-    """What stands in a record of why, by job number and replica; one decision may have placed several."""
+    """The evidence in a record, by job number and replica; one decision may have placed several replicas."""
     by_job = {record.evidence[at]: record.evidence[at + 1 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
     found, current = {}, list[int]()
     steps = record.steps
-    for at in range(0, len(steps), 6):
+    for at in range(0, len(steps), STEP_WIDTH):
         if steps[at] == _PLACE:
             current = by_job.get(steps[at + 1], current)
             if len(current) == 3:

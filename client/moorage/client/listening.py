@@ -1,4 +1,4 @@
-"""What is said to everybody who listens, as async iterators without end."""
+"""Subjects that anybody may listen to, as async iterators without end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
 FLEET_FRAMES_MAX: Final = 16
-#: frames of a tenant's events that wait to be taken; beyond it the oldest are let go
+#: frames of a tenant's events that wait to be taken; beyond it the oldest are dropped
 EVENTS_FRAMES_MAX: Final = 10_000
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ _decode_events: Final[Decoder[Events]] = Decoder(Events)
 async def fleet_frames(client: AsyncClient) -> AsyncIterator[FleetFrame]:
     """See `AsyncClient.fleet_frames`."""
     async with contextlib.aclosing(
-        _heard(client, client.subjects.fleet_frame, _decode_fleet, FLEET_FRAMES_MAX)
+        _listen(client, client.subjects.fleet_frame, _decode_fleet, FLEET_FRAMES_MAX)
     ) as frames:
         async for frame in frames:
             yield frame
@@ -38,14 +38,16 @@ async def fleet_frames(client: AsyncClient) -> AsyncIterator[FleetFrame]:
 async def tenant_events(client: AsyncClient) -> AsyncIterator[Event]:
     """See `AsyncClient.events`."""
     subject = client.subjects.events(client.tenant)
-    async with contextlib.aclosing(_heard(client, subject, _decode_events, EVENTS_FRAMES_MAX)) as frames:
+    async with contextlib.aclosing(_listen(client, subject, _decode_events, EVENTS_FRAMES_MAX)) as frames:
         async for frame in frames:
             for event in frame.jobs:
                 yield event
 
 
-async def _heard(client: AsyncClient, subject: str, decode: Callable[[bytes], T], most: int) -> AsyncGenerator[T, None]:
-    """What comes on a subject, the newest `most` of it; what cannot be read is passed over."""
+async def _listen(
+    client: AsyncClient, subject: str, decode: Callable[[bytes], T], most: int
+) -> AsyncGenerator[T, None]:
+    """The frames on a subject; at most the newest `most` wait here. What cannot be decoded is skipped."""
     waiting: deque[bytes] = deque(maxlen=most)
     some = asyncio.Event()
 
@@ -65,7 +67,7 @@ async def _heard(client: AsyncClient, subject: str, decode: Callable[[bytes], T]
                 yield frame
             some.clear()
             await some.wait()
-            _ = client.link  # raises where it was closed: nothing would ever come
+            _ = client.link  # raises if the client was closed meanwhile: nothing would ever come
     finally:
         client.endless.discard(some)
         await subscription.unsubscribe()

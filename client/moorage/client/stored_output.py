@@ -1,4 +1,4 @@
-"""Earlier output, page by page, from the worker that keeps it, and new output joined to it: no gaps, no duplicates."""
+"""Reads stored output page by page from the worker that keeps it, and joins new output to it without gaps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OVERLOADED_TRIES_MAX: Final = 50
 STREAMS: Final[tuple[Literal["out", "err"], ...]] = ("out", "err")
-#: what the lines of a tail have on average at the first guess; where they have more, pages before it are looked at
+#: bytes of an average line, to guess where a tail begins; if its lines are longer, earlier pages are read as well
 TAIL_LINE_BYTES: Final = 1024
 
 #: replica, attempt (None: the newest, where no number is known), stream
@@ -42,7 +42,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
     @property
     def behind(self) -> int:
-        """The offset behind it, from a worker that does not say it, too."""
+        """The offset after it, also for a worker that does not send `next`."""
         return self.next or self.offset + len(self.text.encode())
 
 
@@ -55,7 +55,7 @@ async def read_page(
     offset: int,
     limit: int = LOG_PAGE_BYTES_MAX,
 ) -> LogPage:
-    """One page; waits its turn where the workers are asked too much. Raises `NoOutput`, `NotFound`, as `show`."""
+    """Read one page; waits while the workers are asked too much. Raises `NoOutput`, `NotFound`, and as `show`."""
     arguments: dict[str, Any] = {"job": job, "replica": replica, "stream": stream, "offset": offset, "limit": limit}
     if attempt is not None:
         arguments["attempt"] = attempt
@@ -75,7 +75,7 @@ def piece_of(page: LogPage) -> Piece:
 
 
 async def tail_of(client: AsyncClient, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
-    """The end of what a member said, stdout before stderr; "" where nothing of it is kept."""
+    """The end of a member's output, stdout before stderr; "" if none of it is kept."""
     texts = []
     for stream in STREAMS:
         try:
@@ -86,11 +86,11 @@ async def tail_of(client: AsyncClient, job: str, replica: int, attempt: int | No
 
 
 class Joiner:
-    """How far each stream has been given, and what is missing before the next piece.
+    """Joins stored and new output: knows how far each stream was yielded, and reads what is missing in between.
 
-    `tail` lines, where it is not None, are all that is given of what was said before. `lost` counts bytes that nobody
-    keeps, `trouble` is the first reason. What is wrong with an attempt is no news once a later one of its replica says
-    something: it may never have come to run, on a worker that died.
+    If `tail` is not None, only so many lines of the stored output are yielded. `lost` counts bytes that nobody keeps,
+    `trouble` is the first reason. Trouble with an attempt no longer matters once a later attempt of the same replica
+    has output: perhaps it never ran, as its worker died.
     """
 
     def __init__(self, client: AsyncClient, job: str, tail: int | None = None) -> None:
@@ -100,21 +100,21 @@ class Joiner:
         self._job = job
         self._tail = tail
         self._at: dict[_Key, int] = {}
-        self._cut: dict[_Key, int] = {}  # where what is kept of a stream ends for good
+        self._cut: dict[_Key, int] = {}  # the offset at which the stored output was cut off
         self._over: set[_Key] = set()
         self._troubles: dict[tuple[int, int | None], ClientError] = {}  # by replica and attempt
-        self._newest: dict[int, int] = {}  # of each replica the newest attempt that something was heard of
+        self._newest: dict[int, int] = {}  # each replica's newest attempt that had output
 
     @property
     def trouble(self) -> ClientError | None:
-        """Why output of a replica's newest attempt is missing; of several the first."""
+        """The first reason why output of a replica's newest attempt is missing."""
         for (replica, attempt), error in self._troubles.items():
             if attempt is None or attempt >= self._newest.get(replica, 0):
                 return error
         return None
 
     async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
-        """What is kept of an attempt and was not given yet, stdout before stderr."""
+        """The stored output of an attempt that was not yielded yet, stdout before stderr."""
         for stream in STREAMS:
             key = (replica, attempt, stream)
             if key not in self._over:
@@ -122,11 +122,11 @@ class Joiner:
                     yield piece
 
     def is_over(self, replica: int, attempt: int, stream: str) -> bool:
-        """Whether all of a stream was given."""
+        """Whether all of a stream was yielded."""
         return (replica, attempt, stream) in self._over
 
     async def joined(self, piece: Piece) -> AsyncIterator[Piece]:
-        """A piece as it came, behind what is missing before it; nothing where it was given already."""
+        """A new piece, after the output that is missing before it; nothing if it was yielded already."""
         key = (piece.replica, piece.attempt, piece.stream)
         at = self._at.get(key, 0)
         self._heard(piece.replica, piece.attempt)
@@ -141,7 +141,9 @@ class Joiner:
                 at = self._at[key] = piece.offset
         behind = piece.behind
         if at > piece.offset and at < behind:
-            if len(_bytes_of(piece)) != behind - piece.offset:  # not as it was written: the worker has the bytes
+            if (
+                len(_bytes_of(piece)) != behind - piece.offset
+            ):  # its text was decoded with replacements: read the bytes from the worker
                 async for before in self._up_to(key, behind):
                     yield before
                 at = self._at.get(key, at)
@@ -156,7 +158,7 @@ class Joiner:
             self._over.add(key)
 
     async def _up_to(self, key: _Key, until: int | None) -> AsyncIterator[Piece]:
-        """Pages up to an offset, or to the end of what is kept now."""
+        """The stored pages up to an offset, or to the end of what is stored now."""
         replica, attempt, stream = key
         while key not in self._over:
             at = self._at.get(key)
@@ -176,7 +178,7 @@ class Joiner:
                 self._troubles.setdefault((replica, attempt), gone)
                 return
             self._heard(replica, page.attempt)
-            if begin < page.offset:  # longer lines than was guessed: from there on as any output
+            if begin < page.offset:  # its lines are longer than guessed: read on from where the tail begins
                 self._at[key] = begin
                 continue
             if page.truncated:
@@ -186,7 +188,7 @@ class Joiner:
             if page.over and not page.truncated:
                 self._over.add(key)
             piece = piece_of(page)
-            if page.truncated:  # what is kept has its end there, and the stream goes on
+            if page.truncated:  # the stored output ends here, but the stream does not
                 piece = msgspec.structs.replace(piece, end=False)
             if begin > page.offset:
                 piece = _from(piece, begin)
@@ -196,12 +198,12 @@ class Joiner:
                 return
 
     async def _tail_begins(self, page: LogPage) -> int:
-        """The offset of the tail's first line, of a stream whose last page is given."""
+        """The offset of the tail's first line; `page` is the last page of the stream."""
         left = self._tail or 0
         if not left:
             return page.next
         text = _bytes_of(piece_of(page))
-        end = len(text) - text.endswith(b"\n")  # the last line's own end begins none
+        end = len(text) - text.endswith(b"\n")  # the newline at the very end begins no further line
         while True:
             while left and (end := text.rfind(b"\n", 0, end)) >= 0:
                 left -= 1
@@ -219,7 +221,7 @@ class Joiner:
 
 
 def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
-    """Each replica's newest attempt, by what `show` says; None where nobody knows any more which it was."""
+    """Each replica's newest attempt by the answer of `show`; None if that is no longer known."""
     if "replica_states" in shown:
         return {row["replica"]: row["attempt"] for row in shown["replica_states"]}
     newest: dict[int, int | None] = {}
@@ -234,7 +236,7 @@ def _bytes_of(piece: Piece) -> bytes:
 
 
 def _from(piece: Piece, offset: int) -> Piece:
-    """The piece from an offset of the stream on."""
+    """The part of a piece from this offset of the stream on."""
     rest = _bytes_of(piece)[offset - piece.offset :]
     data = rest if piece.data is not None else None
     return msgspec.structs.replace(piece, offset=offset, text=rest.decode(errors="replace"), data=data)

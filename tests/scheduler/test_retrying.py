@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.bus.errors import BusError, Disconnected, RequestTimeout
-from moorage.scheduler.patience import patiently
+from moorage.scheduler.retrying import retry_unanswered
 
 
 @pytest.mark.parametrize("error", [RequestTimeout("$JS.API.STREAM.INFO.X", 10.0), Disconnected("gone")])
@@ -19,7 +19,7 @@ async def test_what_nobody_answered_is_asked_again(error: BusError) -> None:
             raise error
         return "made"
 
-    assert await patiently(lambda: make()) == "made"  # a plain function of a coroutine, as callers write it
+    assert await retry_unanswered(lambda: make()) == "made"  # a plain function of a coroutine, as callers write it
     assert tries == 3
 
 
@@ -32,5 +32,5 @@ async def test_what_was_refused_is_not_asked_again() -> None:
         raise ValueError("refused")
 
     with pytest.raises(ValueError, match="refused"):
-        await patiently(lambda: make())
+        await retry_unanswered(lambda: make())
     assert tries == 1

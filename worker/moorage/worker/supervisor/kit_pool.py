@@ -1,7 +1,7 @@
-"""What a member's start needs before the launcher is asked: pipes and a cgroup, a few of them made beforehand.
+"""A small pool of kits: the pipes and the cgroup that a member needs before it is launched, made in advance.
 
-They take 0.1 ms, which a job would wait for. One is made where a member has ended, when there is time for it, so that
-the stock costs no work that was not done before; a start that finds it empty makes its own.
+Making a kit takes 0.1 ms, which a job would have to wait for. So a new one is made whenever a member has ended, when
+nothing else is urgent; in all that is no more work than before. A start that finds the pool empty makes its own kit.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from typing import Final
 from moorage.worker.cgroup import CgroupBase, CgroupFolder
 
 KITS_MAX: Final = 4
-RESTOCK_S: Final = 0.05
-"""After a start that nothing has followed, the stock is filled again."""
+#: the pool is filled again when no start has come for so long
+REFILL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Kit:
     folder: int
 
     def close(self) -> None:
-        """Give it back unused."""
+        """Release a kit that was not used."""
         for descriptor in (*self.stdout, *self.stderr, *((self.folder,) if self.folder >= 0 else ())):
             os.close(descriptor)
         if self.cgroup is not None:
@@ -37,8 +37,8 @@ class Kit:
                 self.cgroup.remove()
 
 
-class Stock:
-    """Kits by the order of their making. Make it inside the running loop."""
+class KitPool:
+    """Hands out the oldest kit first. Create it inside the running loop."""
 
     def __init__(self, cgroups: CgroupBase | None, kits_max: int = KITS_MAX) -> None:
         self._cgroups = cgroups
@@ -46,7 +46,7 @@ class Stock:
         self._kits: list[Kit] = []
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        # No group may have a name that a former supervisor has used: whatever it left is killed under that.
+        # No cgroup may get a name that a former supervisor used: what that one left is killed by those names.
         self._prefix = f"m-{secrets.token_hex(6)}"
         self._numbers = itertools.count()
 
@@ -59,28 +59,28 @@ class Stock:
             kit = self._kits.pop(0)
             if kit.cgroup is None or kit.cgroup.exists():
                 return kit
-            kit.close()  # somebody has cleared away what looked unused
+            kit.close()  # its cgroup looked unused, and somebody removed it
         return self._make()
 
     def add(self) -> None:
-        """Make one more, unless there are enough."""
+        """Make one more kit unless the pool is full."""
         if len(self._kits) < self._kits_max:
-            with contextlib.suppress(OSError):  # the start that needs it will say so
+            with contextlib.suppress(OSError):  # `take` will raise it for the start that needs a kit
                 self._kits.append(self._make())
 
     def fill(self) -> None:
-        """Make as many as there may be."""
+        """Make kits until the pool is full."""
         for _ in range(self._kits_max - len(self._kits)):
             self.add()
 
     def fill_later(self) -> None:
-        """Once nothing has been started for a while."""
+        """Fill the pool once nothing has been started for a while."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(RESTOCK_S, self.fill) if len(self._kits) < self._kits_max else None
+        self._timer = self._loop.call_later(REFILL_S, self.fill) if len(self._kits) < self._kits_max else None
 
     def close(self) -> None:
-        """Give back what is left."""
+        """Release the kits that are left."""
         if self._timer is not None:
             self._timer.cancel()
         self._kits_max = 0

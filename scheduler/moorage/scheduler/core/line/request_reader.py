@@ -1,4 +1,4 @@
-"""What accepted jobs ask for, read from their bodies: what was asked alike before is decoded and shaped once."""
+"""Reads what accepted jobs ask for from their bodies; equal requests are decoded and turned into a shape once."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.line.durations import workload_of
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Job
-from moorage.schemas.alike import Asked, Requests
 from moorage.schemas.job import Request
+from moorage.schemas.request_cache import CachedRequest, RequestCache
 
 
-class Reading:
-    """`fleet` knows whose rules name tenants."""
+class RequestReader:
+    """`fleet` knows which tenants are named by some worker's rules."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.requests = Requests()
+        self.requests = RequestCache()
         self.shapes = Shapes()
 
     def request_of(self, job: Job) -> Request:
@@ -35,17 +35,17 @@ class Reading:
         return shape
 
     def shape_for(self, shape: Shape, tenant: str) -> Shape:
-        """A shape as this tenant asks for it: what workers let it have may be less, or more, than others."""
+        """The shape for this tenant: workers' rules may let it use more or less than other tenants."""
         return self.shapes.asked_by(shape, tenant) if tenant in self.fleet.named else shape
 
     def workload_of(self, job: Job) -> str:
-        """What it runs, as durations are learned by (see `durations`)."""
+        """What it runs, as the key by which durations are learned (see `durations`)."""
         asked = self.requests.read(job.body)[1]
         if not asked.workload:
             asked.workload = workload_of(asked.request)
         return asked.workload
 
-    def shape_of_asked(self, asked: Asked) -> Shape:
+    def shape_of_asked(self, asked: CachedRequest) -> Shape:
         shape = asked.shape
         if shape is None:
             shape = asked.shape = self.shapes.of(asked.request)

@@ -18,7 +18,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.scheduler.ledger import Ledger
-from moorage.scheduler.lookback import CannotShow, Lookback, concerns, rows
+from moorage.scheduler.ledger_reader import CannotShow, LedgerReader, concerns, rows
 from moorage.scheduler.snapshots import Snapshots
 from moorage.schemas.subjects import Subjects
 from tests.cli.node import Node, moorage, node_on, unread
@@ -53,14 +53,14 @@ class Written:
         await self.store()
 
     async def told(self, at: int | None = None, job: str | None = None) -> list[dict[str, Any]]:
-        look = Lookback(self.jetstream, self.subjects)
-        found = [row async for told in look.tell(at, job) for row in rows(told)]
+        look = LedgerReader(self.jetstream, self.subjects)
+        found = [row async for told in look.records(at, job) for row in rows(told)]
         return look.before + [row for row in found if job is None or concerns(row, job)]
 
 
 @asynccontextmanager
 async def written(server: Server, prefix: str) -> AsyncIterator[Written]:
-    async with await connect(server.url, "lookback-test") as connection:
+    async with await connect(server.url, "ledger-reader-test") as connection:
         made = Written(JetStream(connection), Subjects(prefix))
         await made.ledger.ensure()
         await made.snapshots.ensure()
@@ -128,8 +128,8 @@ async def test_reading_holds_one_record_at_a_time(nats_server: Server, unique: s
         for _ in range(1_500):
             made.drive.tick(1_000)
         await made.store()
-        look, most = Lookback(made.jetstream, made.subjects), 0
-        async for told in look.tell():
+        look, most = LedgerReader(made.jetstream, made.subjects), 0
+        async for told in look.records():
             most = max(most, len(told.state.jobs))
         assert (told.seq, most) == (made.stored, 3)
         assert told.state.digest == made.drive.state.digest

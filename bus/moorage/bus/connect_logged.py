@@ -1,0 +1,89 @@
+"""Connect a service to NATS and log how its connection is doing: no server, refused, lost, back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from moorage.bus.connection import GIVE_UP_AFTER_S, Connection, State, connect
+from moorage.bus.contexts import Context, resolve
+from moorage.bus.errors import BusError
+from moorage.bus.link import OnError
+
+#: a server that has not answered by then is reported as missing
+SLOW_AFTER_S: Final = 1.0
+#: the same refusal is logged once in this time, and at most so many different ones: their texts hold words that
+#: others choose, such as a reply subject
+REFUSED_AGAIN_S: Final = 600.0
+REFUSED_MAX: Final = 16
+
+
+def log_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic) -> OnError:
+    """For `on_error` of a connection: log what the server refuses, as no caller waits for such an error."""
+    told: dict[str, float] = {}
+
+    def on_error(error: BusError) -> None:
+        moment = now()
+        for text in [text for text, at in told.items() if at <= moment - REFUSED_AGAIN_S]:
+            del told[text]
+        if str(error) not in told and len(told) < REFUSED_MAX:
+            told[str(error)] = moment
+            fix = error.problem.next
+            log.warning("%s%s", error, f": {fix}" if fix else "")
+
+    return on_error
+
+
+def log_states(log: logging.Logger, where: str, server_at: Callable[[], str] = lambda: "") -> Callable[[State], None]:
+    """For `on_state` of a connection: log when it is lost and when it is back, a line each.
+
+    `server_at` is asked which server it came back to, where `where` names several.
+    """
+    lost_s: float | None = None
+
+    def on_state(state: State) -> None:
+        nonlocal lost_s
+        if state is State.RECONNECTING and lost_s is None:
+            lost_s = time.monotonic()
+            log.warning("disconnected from %s: trying until it answers", where)
+        elif state is State.CONNECTED and lost_s is not None:
+            at = f", now at {server_at()}" if "," in where and server_at() else ""
+            log.warning("connected to %s again after %.1f s%s", where, time.monotonic() - lost_s, at)
+            lost_s = None
+
+    return on_state
+
+
+async def connect_logged(
+    target: Context | str | None,
+    name: str,
+    log: logging.Logger,
+    *,
+    role: str = "",
+    on_state: Callable[[State], None] | None = None,
+) -> Connection:
+    """As `connect`, with its state in the log.
+
+    `role` follows the server's address there, which is shown without secrets.
+    """
+    context = resolve(target)
+    where = context.safe_url + role
+    connection: Connection | None = None
+    log_state = log_states(log, where, lambda: connection.server_at if connection is not None else "")
+
+    def on_state_logged(state: State) -> None:
+        log_state(state)
+        if on_state is not None:
+            on_state(state)
+
+    waiting = asyncio.get_running_loop().call_later(
+        SLOW_AFTER_S, log.info, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
+    )
+    try:
+        connection = await connect(context, name, on_state=on_state_logged, on_error=log_refusals(log))
+        return connection
+    finally:
+        waiting.cancel()

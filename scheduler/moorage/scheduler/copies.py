@@ -1,0 +1,56 @@
+"""Which servers lack their copy of the ledger: nobody notices the first one that is lost, and the second stops all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from moorage.bus.errors import BusError
+from moorage.bus.jetstream import JetStream
+
+log = logging.getLogger("moorage.ledger")
+
+#: a copy counts as lacking that two looks in a row find so: a server that was restarted catches up within seconds
+LOOK_S: Final = 10.0
+
+
+class Copies:
+    """Of a ledger with several copies, as its leader sees them; `lacking` names the servers."""
+
+    def __init__(self, jetstream: JetStream, stream: str, replicas: int) -> None:
+        self._js = jetstream
+        self._stream = stream
+        self._replicas = replicas
+        self.lacking: frozenset[str] = frozenset()
+
+    async def watch(self) -> None:
+        """For ever, where there is more than one copy: tell in the log which are lost, and when all are there."""
+        found = self.lacking = frozenset()  # of a reign before
+        while self._replicas > 1:
+            before = found
+            try:
+                found = (await self._js.stream_info(self._stream)).lacking
+            except BusError:
+                found = before  # whoever appends says so
+            self._tell(before & found)
+            await asyncio.sleep(LOOK_S)
+
+    def _tell(self, lacking: frozenset[str]) -> None:
+        if lacking == self.lacking:
+            return
+        self.lacking = lacking
+        if lacking:
+            log.warning(
+                "copies of the ledger that are not kept up: %d of %d; see to nats-server %s: without more than half of"
+                " them nothing is accepted",
+                len(lacking), self._replicas, ", ".join(sorted(lacking)),
+            )  # fmt: skip
+        else:
+            log.info("all %d copies of the ledger are kept up", self._replicas)
+
+    def figures(self) -> dict[str, Any]:
+        """What `fleet` shows of them; empty where there is one copy."""
+        if self._replicas < 2:
+            return {}
+        return {"ledger_copies": {"wanted": self._replicas, "lacking": sorted(self.lacking)}}

@@ -1,0 +1,56 @@
+"""Events that were offered to the engine and are in no record yet: submits, cancels and all others, in a queue each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from moorage.scheduler.core.events import Ask, Cancel, Event, QueueRead, Rest, Submit, is_urgent, only_tells_ends
+from moorage.scheduler.core.life.cancels import Cancels
+
+#: with more events than this `only_ends` is false without a look at each
+ENDS_MAX: Final = 64
+
+
+class PendingEvents:
+    """Each queue keeps the order of arrival: no cursor of a durable queue passes a request that is not counted yet."""
+
+    __slots__ = ("cancels", "rest", "submits", "urgent")
+
+    def __init__(self) -> None:
+        self.submits: deque[Submit | QueueRead] = deque()
+        self.cancels = Cancels()
+        self.rest: deque[Rest] = deque()
+        self.urgent = 0  # events in `rest` that must not wait for the next heartbeat
+
+    def __len__(self) -> int:
+        return len(self.submits) + self.cancels.size + len(self.rest)
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Cancel) or (isinstance(event, QueueRead) and event.which == "cancel"):
+            self.cancels.add(event)
+        elif isinstance(event, Submit | QueueRead):
+            self.submits.append(event)
+        else:
+            self.rest.append(event)
+            self.urgent += is_urgent(event)
+
+    def put_back(self, events: Sequence[Rest]) -> None:
+        """Put events that a record has no room for at the front, for the next one.
+
+        Must also be called (with none) after events were taken from `rest`, as it counts `urgent` anew.
+        """
+        self.rest.extendleft(reversed(events))
+        self.urgent = sum(map(is_urgent, self.rest))  # `rest` is nearly always empty here
+
+    def forget_asks(self) -> None:
+        self.rest = deque(event for event in self.rest if not isinstance(event, Ask))
+        self.urgent = sum(map(is_urgent, self.rest))
+
+    @property
+    def only_ends(self) -> bool:
+        """Whether the only urgent events are ends of a few members."""
+        if self.submits or self.cancels.size or not 0 < self.urgent <= len(self.rest) <= ENDS_MAX:
+            return False
+        return all(only_tells_ends(event) for event in self.rest if is_urgent(event))
