@@ -21,10 +21,15 @@ from tests.cli.node import Ran, moorage
 
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "300ms")
 ALL = [verb.name for verbs in VERBS.values() for verb in verbs]
-#: verbs that talk to nobody
-ALONE = {"demo", "help", "completion", "admin nats-config"}
-#: of those, options that mean something of their own
-OWN_OPTIONS = {("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant")}
+#: verbs that read the ledger themselves
+OF_LEDGER = {"replay", "admin backup", "admin restore"}
+#: verbs that talk to no scheduler
+ALONE = {"demo", "help", "completion", "admin nats-config", "simulate", *OF_LEDGER}
+#: of those, options that mean something of their own, or that are of use there
+OWN_OPTIONS = {
+    ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"), ("simulate", "--json"),
+    *((verb, option) for verb in OF_LEDGER for option in ("--nats", "--json")),
+}  # fmt: skip
 
 
 Command = Callable[..., Ran]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from cryptography import x509
 
 from moorage.bus.contexts import load_context
 from moorage.bus.embedded import find_binary
@@ -92,6 +93,30 @@ def test_keys_are_private_and_never_made_again(tmp_path: Path) -> None:
         assert make(site, *again) == 0
     assert {path: path.read_bytes() for path in before} == before
     assert (site / "tls" / "worker.w9.pem").exists()
+
+
+def test_a_certificate_is_signed_by_the_authority_that_is_there_or_not_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once its key was off the servers, as the page says, the next worker had one that no server trusts."""
+    site = tmp_path / "site"
+    tls, key = site / "tls", tmp_path / "ca.key"
+    assert make(site, "--auth", "mtls") == 0
+    (tls / "ca.key").rename(key)
+    assert make(site, "--auth", "mtls") == 0, "for what is there already nobody has to sign"
+    assert make(site, "--auth", "mtls", "--worker", "w9") == 1
+    assert "worker.w9 has no certificate" in capsys.readouterr().err
+    assert not list(tls.glob("worker.w9.*"))
+    assert not (tls / "ca.key").exists()
+    assert make(tmp_path / "other", "--auth", "mtls") == 0
+    (tls / "ca.key").write_bytes((tmp_path / "other" / "tls" / "ca.key").read_bytes())
+    assert make(site, "--auth", "mtls", "--worker", "w9") == 1, "the key of another authority"
+    (tls / "ca.key").write_bytes(key.read_bytes())
+    (tls / "worker.w1.pem").unlink()
+    assert make(site, "--auth", "mtls", "--worker", "w9") == 0
+    authority = x509.load_pem_x509_certificate((tls / "ca.pem").read_bytes())
+    for name in ("worker.w1", "worker.w9"):
+        x509.load_pem_x509_certificate((tls / f"{name}.pem").read_bytes()).verify_directly_issued_by(authority)
 
 
 def test_who_is_not_named_again_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

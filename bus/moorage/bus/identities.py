@@ -78,30 +78,51 @@ def _package(name: str) -> Any:
 def certificates(folder: Path, site: Site) -> None:
     """An authority, a certificate for each server and each user that has none: `<key>.pem` and `<key>.key`.
 
-    The authority's own key stays in `ca.key`: take it off the servers. Raises OSError, MoorageError.
+    The authority's own key stays in `ca.key`: take it off the servers, and bring it back where a certificate is to be
+    made. Raises OSError, MoorageError.
     """
     _package("cryptography")
-    authority = _authority(folder)
-    for at, server in enumerate(site.servers):
-        _certificate(folder, f"server.{at + 1}", ("server", f"server-{at + 1}"), authority, server.host)
-    for identity in site.identities:
-        _certificate(folder, identity.key, (identity.role, identity.name), authority)
+    wanted = [
+        (f"server.{at + 1}", ("server", f"server-{at + 1}"), server.host) for at, server in enumerate(site.servers)
+    ]
+    wanted += [(identity.key, (identity.role, identity.name), "") for identity in site.identities]
+    missing = [each for each in wanted if not (folder / f"{each[0]}.pem").exists()]
+    if not missing:
+        return
+    authority = _authority(folder, missing[0][0])
+    for key_name, who, host in missing:
+        _certificate(folder, key_name, who, authority, host)
 
 
-def _authority(folder: Path) -> tuple[Certificate, EllipticCurvePrivateKey]:
+def _authority(folder: Path, needed_for: str) -> tuple[Certificate, EllipticCurvePrivateKey]:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     def make() -> bytes:
+        if (folder / "ca.pem").exists():  # its key was taken away, and no server would trust what another one signs
+            raise _no_key_of_authority(folder, needed_for)
         made = ec.generate_private_key(ec.SECP256R1())
         return _private_pem(made)
 
     key = load_pem_private_key(kept(folder / "ca.key", make), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise MoorageError(problem("failed-precondition", f"{folder / 'ca.key'} is no key of an elliptic curve"))
-    certificate = kept(folder / "ca.pem", lambda: _signed(_name(("authority", ORGANISATION)), key, None, key, "ca"))
-    return x509.load_pem_x509_certificate(certificate), key
+    pem = kept(folder / "ca.pem", lambda: _signed(_name(("authority", ORGANISATION)), key, None, key, "ca"))
+    certificate = x509.load_pem_x509_certificate(pem)
+    if certificate.public_key() != key.public_key():
+        raise _no_key_of_authority(folder, needed_for)
+    return certificate, key
+
+
+def _no_key_of_authority(folder: Path, needed_for: str) -> MoorageError:
+    return MoorageError(
+        problem(
+            "failed-precondition",
+            f"{needed_for} has no certificate, and {folder / 'ca.key'} is not there or no key of ca.pem",
+            next="bring that key back until this is done; with an authority of your own, put the certificate there",
+        )
+    )
 
 
 def _certificate(
@@ -113,9 +134,9 @@ def _certificate(
 ) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    if (folder / f"{key_name}.pem").exists():
-        return
     key = ec.generate_private_key(ec.SECP256R1())
+    with contextlib.suppress(FileNotFoundError):
+        (folder / f"{key_name}.key").unlink()  # of a certificate that somebody has deleted
     write_private(folder / f"{key_name}.key", _private_pem(key))
     write_private(folder / f"{key_name}.pem", _signed(_name(who), key, authority[0], authority[1], host))
 
