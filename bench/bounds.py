@@ -47,7 +47,10 @@ class Bound(NamedTuple):
         shown = f"**{verdict}**" if verdict in ("missed", "not measured") else verdict
         cells = [f"{sign} {number(self.must)}", goal, *[""] * 3]
         if values:
-            cells[2:] = [number(value) for value in (min(values), self._middle(values), max(values))]
+            middle = self._middle(values)
+            cells[2:] = [number(value) for value in (min(values), middle, max(values))]
+            if verdict == "missed" and cells[3] == number(self.must):
+                cells[3] = f"{middle:.5g}"  # rounded it would read as kept
         return f"| {self.figure} | {' | '.join(cells)} | {shown} |"
 
 

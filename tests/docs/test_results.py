@@ -44,3 +44,11 @@ def test_the_median_decides(values: list[float], verdict: str, tmp_path: Path, m
     monkeypatch.setattr(book, "PAGE", tmp_path / "RESULTS.md")
     book.keep("bench", "make bench", {"latency": {"p50": values}}, 0.0)
     assert Bound("bench", "p50", 1.0, 0.6, at_most=True).verdict() == verdict
+
+
+def test_what_is_missed_by_little_does_not_read_as_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "BOOKS", tmp_path / "figures")
+    monkeypatch.setattr(book, "PAGE", tmp_path / "RESULTS.md")
+    book.keep("bench", "make bench", {"latency": {"p50": [1.0041]}}, 0.0)
+    row = Bound("bench", "p50", 1.0, None, at_most=True).row()
+    assert row == "| p50 | ≤ 1 |  | 1 | 1.0041 | 1 | **missed** |"
