@@ -63,7 +63,7 @@ async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> N
         assert "may have 1" in huge.err
         explained = await node.run("explain", "b", "--json", tenant=unique)
         assert explained.frame["data"]["reason"] == "limit"
-        assert explained.frame["data"]["held_by"] == ["job a: 1 GPUs"]
+        assert explained.frame["data"]["held_by"] == ["job a: 1 GPU"]
         zero = await node.run("admin", "limit", "--gpus", "0", tenant=unique)
         assert (zero.code, f"fix: moorage admin hold --queue --tenant {unique} " in zero.err) == (2, True), zero.err
         nobodys = await node.run("admin", "limit", "--gpus", "none")
