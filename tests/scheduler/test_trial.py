@@ -11,13 +11,18 @@ from collections import Counter
 from typing import Any, Literal
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.scheduler.core.ask.relax import FIXES_MAX
+from moorage.scheduler.core.ask.trial import Case, Trials
 from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.line.reserve import PATIENCE_MS
+from moorage.scheduler.core.decide.holding import Holding
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.line.queue import Line
+from moorage.scheduler.core.line.reserve import PATIENCE_MS, Reservation
 from tests.scheduler.driving import H100, Driving
 
 L40S, A100 = "NVIDIA L40S", "NVIDIA A100-SXM4-40GB"
@@ -379,3 +384,38 @@ def test_no_fix_counts_on_a_host_that_the_next_one_in_line_would_get() -> None:
         assert drive.states(f"fixed{number}")[0] != "QUEUED", fix
         drive.cancel(f"fixed{number}")
         drive.settle()
+
+
+def test_what_changes_have_in_common_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of kinds that wait, each change that is tried took 12 ms of the leader, an answer 24 of them."""
+    drive = Driving()
+    for number, model in enumerate((H100, L40S, A100)):
+        drive.worker(f"w{number}", 4, model, cpu_milli=64_000)
+        drive.submit(f"all{number}", gpu={"count": 4, "model": model})
+    drive.settle()
+    for number in range(50):
+        drive.submit(f"other{number}", gpu={"count": 4}, resources={"cpu_milli": 1_000 + number})
+    drive.submit("asks", gpu={"count": 4, "model": "H100"}, requires={"zone": ["a"]})
+    tried, looked, reserved = Counter[str](), Counter[Line](), Counter[int]()
+    is_placed, goes_without, next_one = Trials.is_placed, Trials._goes_without, Holding.next_reservation
+
+    def counted_trial(trials: Trials, case: Case) -> bool:
+        tried[str(case.shape.key)] += 1
+        return is_placed(trials, case)
+
+    def counted_line(trials: Trials, line: Line) -> bool:
+        looked[line] += 1
+        return goes_without(trials, line)
+
+    def counted_next(holding: Holding, draft: Draft, without: frozenset[int]) -> Reservation | None:
+        reserved[len(without)] += 1
+        return next_one(holding, draft, without)
+
+    monkeypatch.setattr(Trials, "is_placed", counted_trial)
+    monkeypatch.setattr(Trials, "_goes_without", counted_line)
+    monkeypatch.setattr(Holding, "next_reservation", counted_next)
+    assert isinstance(explain_job(drive.engine, "t", "asks"), dict)
+    assert tried.total() > 10
+    assert len(looked) >= 50
+    assert looked.total() == len(looked)
+    assert reserved.total() == 1

@@ -42,7 +42,7 @@ def _cancel(job: Job, say: str) -> dict[str, Any]:
 def _of_tenant(trials: Trials) -> int | None:
     """GPUs for those of the tenant's queue that come before the job; None where they are too many to count."""
     job, count = trials.job, 0
-    for line, items in trials.others(frozenset((job.num,))):
+    for line, items in trials.others(frozenset((job.num,))).items():
         if line.tenant == job.tenant and trials.engine.planner.could_ever(line.shape):
             if len(items) > DEPTH_MAX:
                 return None

@@ -18,6 +18,7 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
 from moorage.scheduler.core.line.backfill import DEPTH_MAX
 from moorage.scheduler.core.line.queue import REPLICA_BITS, Line, entry
+from moorage.scheduler.core.line.reserve import Reservation
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
@@ -92,6 +93,11 @@ class Trials:
         self._pauses = any(replica.not_before > self.now_ms for replica in job.replicas)
         self._strict = engine.planner.lines.order == "fifo"
         self._may_take: dict[int, frozenset[int]] = {}
+        # what many changes have in common, by the jobs that are gone; a look at thousands of lines for each took a
+        # quarter of a second
+        self._others: dict[frozenset[int], dict[Line, list[int]]] = {}
+        self._moving: dict[tuple[Callable[[Line], bool], frozenset[int]], dict[Line, list[int]]] = {}
+        self._next: dict[frozenset[int], Reservation | None] = {}
 
     # ------------------------------------------------------------------------------------------ what is tried
 
@@ -155,13 +161,15 @@ class Trials:
                     break
         return found
 
-    def others(self, without: frozenset[int]) -> list[tuple[Line, list[int]]]:
+    def others(self, without: frozenset[int]) -> dict[Line, list[int]]:
         """The lines in which somebody waits who may start: not held, and not over its tenant's limit by itself."""
-        found = []
-        for line, items in self._lines:
-            rest = [item for item in items if item >> REPLICA_BITS not in without]
-            if rest and not self._stands_still(line):
-                found.append((line, rest))
+        found = self._others.get(without)
+        if found is None:
+            found = self._others[without] = {}
+            for line, items in self._lines:
+                rest = [item for item in items if item >> REPLICA_BITS not in without]
+                if rest and not self._stands_still(line):
+                    found[line] = rest
         return found
 
     def _stands_still(self, line: Line) -> bool:
@@ -196,7 +204,7 @@ class Trials:
             return []
         return [
             (line, items[0])
-            for line, items in self.others(without)
+            for line, items in self.others(without).items()
             if self.comes_before(line, items[0], priority, item)
             and not (self.is_over(line) and not (eased and line.tenant == self.job.tenant))
             and self.engine.admission.could_ever(line.shape)
@@ -223,13 +231,13 @@ class Trials:
         ):
             return False
         mine = engine.queue.line_of(case.priority, shape, tenant)
-        beside = next((items for line, items in others if line is mine), [])
+        beside = others.get(mine, []) if mine is not None else []
         if mine is not None and (len(mine.entries) > DEPTH_MAX or not self._is_looked_at(mine, case)):
             return False
         before = len(beside) if case.item is None else sum(1 for item in beside if item < case.item)
         moving: list[Line] = []
-        for line, items in others:
-            if line is mine or not self._moves(line, items[0], case):
+        for line, items in self._that_move(case, without).items():
+            if line is mine:
                 continue
             if line.shape is shape and len(items) <= DEPTH_MAX:
                 before += len(items)  # they take what it would: there has to be so much more
@@ -247,13 +255,13 @@ class Trials:
                 return True
             return self._fills_in(case) and starts_now(engine.fleet, shape, taken, 1)
 
-    def _within_limit(self, case: Case, others: list[tuple[Line, list[int]]]) -> bool:
+    def _within_limit(self, case: Case, others: dict[Line, list[int]]) -> bool:
         """Whether its tenant may lease so many more, with what others of it lease first."""
         need = case.shape.gpus
         if not case.gpus_max or not need:
             return True
         left = case.gpus_max - case.gpus
-        for line, items in others if case.item is None else ():
+        for line, items in others.items() if case.item is None else ():
             if line.tenant == self.job.tenant and line.shape.count:
                 each = line.shape.gpus
                 if left < each <= case.gpus_max and self.engine.planner.could_ever(line.shape):
@@ -265,6 +273,17 @@ class Trials:
     def _is_looked_at(self, line: Line, case: Case) -> bool:
         """Whether a line that is there already is looked at in the next pass: not where it found no room before."""
         return line.blocked_at != self.engine.fleet.changes or line.barred or case.lets_go(line)
+
+    def _that_move(self, case: Case, without: frozenset[int]) -> dict[Line, list[int]]:
+        """The lines of others of which somebody might be placed with what is tried, or before it."""
+        key = (case.lets_go, without)
+        found = self._moving.get(key) if case.item is None else None  # behind all, whatever it asks for
+        if found is None:
+            others = self.others(without).items()
+            found = {line: items for line, items in others if self._moves(line, items[0], case)}
+        if case.item is None:
+            self._moving[key] = found
+        return found
 
     def _moves(self, line: Line, first: int, case: Case) -> bool:
         """Whether somebody of a line might be placed with what is tried, or before it."""
@@ -294,7 +313,9 @@ class Trials:
         planner, shape = self.engine.planner, case.shape
         held = planner.holding.reservation
         if case.item is None and (held is None or held.num in (*case.without, self.job.num)):
-            held = planner.holding.next_reservation(self.draft, case.without)
+            if case.without not in self._next:
+                self._next[case.without] = planner.holding.next_reservation(self.draft, case.without)
+            held = self._next[case.without]
         if held is None or held.num == self.job.num or planner.holding.passes(case.priority, shape, held):
             return _NOBODY
         return held.hosts
