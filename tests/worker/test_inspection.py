@@ -96,7 +96,7 @@ def test_a_free_device_that_does_not_answer_is_no_drift_of_a_lease(inventory: Si
 
 
 def test_the_findings_are_bounded_and_what_is_left_out_is_counted(inventory: SimulatedInventory) -> None:
-    many = tuple(DeviceProcess(10_000 + number, "x") for number in range(200))
+    many = tuple(DeviceProcess((1 << 30) + number, "x") for number in range(200))
     for slot in range(4):
         inventory.set_reading(slot, SlotReading(processes=many))
     pool = GpuPool(inventory.devices())
