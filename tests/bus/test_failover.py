@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from moorage.bus.connection import Connection, connect
+from moorage.bus.connection import connect
 from moorage.bus.embedded import HOST, find_binary
 from moorage.bus.errors import BusError
 from tests.cluster import free_ports
@@ -19,36 +19,29 @@ PASSWORD: Final = "w0rd/with#much?in,it@100%"
 
 
 async def test_who_knows_one_server_is_let_in_by_the_others_when_it_dies(tmp_path: Path) -> None:
+    """Also by one that came only after the connection."""
     clients, routes = (ports := free_ports(4))[:2], ports[2:]
-    processes = []
-    for at, port in enumerate(clients):
+
+    async def start(at: int) -> asyncio.subprocess.Process:
         conf, other = tmp_path / f"{at}.conf", f"nats-route://{HOST}:{routes[1 - at]}"
         conf.write_text(
-            f'server_name: "n{at}"\nlisten: "{HOST}:{port}"\n'
+            f'server_name: "n{at}"\nlisten: "{HOST}:{clients[at]}"\n'
             f'authorization {{ user: "me", password: "{PASSWORD}" }}\n'
             f'cluster {{ name: "c", listen: "{HOST}:{routes[at]}", routes: ["{other}"] }}\n'
         )
-        processes.append(
-            ends_with_the_test(
-                await asyncio.create_subprocess_exec(find_binary(), "-c", str(conf), stderr=asyncio.subprocess.DEVNULL)
-            )
+        return ends_with_the_test(
+            await asyncio.create_subprocess_exec(find_binary(), "-c", str(conf), stderr=asyncio.subprocess.DEVNULL)
         )
-    url = f"nats://me:{quote(PASSWORD, safe='')}@{HOST}:{clients[0]}"
+
+    first = await start(0)
     told: list[BusError] = []
-    found: Connection | None = None
-
-    async def is_told_of_the_other() -> bool:
-        nonlocal found
-        found = await connect(url, "test", on_error=told.append)
-        if any(uri.port == clients[1] for uri in found._client.discovered_servers):
-            return True
-        await found.close()
-        return False
-
-    await until(is_told_of_the_other)
-    assert found is not None
+    url = f"nats://me:{quote(PASSWORD, safe='')}@{HOST}:{clients[0]}"
+    found = await connect(url, "test", on_error=told.append)
     try:
-        processes[0].kill()
+        assert not found.is_clustered
+        await start(1)
+        await until(lambda: any(uri.port == clients[1] for uri in found._client.discovered_servers))
+        first.kill()
         await until(lambda: found.counters.reconnects)
         assert found.is_connected
         await found.flush()

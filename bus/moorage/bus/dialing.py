@@ -56,6 +56,7 @@ class Dialer:
         self._inbox_prefix = inbox_prefix
         self._on_error = on_error
         self._on_lost = on_lost
+        self._connected: DirectClient | None = None  # the last one that was
         self._gossiped: list[str] = []
 
     async def dial(self, give_up_after_s: float | None) -> DirectClient:
@@ -88,6 +89,8 @@ class Dialer:
 
         options = _options(self._context)
         servers = self._context.servers
+        if self._connected is not None:  # its server tells of others as they come, not only at first
+            self._gossiped = [uri.geturl() for uri in self._connected.discovered_servers] or self._gossiped
         try:
             await client.connect(
                 [*servers, *(url for url in self._gossiped if url not in servers)],
@@ -106,7 +109,7 @@ class Dialer:
             raise
         connected = True
         client.read_at_once()
-        self._gossiped = [uri.geturl() for uri in client.discovered_servers] or self._gossiped
+        self._connected = client
         return client
 
     def _why_not(self, cause: Exception, was_heard: bool) -> BusError:
