@@ -1,0 +1,106 @@
+"""`moorage metrics` on a real node: what is scraped, who may, and the alerts that stand on it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from moorage.cli import metrics
+from moorage.schemas.operate import Limit, TenantRow
+from tests.cli.node import Lines, Node, node_on, start
+from tests.waiting import until
+
+ALERTS = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def read(text: str) -> Series:
+    """By name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(series: Series, name: str, **labels: str) -> float:
+    return sum(value for (each, has), value in series.items() if each == name and labels.items() <= dict(has).items())
+
+
+async def scrape(address: str) -> Series:
+    def get() -> str:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            body: bytes = answer.read()
+        return body.decode()
+
+    return read(await asyncio.to_thread(get))
+
+
+async def test_once_it_is_what_the_fleet_says(node: Node, unique: str) -> None:
+    assert (await node.run("admin", "limit", "--gpus", "3", tenant=unique)).code == 0
+    ran = await node.run("metrics")
+    assert (ran.code, ran.err) == (0, "")
+    series = read(ran.out)
+    fleet = (await node.run("fleet", "--json")).frame["data"]
+    assert total(series, "moorage_up") == 1
+    assert total(series, "moorage_epoch") == fleet["epoch"]
+    assert total(series, "moorage_gpus") == sum(worker["gpus"] for worker in fleet["workers"])
+    assert total(series, "moorage_gpus", simulated="true") >= 8
+    assert total(series, "moorage_workers") == len(fleet["workers"])
+    assert total(series, "moorage_model_gpus") == sum(row["gpus"] for row in fleet["fits_now"])
+    assert total(series, "moorage_tenant_limit_gpus", tenant=unique) == 3
+
+
+async def test_served_it_says_whether_a_leader_answers(tmp_path: Path) -> None:
+    async with node_on(tmp_path / "node", simulate="2x4xH100") as node:
+        serving = await start("metrics", "--listen", "0", "--timeout", "2s", env=node.env())
+        said = Lines(serving.stderr)
+        await said.until("until Ctrl-C")
+        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", said.text)
+        assert total(await scrape(address), "moorage_gpus", state="free") == 8
+        await node.stop()
+
+        async def is_down() -> bool:
+            return total(await scrape(address), "moorage_up") == 0
+
+        await until(is_down)  # an answer of a moment ago serves the next scrape, too
+        assert total(await scrape(address), "moorage_gpus") == 0
+        await said.until("no leader answers")
+        serving.send_signal(signal.SIGINT)
+        assert await serving.wait() == 130
+
+
+async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = await node.run("metrics", "--listen", str(port))
+    assert ran.code == 1
+    assert f"nobody may listen at 127.0.0.1, port {port}: Address already in use" in ran.err
+    wrong = await node.run("metrics", "--listen", "here")
+    assert "--listen here names no port" in wrong.err
+
+
+async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:
+    fleet = (await node.run("fleet", "--json")).frame["data"]
+    many = [TenantRow(f"t{number}", jobs=1, gpus=number) for number in range(metrics.TENANTS_MAX + 50)]
+    found = {family.name: family.samples for family in metrics.families(fleet, many)}
+    assert len(found["moorage_tenant_leased_gpus"]) == metrics.TENANTS_MAX
+    assert min(sample.value for sample in found["moorage_tenant_leased_gpus"]) == 50
+    assert [sample.value for sample in found["moorage_tenants"]] == [metrics.TENANTS_MAX + 50]
+    limited = {family.name: family.samples for family in metrics.families(fleet, [TenantRow("t", limit=Limit(jobs=1))])}
+    assert limited["moorage_tenant_limit_gpus"] == []
+
+
+async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
+    fleet = (await node.run("fleet", "--json")).frame["data"] | {"ledger_copies": {"wanted": 3, "lacking": ["n2"]}}
+    names = {family.name for family in metrics.families(fleet, [])}
+    rules = ALERTS.read_text()
+    assert set(re.findall(r"\bmoorage_\w+", rules)) <= names
+    states = set("|".join(re.findall(r'moorage_gpus\{state=~?"([^"]+)"', rules)).split("|"))
+    assert states <= {*metrics.CELLS.values(), "shared"}
