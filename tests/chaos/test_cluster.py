@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -78,6 +79,22 @@ async def test_two_leaders_die_together_and_no_running_job_ends_of_it(unique: st
         node.start()
         await acme.api("cancel", {"job": "runs"})
         await acme.reaches("runs", "CANCELLED", deadline_s=60)
+
+
+async def test_a_scheduler_that_starts_before_the_last_of_its_servers_waits_for_it(unique: str, tmp_path: Path) -> None:
+    async with three_servers(tmp_path) as cluster, stack(cluster, unique) as made, caller(made) as acme:
+        await cluster.stop()
+        for node in cluster.nodes:  # as they are before anybody started them
+            for each in node.folder.iterdir():
+                if each.is_dir():
+                    shutil.rmtree(each)
+        *two, last = cluster.nodes
+        for node in two:
+            node.start()
+        scheduler = await made.set_scheduler("s1", {"replicas": 3}, cluster.url, cluster.ledger_url)
+        await until(lambda: "see which nats-servers of the cluster do not run" in scheduler.words(), 60, "told")
+        last.start()
+        await acme.leader()
 
 
 async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Path) -> None:

@@ -205,6 +205,11 @@ class BadContext(BusError):
 #: no room to reserve what a stream's `max_bytes` says (nats-server errors.json): the account's limit, a cluster without
 #: such a peer, the server's resources, its storage, the account's limit for one stream
 ERR_NO_ROOM: Final = frozenset({10002, 10005, 10023, 10047, 10122})
+#: a cluster that has no leader yet, or a stream of which no server leads
+_ERR_NO_LEADER: Final = frozenset({10008, 10009})
+#: no servers for so many copies; the description tells why behind a comma: "peer offline" is one that has not started
+#: yet, one that was never seen is not told at all, and all else is about room
+_ERR_NO_PEERS: Final = 10005
 
 
 class JetStreamRefused(BusError):
@@ -217,12 +222,25 @@ class JetStreamRefused(BusError):
         self.status = status
         self.err_code = err_code
         self.description = description
-        room = "make room on the nats-server's disk, or raise its limits for JetStream (max_file_store, the account's)"
         super().__init__(
-            f"{action}: {description or 'refused'} ({status}, {err_code})",
-            found=str(err_code),
-            next_step=room if err_code in ERR_NO_ROOM else "",
+            f"{action}: {description or 'refused'} ({status}, {err_code})", found=str(err_code), next_step=self._fix()
         )
+
+    @property
+    def servers_missing(self) -> bool:
+        """Whether too few servers of a cluster are there: it passes as they come."""
+        _, _, why = self.description.partition(", ")
+        absent = self.err_code == _ERR_NO_PEERS and (not why or "offline" in why)
+        return absent or self.err_code in _ERR_NO_LEADER
+
+    def _fix(self) -> str:
+        if self.servers_missing:
+            return "see which nats-servers of the cluster do not run: a stream needs one for each of its copies"
+        if self.err_code in ERR_NO_ROOM:
+            return (
+                "make room on the nats-server's disk, or raise its limits for JetStream (max_file_store, the account's)"
+            )
+        return ""
 
 
 _OTHER_SETTINGS: Final = "change the stream yourself, or give moorage another prefix"

@@ -52,8 +52,6 @@ MESSAGE_ID: Final = "Nats-Msg-Id"
 FORBIDDEN_HEADER: Final = "Nats-Expected-Last-Msg-Id"
 
 ERR_NO_MESSAGE: Final = 10037
-#: too few servers of a cluster are there: it cannot be asked, or a stream has no leader
-ERR_NO_LEADER: Final = frozenset({10008, 10009})
 ERR_STREAM_NOT_FOUND: Final = 10059
 ERR_WRONG_LAST_SEQUENCE: Final = 10071
 ERR_STREAM_FULL: Final = 10077
@@ -147,7 +145,7 @@ class JetStream:
             try:
                 found = await self.ensure_stream({**config, "max_bytes": size}, may_update, first_seq)
             except JetStreamRefused as refused:
-                if refused.err_code not in ERR_NO_ROOM:
+                if refused.err_code not in ERR_NO_ROOM or refused.servers_missing:
                     raise
                 held = await self._info(_stream_name(name), {})
                 if held is not None and held.config.get("max_bytes") != size:

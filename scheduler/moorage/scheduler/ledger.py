@@ -19,7 +19,6 @@ from typing import Any, Final
 from moorage.bus.errors import BusError, Disconnected, JetStreamRefused, RequestTimeout, StreamGap
 from moorage.bus.jetstream import (
     API_TIMEOUT_S,
-    ERR_NO_LEADER,
     ERR_STREAM_FULL,
     ERR_STREAM_NOT_FOUND,
     EXPECTED_LAST_SEQUENCE,
@@ -420,7 +419,7 @@ def _trouble_of(answer: JsError | BusError) -> str:
 
 def _is_headless(error: BusError) -> bool:
     """Whether a read was not served as no server leads the stream, or the cluster itself: then nobody may answer."""
-    return not isinstance(error, JetStreamRefused) or error.err_code in ERR_NO_LEADER
+    return not isinstance(error, JetStreamRefused) or error.servers_missing
 
 
 def _seconds(rfc3339: str) -> float:

@@ -1,13 +1,16 @@
-"""Repeat a JetStream call until it is answered: a cluster that is electing a stream's leader answers nothing."""
+"""Repeat a JetStream call until it is answered: a cluster that elects a stream's leader, or is starting, does not."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from moorage.bus.errors import Disconnected, RequestTimeout
+from moorage.bus.errors import Disconnected, JetStreamRefused, RequestTimeout
+
+log = logging.getLogger("moorage.ledger")
 
 #: one request to the JetStream API times out after up to 10 s, and an election takes some seconds
 RETRY_FOR_S: Final = 30.0
@@ -27,9 +30,23 @@ async def retry_unanswered(make: Callable[[], Awaitable[T]]) -> T:
         return await make()
 
     tries = AsyncRetrying(
-        retry=retry_if_exception_type((RequestTimeout, Disconnected)),
+        retry=retry_if_exception(_may_pass),
+        after=_tell,
         wait=wait_random_exponential(multiplier=RETRY_WAIT_S, max=RETRY_WAIT_S_MAX),
         stop=stop_after_delay(RETRY_FOR_S),
         reraise=True,
     )
     return await tries(once)
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, JetStreamRefused):
+        return error.servers_missing
+    return isinstance(error, RequestTimeout | Disconnected)
+
+
+def _tell(tried: RetryCallState) -> None:
+    """In the log, once: who starts a cluster wants to know for what it waits."""
+    error = tried.outcome.exception() if tried.outcome is not None else None
+    if tried.attempt_number == 1 and isinstance(error, JetStreamRefused):
+        log.warning("%s; trying for %g s: %s", error, RETRY_FOR_S, error.problem.next)
