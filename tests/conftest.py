@@ -26,7 +26,7 @@ import pytest
 from moorage.bus.embedded import EmbeddedServer
 from tests.containers import ContainerServer, built_image, why_no_docker
 from tests.leftover import end_processes
-from tests.servers import KINDS, MortalServer, Server, WheelServer
+from tests.servers import KINDS, MortalServer, Server, WheelServer, delete_streams
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks that pytest finds here
@@ -136,5 +136,9 @@ def fresh_server(fresh_data_dir: Path) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def unique() -> str:
-    return "t" + secrets.token_hex(6)
+def unique(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A prefix of the test's own; the streams under it, on the session's server, are gone after it."""
+    prefix = "t" + secrets.token_hex(6)
+    yield prefix
+    if (server := request.node.funcargs.get("nats_server")) is not None:
+        asyncio.run(delete_streams(server, prefix))

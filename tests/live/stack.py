@@ -25,15 +25,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 import moorage
-from moorage.bus.connection import connect
-from moorage.bus.errors import BusError
-from moorage.bus.jetstream import JetStream
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.worker.run import SUPERVISOR_FOLDER
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.asking import answered
-from tests.servers import Server
+from tests.servers import Server, delete_streams
 from tests.waiting import until
 
 #: every answer of these tests is due long before; only a defect makes one wait so long
@@ -135,6 +132,7 @@ class Stack:
     """What a test starts under one prefix. Made by `stack`, which ends all of it."""
 
     def __init__(self, server: Server, folder: Path, prefix: str) -> None:
+        self.server = server
         self.url = server.url
         self.ledger_url = server.ledger_url
         self.folder = folder
@@ -187,18 +185,7 @@ class Stack:
             with contextlib.suppress(SupervisorError, OSError):
                 supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
                 await supervised.shutdown(0.0)
-        for url in (self.url, self.ledger_url):
-            with contextlib.suppress(BusError):
-                await self._delete_streams(url)
-
-    async def _delete_streams(self, url: str) -> None:
-        """A stream keeps its whole bound reserved: those of many tests are more than a small disk has."""
-        async with await connect(url, "test", give_up_after_s=0) as connection:
-            js, prefix = JetStream(connection), self.subjects.ledger_stream.removesuffix("LEDGER")
-            names = msgspec.json.decode((await connection.request("$JS.API.STREAM.NAMES", b"", TRY_S)).data)["streams"]
-            for name in names or ():
-                if name.startswith(prefix):
-                    await js.delete_stream(name)
+        await delete_streams(self.server, self.subjects.ledger_stream.removesuffix("LEDGER"))
 
     def words(self) -> str:
         """What every process said, for a test that failed."""

@@ -81,6 +81,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage audit --quick --json",
         "moorage audit --watch",
     ),
+    "metrics": (
+        "moorage metrics",
+        "moorage metrics --listen 9470",
+        "moorage metrics --listen 0.0.0.0:9470 --nats operator.ana",
+    ),
     "admin hold": (
         "moorage admin hold train-42 --why 'bad data'",
         "moorage admin hold --queue --tenant vision --why 'month end'",
