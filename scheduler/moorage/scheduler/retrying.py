@@ -12,8 +12,9 @@ from moorage.bus.errors import Disconnected, JetStreamRefused, RequestTimeout
 
 log = logging.getLogger("moorage.ledger")
 
-#: one request to the JetStream API times out after up to 10 s, and an election takes some seconds
-RETRY_FOR_S: Final = 30.0
+#: one request to the JetStream API times out after up to 10 s, an election takes some seconds, and the servers of a
+#: cluster are started one after the other
+RETRY_FOR_S: Final = 120.0
 RETRY_WAIT_S: Final = 0.05
 RETRY_WAIT_S_MAX: Final = 1.0
 
@@ -26,12 +27,22 @@ async def retry_unanswered(make: Callable[[], Awaitable[T]]) -> T:
     Raises what the last call raised.
     """
 
+    is_told = False
+
+    def tell(tried: RetryCallState) -> None:
+        """In the log, once: who starts a cluster wants to know for what it waits."""
+        nonlocal is_told
+        error = tried.outcome.exception() if tried.outcome is not None else None
+        if isinstance(error, JetStreamRefused) and not is_told:
+            is_told = True
+            log.warning("%s; trying on: %s", error, error.problem.next)
+
     async def once() -> T:  # tenacity awaits what an `async def` returns, and no other function's
         return await make()
 
     tries = AsyncRetrying(
         retry=retry_if_exception(_may_pass),
-        after=_tell,
+        before_sleep=tell,
         wait=wait_random_exponential(multiplier=RETRY_WAIT_S, max=RETRY_WAIT_S_MAX),
         stop=stop_after_delay(RETRY_FOR_S),
         reraise=True,
@@ -43,10 +54,3 @@ def _may_pass(error: BaseException) -> bool:
     if isinstance(error, JetStreamRefused):
         return error.servers_missing
     return isinstance(error, RequestTimeout | Disconnected)
-
-
-def _tell(tried: RetryCallState) -> None:
-    """In the log, once: who starts a cluster wants to know for what it waits."""
-    error = tried.outcome.exception() if tried.outcome is not None else None
-    if tried.attempt_number == 1 and isinstance(error, JetStreamRefused):
-        log.warning("%s; trying for %g s: %s", error, RETRY_FOR_S, error.problem.next)
