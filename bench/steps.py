@@ -28,11 +28,11 @@ from moorage.bus.transport import Delivery  # noqa: E402
 from moorage.scheduler import outgoing  # noqa: E402
 from moorage.scheduler.core import engine as engine_module  # noqa: E402
 from moorage.scheduler.core.config import Config  # noqa: E402
+from moorage.scheduler.core.effects.outputs import WantedFrames  # noqa: E402
 from moorage.scheduler.core.engine import Engine  # noqa: E402
 from moorage.scheduler.core.ledger.fold import fold  # noqa: E402
 from moorage.scheduler.core.records import FORMAT, Act, Record  # noqa: E402
 from moorage.scheduler.core.state import State  # noqa: E402
-from moorage.scheduler.core.tell.outputs import WantedFrames  # noqa: E402
 from moorage.scheduler.gc_schedule import GcSchedule  # noqa: E402
 from moorage.scheduler.intake import Intake  # noqa: E402
 from moorage.schemas.codec import Decoder, encode  # noqa: E402

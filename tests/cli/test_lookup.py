@@ -18,7 +18,7 @@ from moorage.cli.console import EXIT_OF_CODE
 from moorage.cli.lookup import FIXES, NOTES, ends, error_codes, page, reasons
 from moorage.cli.main import VERBS
 from moorage.client.errors import CLIENT_CODES
-from moorage.scheduler.core.ask.explain import REASONS
+from moorage.scheduler.core.queries.explain import REASONS
 from moorage.schemas.errors import CODES, ENDS
 from tests.bus.test_encrypted import speaking_first
 from tests.cli.node import Node, environment, moorage

@@ -13,18 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order, Submit, WorkerOrder
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
-from moorage.scheduler.core.life.timers import BACKOFF
-from moorage.scheduler.core.line.queue import entry
+from moorage.scheduler.core.lifecycle.timers import BACKOFF
+from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.core.queueing.queue import entry
 from moorage.scheduler.core.records import FORMAT, RECORD_BYTES_MAX, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import Job, Member, Replica, State
-from moorage.scheduler.core.tell.outputs import Outputs
 from moorage.schemas.codec import Decoder, decode_request
 from moorage.schemas.frames import (
     Device,

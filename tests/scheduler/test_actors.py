@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.records import SAID_CHARS_MAX, actor, by_tenant, decode_record
 from moorage.scheduler.core.state import State
-from moorage.scheduler.core.tell.outputs import changes_since
 from moorage.scheduler.intake import cancel_of
 from tests.scheduler.driving import Driving
 from tests.scheduler.test_snapshot import as_first_written

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Batch, QueueRead
-from moorage.scheduler.core.life.admission import is_plain
+from moorage.scheduler.core.lifecycle.admission import is_plain
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, decode_record
 from tests.scheduler.driving import Driving
 

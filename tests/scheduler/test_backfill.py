@@ -9,9 +9,9 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.decide import holding
-from moorage.scheduler.core.line import durations
-from moorage.scheduler.core.line.backfill import FREED_MS
-from moorage.scheduler.core.line.reserve import LATE_MIN_MS, LATE_TIMES, PATIENCE_MS
+from moorage.scheduler.core.queueing import durations
+from moorage.scheduler.core.queueing.backfill import FREED_MS
+from moorage.scheduler.core.queueing.reserve import LATE_MIN_MS, LATE_TIMES, PATIENCE_MS
 from tests.scheduler.driving import Driving
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.line.reserve import PATIENCE_MS
+from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.scheduler.core.state import State
 from moorage.schemas.frames import End, Unwell

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.line import durations
-from moorage.scheduler.core.line.backfill import UNKNOWN_MS
-from moorage.scheduler.core.line.durations import (
+from moorage.scheduler.core.queueing import durations
+from moorage.scheduler.core.queueing.backfill import UNKNOWN_MS
+from moorage.scheduler.core.queueing.durations import (
     OUTLIVED_P90,
     SAMPLES_MAX,
     SIBLINGS_MS,

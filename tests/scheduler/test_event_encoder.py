@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
+from moorage.scheduler.core.effects.event_encoder import EventEncoder
+from moorage.scheduler.core.effects.outputs import changes_since
 from moorage.scheduler.core.state import Job, State
-from moorage.scheduler.core.tell.event_encoder import EventEncoder
-from moorage.scheduler.core.tell.outputs import changes_since
 from moorage.scheduler.intake import cancel_of
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Accepted, Event

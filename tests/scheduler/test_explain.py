@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.ask import views
-from moorage.scheduler.core.ask.explain import REASONS
-from moorage.scheduler.core.ask.waiting import explain_job
-from moorage.scheduler.core.line.reserve import PATIENCE_MS
+from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queries.explain import REASONS
+from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
 from moorage.schemas.frames import Renew
 from tests.scheduler.driving import Driving
 

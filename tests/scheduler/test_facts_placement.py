@@ -180,7 +180,7 @@ def test_fact_30_rollback_leaves_earlier_placements_alone() -> None:
 
 
 def test_fact_31_best_effort_places_what_fits_the_third_waits_with_a_reason() -> None:
-    from moorage.scheduler.core.ask.waiting import explain_job
+    from moorage.scheduler.core.queries.waiting import explain_job
 
     drive = Driving()
     drive.worker("w0", 1)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from moorage.scheduler import fleet_frames
-from moorage.scheduler.core.ask import views
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.fleet_frames import FleetFrames
 from tests.scheduler.driving import Driving
 

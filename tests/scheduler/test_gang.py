@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.scheduler.core.ask import views
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.state import new_job
 from moorage.schemas.frames import FactKind

@@ -11,7 +11,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
-from moorage.scheduler.core.life import lifecycle
+from moorage.scheduler.core.lifecycle import transitions
 from moorage.scheduler.core.rank.ranker import Choice, Pack
 from moorage.scheduler.core.records import Op, decode_record, encode_record, packed
 from moorage.scheduler.core.shape import Shape
@@ -157,7 +157,7 @@ def test_a_frame_of_whole_runs_comes_to_what_its_facts_do(seed: int, monkeypatch
         return drive
 
     whole = life()
-    monkeypatch.setattr(lifecycle, "_whole_runs", lambda draft, members, facts: [])
+    monkeypatch.setattr(transitions, "_whole_runs", lambda draft, members, facts: [])
     single = life()
     assert whole.state.digest == single.state.digest
     assert whole.engine.lifecycle.unknown_facts == single.engine.lifecycle.unknown_facts

@@ -16,9 +16,9 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated import SimulatedBus
 from moorage.bus.simulated_clock import SimulatedClock
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.life.retention import ENDED_SPARE
+from moorage.scheduler.core.effects.outputs import Outputs
+from moorage.scheduler.core.lifecycle.retention import ENDED_SPARE
 from moorage.scheduler.core.state import STORY_KEPT, STORY_MAX, STORY_MAX_REPLICA, STORY_PART, STORY_PART_REPLICA
-from moorage.scheduler.core.tell.outputs import Outputs
 from moorage.scheduler.history import QUEUE_SPARE, History
 from moorage.scheduler.history_reader import QUESTIONS_MAX, HistoryReader
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from moorage.scheduler.core import fleet
-from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.rank.table import HostTable, nearly
 from moorage.scheduler.core.state import QUEUED
 from tests.scheduler.driving import Driving

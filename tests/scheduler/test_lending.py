@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.scheduler.core.ask import views
-from moorage.scheduler.core.life.lending import Lending
+from moorage.scheduler.core.lifecycle.lending import Lending
+from moorage.scheduler.core.queries import views
 from moorage.schemas.frames import Device, Goodbye, Hello, Join
 from tests.scheduler.driving import H100, Driving, Worker
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.ask import views
-from moorage.scheduler.core.life.lifecycle import backoff_ms, is_address
+from moorage.scheduler.core.lifecycle.transitions import backoff_ms, is_address
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.records import Op, decode_record
 from moorage.schemas.frames import Fact, FactFrame, FactKind
 from tests.scheduler.driving import Driving

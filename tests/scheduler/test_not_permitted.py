@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.scheduler.core import fleet
-from moorage.scheduler.core.ask.explain import REASONS
-from moorage.scheduler.core.ask.waiting import explain_job
+from moorage.scheduler.core.queries.explain import REASONS
+from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.schemas.frames import CANNOT_RUN, NOT_PERMITTED
 from tests.scheduler.driving import Driving, Worker
 

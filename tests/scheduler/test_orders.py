@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.effects.outputs import changes_since
+from moorage.scheduler.core.effects.story import Packing, changes_in, read_frame
 from moorage.scheduler.core.ledger.fold import fold
-from moorage.scheduler.core.line.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.records import Act, Record, decode_record
 from moorage.scheduler.core.shape import Shape, shape_key
 from moorage.scheduler.core.state import State
-from moorage.scheduler.core.tell.outputs import changes_since
-from moorage.scheduler.core.tell.story import Packing, changes_in, read_frame
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import act_of

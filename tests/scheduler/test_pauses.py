@@ -19,7 +19,7 @@ from moorage.scheduler import gc_schedule, intake, question_queue
 from moorage.scheduler.core import draft, engine
 from moorage.scheduler.core.decide import plan
 from moorage.scheduler.core.events import QueueRead
-from moorage.scheduler.core.life import cancels
+from moorage.scheduler.core.lifecycle import cancels
 from moorage.scheduler.core.records import STEP_WIDTH, Op, decode_record
 from moorage.scheduler.core.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.foresight import Foresight

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.ask import waiting
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.line.preemption import VOID_MS, Victim, _Search
+from moorage.scheduler.core.queries import waiting
+from moorage.scheduler.core.queueing.preemption import VOID_MS, Victim, _Search
 from tests.scheduler.driving import Driving
 
 ON = Config(preempt_priority=80, preempt_after=60.0)

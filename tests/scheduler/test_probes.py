@@ -8,8 +8,8 @@ import pytest
 
 from moorage.scheduler.core.decide import filling
 from moorage.scheduler.core.decide.filling import PROBES_A_HOST
-from moorage.scheduler.core.line.durations import SIBLINGS_MS
-from moorage.scheduler.core.line.reserve import PATIENCE_MS
+from moorage.scheduler.core.queueing.durations import SIBLINGS_MS
+from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
 from tests.scheduler.driving import Driving
 
 #: of five earlier runs three took a minute, and two hours

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.ask.relax import FIXES_MAX, Relaxer, short_name
-from moorage.scheduler.core.ask.waiting import explain_job
+from moorage.scheduler.core.queries.relax import FIXES_MAX, Relaxer, short_name
+from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.schemas.gpu import parse_token
 from tests.scheduler.driving import H100, Driving
 

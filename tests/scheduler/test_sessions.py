@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.config import CLUSTER, Config
-from moorage.scheduler.core.life import sessions
-from moorage.scheduler.core.life.stale_ledger import StaleLedgerGuard
+from moorage.scheduler.core.lifecycle import sessions
+from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
 from tests.scheduler.driving import H100, Driving, Worker, devices

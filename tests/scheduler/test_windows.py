@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.queries import views
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End
 from moorage.schemas.operate import drain_of

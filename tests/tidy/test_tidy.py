@@ -31,7 +31,7 @@ BELOW: dict[str, set[str]] = {
 }
 CORE = ROOT / "scheduler/moorage/scheduler/core"
 #: the core's packages from the ground up; its other files are the ground, but for the engine, which all below serve
-CORE_UP = ("ledger", "rank", "line", "life", "decide", "tell", "operate", "engine", "ask")
+CORE_UP = ("ledger", "rank", "queueing", "lifecycle", "decide", "effects", "operate", "engine", "queries")
 IMPURE = {"asyncio", "nats", "socket", "time", "random", "secrets", "threading"}
 LINES_MAX = 600
 

@@ -98,7 +98,7 @@ def error_codes() -> dict[str, Code]:
 
 def reasons() -> dict[str, Code]:
     """Every reason for which a job waits."""
-    from moorage.scheduler.core.ask.explain import REASONS
+    from moorage.scheduler.core.queries.explain import REASONS
 
     return {code: Code(code, "", means, "waiting") for code, means in REASONS.items()}
 

@@ -33,8 +33,8 @@ from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus
 from moorage.client.errors import ClientError, client_problem, rejected
 from moorage.client.sim_driver import Ran, Script, ScriptedDriver, Task, succeed
 from moorage.client.transport import Link
-from moorage.scheduler.core.ask.views import worker_state
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.queries.views import worker_state
 from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.worker.agent import Agent

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.ask import views
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.state import Worker
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetFrame

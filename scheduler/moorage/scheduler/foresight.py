@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler import question_queue
-from moorage.scheduler.core.ask.explain import NEVER_REASONS
-from moorage.scheduler.core.ask.waiting import explain_job
+from moorage.scheduler.core.effects.outputs import Message
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.queries.explain import NEVER_REASONS
+from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.state import QUEUED, Job
-from moorage.scheduler.core.tell.outputs import Message
 from moorage.scheduler.question_queue import RoundRobin, overloaded
 from moorage.scheduler.whatif.child import FAILED, Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast

@@ -16,11 +16,11 @@ from typing import Any, Final
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.effects.outputs import Outputs
+from moorage.scheduler.core.effects.story import Packing
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import PartKept
 from moorage.scheduler.core.state import STORY_PART, STORY_PART_REPLICA, Job
-from moorage.scheduler.core.tell.outputs import Outputs
-from moorage.scheduler.core.tell.story import Packing
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.history")

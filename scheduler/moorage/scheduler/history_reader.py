@@ -17,12 +17,12 @@ import msgspec
 
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import JetStream, StoredMessage
-from moorage.scheduler.core.ask import views
+from moorage.scheduler.core.effects.outputs import accepted, changes_since, fitting
+from moorage.scheduler.core.effects.story import Found, Frame, changes_in, read_frame
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.state import Job
-from moorage.scheduler.core.tell.outputs import accepted, changes_since, fitting
-from moorage.scheduler.core.tell.story import Found, Frame, changes_in, read_frame
 from moorage.scheduler.ledger import microseconds
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Change

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.core.effects.outputs import changes_since, slots_of
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.records import STEP_WIDTH, Act, Op, Record
 from moorage.scheduler.core.state import PLACED, Job, State
-from moorage.scheduler.core.tell.outputs import changes_since, slots_of
 from moorage.scheduler.ledger import Ledger, LedgerGap
 from moorage.scheduler.snapshots import Snapshots
 from moorage.schemas.errors import MoorageError, problem

@@ -12,8 +12,8 @@ import msgspec
 
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
-from moorage.scheduler.core.ask.logs import Kept, find_in_story, find_log
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.queries.logs import Kept, find_in_story, find_log
 from moorage.scheduler.history_reader import HistoryReader
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.decode_errors import explain_decode_error

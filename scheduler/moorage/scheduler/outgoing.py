@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from moorage.bus.inbox import mux_frames, split_mux_reply
-from moorage.scheduler.core.tell.outputs import Message, Outputs
+from moorage.scheduler.core.effects.outputs import Message, Outputs
 from moorage.schemas.codec import encode, is_json
 from moorage.schemas.errors import problem
 from moorage.schemas.subjects import Subjects

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
-from moorage.scheduler.core.ask import views
+from moorage.scheduler.core.effects.outputs import Message
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Order, WorkerOrder
-from moorage.scheduler.core.tell.outputs import Message
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.foresight import Foresight
 from moorage.scheduler.history_reader import HistoryReader, check_page

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import (
     Ask,
@@ -37,7 +38,6 @@ from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.records import Record, decode_record
 from moorage.scheduler.core.state import Job, State
-from moorage.scheduler.core.tell.outputs import Outputs
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.operate import ACTS, DrainAct

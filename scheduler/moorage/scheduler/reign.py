@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
+from moorage.scheduler.core.effects.outputs import Message, Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.state import State
-from moorage.scheduler.core.tell.outputs import Message, Outputs
 from moorage.scheduler.discovery import Discovery
 from moorage.scheduler.fleet_frames import FleetFrames
 from moorage.scheduler.gc_schedule import GcSchedule

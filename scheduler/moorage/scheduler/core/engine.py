@@ -16,6 +16,10 @@ from moorage.scheduler.core.decide.indexing import Indexing
 from moorage.scheduler.core.decide.plan import Planner
 from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import FULL_BYTES, STEP_BYTES, Draft
+from moorage.scheduler.core.effects.early import early_frames
+from moorage.scheduler.core.effects.in_flight import InFlight
+from moorage.scheduler.core.effects.output_writer import OutputWriter
+from moorage.scheduler.core.effects.outputs import Message, Outputs, WantedFrames
 from moorage.scheduler.core.events import (
     Ask,
     Event,
@@ -32,30 +36,26 @@ from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.life.admission import Admission, NewJob
-from moorage.scheduler.core.life.lifecycle import Lifecycle
-from moorage.scheduler.core.life.pending_events import PendingEvents
-from moorage.scheduler.core.life.retention import Retention
-from moorage.scheduler.core.life.sessions import Sessions, lose_bytes
-from moorage.scheduler.core.life.stale_ledger import StaleLedgerGuard
-from moorage.scheduler.core.life.timers import Timers
-from moorage.scheduler.core.life.windows import Windows
-from moorage.scheduler.core.line.backfill import Estimates
-from moorage.scheduler.core.line.durations import LEARNED_MAX, Durations
-from moorage.scheduler.core.line.preemption import Preemption
-from moorage.scheduler.core.line.queue import Queue, entry
-from moorage.scheduler.core.line.request_reader import RequestReader
-from moorage.scheduler.core.line.soonest import Soonest
+from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
+from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
+from moorage.scheduler.core.lifecycle.retention import Retention
+from moorage.scheduler.core.lifecycle.sessions import Sessions, lose_bytes
+from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
+from moorage.scheduler.core.lifecycle.timers import Timers
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.lifecycle.windows import Windows
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
+from moorage.scheduler.core.queueing.backfill import Estimates
+from moorage.scheduler.core.queueing.durations import LEARNED_MAX, Durations
+from moorage.scheduler.core.queueing.preemption import Preemption
+from moorage.scheduler.core.queueing.queue import Queue, entry
+from moorage.scheduler.core.queueing.request_reader import RequestReader
+from moorage.scheduler.core.queueing.soonest import Soonest
 from moorage.scheduler.core.rank.ranker import maker_of
 from moorage.scheduler.core.records import Act, Op, encode_record
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import Job, State, Worker
-from moorage.scheduler.core.tell.early import early_frames
-from moorage.scheduler.core.tell.in_flight import InFlight
-from moorage.scheduler.core.tell.output_writer import OutputWriter
-from moorage.scheduler.core.tell.outputs import Message, Outputs, WantedFrames
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed

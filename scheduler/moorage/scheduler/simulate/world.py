@@ -7,14 +7,14 @@ from typing import Final
 
 import msgspec
 
-from moorage.scheduler.core.ask.waiting import explain_job
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Submit
 from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import FORMAT, Act, Record
 from moorage.scheduler.core.state import State
-from moorage.scheduler.core.tell.outputs import Outputs
 from moorage.scheduler.simulate.trace import SimHost, TraceJob
 from moorage.scheduler.whatif.play import LOOK_MS, Held, Play
 from moorage.schemas.frames import Hello, Join

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.line.queue import REPLICA_BITS
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS
 from moorage.scheduler.core.state import QUEUED
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.future import Future, Quantile

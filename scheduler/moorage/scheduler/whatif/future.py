@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.line.durations import Estimate
+from moorage.scheduler.core.queueing.durations import Estimate
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.state import AT_CLAIMED, AT_EXITED, AT_RUNNING, CANCELLING, ENDING, Job, Member, started_ms
 from moorage.scheduler.whatif.play import LOOK_MS, Held, MemberName, Play

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.ask.explain import NEVER_REASONS
-from moorage.scheduler.core.ask.waiting import explain_job
+from moorage.scheduler.core.effects.outputs import Outputs, gpu_names
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Order, Submit, WorkerOrder
 from moorage.scheduler.core.operate.orders import level_problem
+from moorage.scheduler.core.queries.explain import NEVER_REASONS
+from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
 from moorage.scheduler.core.state import QUEUED, Job
-from moorage.scheduler.core.tell.outputs import Outputs, gpu_names
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.future import Future, Quantile
 from moorage.schemas.codec import canonical

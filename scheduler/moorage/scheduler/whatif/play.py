@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
+from moorage.scheduler.core.effects.outputs import Outputs
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker
-from moorage.scheduler.core.tell.outputs import Outputs
 from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
 

@@ -16,10 +16,10 @@ from moorage.scheduler.core.decide.holding import Holding
 from moorage.scheduler.core.decide.lines import Lines
 from moorage.scheduler.core.decide.placing import Placing
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.line.backfill import DEPTH_MAX, Estimates
-from moorage.scheduler.core.line.durations import SIBLINGS_MS, workload_of
-from moorage.scheduler.core.line.queue import REPLICA_BITS, Line, Queue
-from moorage.scheduler.core.line.reserve import Reservation
+from moorage.scheduler.core.queueing.backfill import DEPTH_MAX, Estimates
+from moorage.scheduler.core.queueing.durations import SIBLINGS_MS, workload_of
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line, Queue
+from moorage.scheduler.core.queueing.reserve import Reservation
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED
 from moorage.schemas.job import Request

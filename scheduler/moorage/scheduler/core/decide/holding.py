@@ -12,10 +12,10 @@ from moorage.scheduler.core.decide.lines import Lines
 from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.line.backfill import Estimates
-from moorage.scheduler.core.line.claims import Claim, Claims, fills_hosts
-from moorage.scheduler.core.line.queue import REPLICA_BITS, Line
-from moorage.scheduler.core.line.reserve import (
+from moorage.scheduler.core.queueing.backfill import Estimates
+from moorage.scheduler.core.queueing.claims import Claim, Claims, fills_hosts
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line
+from moorage.scheduler.core.queueing.reserve import (
     LATER_MS,
     LATER_PART,
     MOVE_MS_A_HOST,

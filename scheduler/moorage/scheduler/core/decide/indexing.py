@@ -11,11 +11,11 @@ from itertools import islice
 
 from moorage.scheduler.core.decide.plan import Planner
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.life.admission import Admission
-from moorage.scheduler.core.life.timers import Timers
-from moorage.scheduler.core.line.durations import LEARNED_AT_START_MAX, Durations
-from moorage.scheduler.core.line.queue import entry
-from moorage.scheduler.core.line.request_reader import RequestReader
+from moorage.scheduler.core.lifecycle.admission import Admission
+from moorage.scheduler.core.lifecycle.timers import Timers
+from moorage.scheduler.core.queueing.durations import LEARNED_AT_START_MAX, Durations
+from moorage.scheduler.core.queueing.queue import entry
+from moorage.scheduler.core.queueing.request_reader import RequestReader
 from moorage.scheduler.core.state import QUEUED, Job, State
 from moorage.schemas.job import Request
 

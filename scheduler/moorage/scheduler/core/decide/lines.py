@@ -13,8 +13,8 @@ from moorage.scheduler.core.ageing import Ageing, within
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import Rates
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line, Queue
-from moorage.scheduler.core.line.turns import Turns
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line, Queue
+from moorage.scheduler.core.queueing.turns import Turns
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED
 

@@ -21,9 +21,9 @@ from moorage.scheduler.core.decide.preempting import Preempting
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.line.backfill import Estimates
-from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line, Queue
-from moorage.scheduler.core.line.reserve import PATIENCE_MS
+from moorage.scheduler.core.queueing.backfill import Estimates
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line, Queue
+from moorage.scheduler.core.queueing.reserve import PATIENCE_MS
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.shape import Shape
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.life.lifecycle import Lifecycle
-from moorage.scheduler.core.line.preemption import VOID_MS, Choice, Preemption, Right
-from moorage.scheduler.core.line.queue import REPLICA_BITS, Head, Line
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.queueing.preemption import VOID_MS, Choice, Preemption, Right
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line
 from moorage.scheduler.core.records import Act, Count
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import ENDING, Job, Member

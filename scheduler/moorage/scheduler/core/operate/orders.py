@@ -15,8 +15,8 @@ from moorage.scheduler.core.decide.plan import Planner
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
 from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.life.lifecycle import Lifecycle
-from moorage.scheduler.core.line.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Queue, entry
 from moorage.scheduler.core.records import BY_OPERATOR, FORMAT, LEVEL_OF, Act, actor
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, StandingOrder, State, Tenant

@@ -7,13 +7,13 @@ import itertools
 from typing import Any, Final
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.events import WorkerOrder
-from moorage.scheduler.core.life.health import Health
-from moorage.scheduler.core.life.windows import Windows, as_drain, window_of
+from moorage.scheduler.core.lifecycle.health import Health
+from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
 from moorage.scheduler.core.operate.orders import level_problem
 from moorage.scheduler.core.records import Act
 from moorage.scheduler.core.state import State
-from moorage.scheduler.core.tell.outputs import slots_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.operate import Done, DrainAct
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.line.backfill import FREED_MS
+from moorage.scheduler.core.queueing.backfill import FREED_MS
 from moorage.schemas.gpu import format_token, model_matches, said_anew
 from moorage.schemas.job import Request, Resources
 

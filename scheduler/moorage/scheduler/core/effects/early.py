@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from moorage.scheduler.core.effects.in_flight import InFlight
+from moorage.scheduler.core.effects.outputs import Message, slots_of
 from moorage.scheduler.core.records import MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
 from moorage.scheduler.core.state import State
-from moorage.scheduler.core.tell.in_flight import InFlight
-from moorage.scheduler.core.tell.outputs import Message, slots_of
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Place, Wanted
 from moorage.schemas.subjects import Subjects

@@ -11,7 +11,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fairshare import GPU_MILLI, Rates, inflation, places_until, score
-from moorage.scheduler.core.line.queue import Head, Line
+from moorage.scheduler.core.queueing.queue import Head, Line
 from moorage.scheduler.core.records import placing
 from moorage.scheduler.core.shape import Shape
 

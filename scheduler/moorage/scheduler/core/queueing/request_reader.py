@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.line.durations import workload_of
+from moorage.scheduler.core.queueing.durations import workload_of
 from moorage.scheduler.core.shape import Shape, Shapes
 from moorage.scheduler.core.state import Job
 from moorage.schemas.job import Request

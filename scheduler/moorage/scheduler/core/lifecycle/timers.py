@@ -9,8 +9,8 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.life.lifecycle import Lifecycle
-from moorage.scheduler.core.line.queue import REPLICA_BITS, entry
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.state import Job, Replica, State
 from moorage.schemas.job import Request
 

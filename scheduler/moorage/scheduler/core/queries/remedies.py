@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from moorage.scheduler.core.ask.trial import Trials
-from moorage.scheduler.core.line.backfill import DEPTH_MAX
-from moorage.scheduler.core.line.queue import Line
+from moorage.scheduler.core.queries.trial import Trials
+from moorage.scheduler.core.queueing.backfill import DEPTH_MAX
+from moorage.scheduler.core.queueing.queue import Line
 from moorage.scheduler.core.state import Job
 
 #: the highest priority that an operator can give

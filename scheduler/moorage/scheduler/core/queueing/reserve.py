@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import EXCLUSIVE, Host
-from moorage.scheduler.core.line.queue import REPLICA_BITS, Line
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line
 from moorage.scheduler.core.shape import Shape
 
 if TYPE_CHECKING:
-    from moorage.scheduler.core.line.backfill import Estimates
+    from moorage.scheduler.core.queueing.backfill import Estimates
 
 #: the setting's default
 PATIENCE_MS: Final = 30_000

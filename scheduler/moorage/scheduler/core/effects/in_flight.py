@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.effects.outputs import Message
 from moorage.scheduler.core.events import Ask, FromWorker
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.life.admission import NewJob
+from moorage.scheduler.core.lifecycle.admission import NewJob
 from moorage.scheduler.core.records import Record
-from moorage.scheduler.core.tell.outputs import Message
 from moorage.schemas.frames import Renew
 
 

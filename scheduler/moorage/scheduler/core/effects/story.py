@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
+from moorage.scheduler.core.effects.outputs import CHANGES_SURE, gpu_names, slots_of
 from moorage.scheduler.core.state import PLACED, STORY_WORDS, UNENDED, Job, State, Transition
-from moorage.scheduler.core.tell.outputs import CHANGES_SURE, gpu_names, slots_of
 from moorage.schemas.codec import Decoder, decode_request, is_json
 from moorage.schemas.frames import VERSION, Change, HistoryWorker, Moved
 from moorage.schemas.job import STATES

@@ -16,7 +16,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import NOTICE_S_MAX, RECORD_BYTES_MAX, Act, Count
 from moorage.scheduler.core.state import Member, State, Window, Worker
 from moorage.schemas.operate import Drain, DrainAct

@@ -18,8 +18,8 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.finished import job_key, request_digest
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.life.lifecycle import Lifecycle
-from moorage.scheduler.core.life.unmatched import Unmatched
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.lifecycle.unmatched import Unmatched
 from moorage.scheduler.core.records import Act, by_tenant
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import CANCELLED, LAST_PART, REJECTED, Job, State

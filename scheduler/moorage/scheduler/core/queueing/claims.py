@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.line.queue import Head, Line
-from moorage.scheduler.core.line.reserve import Reservation
+from moorage.scheduler.core.queueing.queue import Head, Line
+from moorage.scheduler.core.queueing.reserve import Reservation
 from moorage.scheduler.core.shape import Shape
 
 #: entries of which it is known since when they were first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.life.sessions import Sessions
+from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.state import State
 
 #: renewal intervals after which a worker that was not heard in this reign is no longer waited for

@@ -6,17 +6,17 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.ask.explain import HOLDERS_MAX, NEVER_REASONS, REASONS, Explanation, explain, holders
-from moorage.scheduler.core.ask.relax import FIXES_MAX, Relaxer
-from moorage.scheduler.core.ask.remedies import remedies
-from moorage.scheduler.core.ask.trial import Trials
-from moorage.scheduler.core.ask.views import CONTENDED_AT, finished_row, held_by, summary
+from moorage.scheduler.core.effects.outputs import slots_of
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.line.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
+from moorage.scheduler.core.queries.explain import HOLDERS_MAX, NEVER_REASONS, REASONS, Explanation, explain, holders
+from moorage.scheduler.core.queries.relax import FIXES_MAX, Relaxer
+from moorage.scheduler.core.queries.remedies import remedies
+from moorage.scheduler.core.queries.trial import Trials
+from moorage.scheduler.core.queries.views import CONTENDED_AT, finished_row, held_by, summary
+from moorage.scheduler.core.queueing.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import QUEUED, Job, Replica
-from moorage.scheduler.core.tell.outputs import slots_of
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
 from moorage.schemas.gpu import format_token

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
+from moorage.scheduler.core.effects.outputs import CHANGES_SURE, event_of, gpu_names
 from moorage.scheduler.core.records import BY_WORKER, by_tenant
 from moorage.scheduler.core.state import CLAIMED, PLACED, RUNNING, STORY_WORDS, UNENDED, Job, State, Transition
-from moorage.scheduler.core.tell.outputs import CHANGES_SURE, event_of, gpu_names
 from moorage.schemas.codec import encode
 from moorage.schemas.job import STATES
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import RECORD_BYTES_MAX, Act, Count
 from moorage.scheduler.core.state import Job, State, Worker
 from moorage.schemas.frames import ABOUT_THE_JOB, Renew, Unwell

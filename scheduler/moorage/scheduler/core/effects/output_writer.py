@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.effects.event_encoder import EventEncoder
+from moorage.scheduler.core.effects.in_flight import InFlight
+from moorage.scheduler.core.effects.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.life.sessions import Sessions
+from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.state import QUEUED, Job, State, Worker
-from moorage.scheduler.core.tell.event_encoder import EventEncoder
-from moorage.scheduler.core.tell.in_flight import InFlight
-from moorage.scheduler.core.tell.outputs import Outputs, WantedFrames
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Accepted, Held, Join, Joined
 from moorage.schemas.job import STATES, Request

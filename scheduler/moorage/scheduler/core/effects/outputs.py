@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from moorage.scheduler.core.life.sessions import MISSED_MAX
+from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
 from moorage.scheduler.core.records import MODE_NAMES, GangPhase, by_tenant
 from moorage.scheduler.core.state import (
     AT_CLAIMED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from moorage.scheduler.core.line.durations import Durations, Groups, Told, groups_of, workload_of
+from moorage.scheduler.core.queueing.durations import Durations, Groups, Told, groups_of, workload_of
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_RUNNING, PLACED, RUNNING, Job, Member
 from moorage.schemas.job import Request

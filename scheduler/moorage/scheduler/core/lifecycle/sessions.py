@@ -17,9 +17,9 @@ from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.life.health import Health
-from moorage.scheduler.core.life.lending import Lending, check_hello, devices_of, recorded_devices
-from moorage.scheduler.core.life.lifecycle import Lifecycle
+from moorage.scheduler.core.lifecycle.health import Health
+from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.records import GOODBYE, WORKERS_MAX, Act, GangPhase
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import AT_EXITED, CANCELLING, ENDING, LOST_KEPT, Member, MemberKey, State, Worker

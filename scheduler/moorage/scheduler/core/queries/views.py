@@ -7,14 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.fairshare import usage_milli
-from moorage.scheduler.core.finished import job_key
-from moorage.scheduler.core.host import Host
-from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
-from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
-from moorage.scheduler.core.state import AT_EXITED, Job, Replica, StandingOrder, Worker
-from moorage.scheduler.core.tell.outputs import (
+from moorage.scheduler.core.effects.outputs import (
     CHANGES_SURE,
     SHOWN_BYTES_MAX,
     changes_since,
@@ -22,7 +15,14 @@ from moorage.scheduler.core.tell.outputs import (
     gpu_names,
     slots_of,
 )
-from moorage.scheduler.core.tell.story import Found
+from moorage.scheduler.core.effects.story import Found
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.fairshare import usage_milli
+from moorage.scheduler.core.finished import job_key
+from moorage.scheduler.core.host import Host
+from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
+from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
+from moorage.scheduler.core.state import AT_EXITED, Job, Replica, StandingOrder, Worker
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
 from moorage.schemas.frames import Change

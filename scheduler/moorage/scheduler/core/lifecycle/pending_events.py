@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from moorage.scheduler.core.events import Ask, Cancel, Event, QueueRead, Rest, Submit, is_urgent, only_tells_ends
-from moorage.scheduler.core.life.cancels import Cancels
+from moorage.scheduler.core.lifecycle.cancels import Cancels
 
 #: with more events than this `only_ends` is false without a look at each
 ENDS_MAX: Final = 64
