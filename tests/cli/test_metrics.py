@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from moorage.cli import metrics
+from moorage.schemas.cells import STATES
 from moorage.schemas.operate import Limit, TenantRow
 from tests.cli.node import Lines, Node, node_on, start
 from tests.waiting import until
@@ -103,4 +104,4 @@ async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
     rules = ALERTS.read_text()
     assert set(re.findall(r"\bmoorage_\w+", rules)) <= names
     states = set("|".join(re.findall(r'moorage_gpus\{state=~?"([^"]+)"', rules)).split("|"))
-    assert states <= {*metrics.CELLS.values(), "shared"}
+    assert states <= {*STATES.values(), "shared"}

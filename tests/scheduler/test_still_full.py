@@ -48,8 +48,7 @@ class Looking:
             labels = {"zone": "ab"[number % 2]}
             drive.worker(f"w{number}", models=models, cpu_milli=20_000, memory_mib=64_000, labels=labels)
         if not shortcut:
-            drive.engine.planner._is_full = _never  # type: ignore[method-assign]
-            drive.engine.planner._is_like_full = _never  # type: ignore[method-assign]
+            vars(drive.engine.planner).update(_is_full=_never, _is_like_full=_never)
 
     def step(self) -> None:
         rng, drive = self.rng, self.drive

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.bus.site import ORGANISATION, Identity, Site
 from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.optional import optional
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -27,12 +28,12 @@ VALID_DAYS: Final = 825
 #: a clock that is a little behind may see a certificate before it was made
 _EARLIER: Final = timedelta(hours=1)
 _SEED_BYTES: Final = 32
-EXTRA: Final = "pip install nkeys cryptography"
+_INSTALL: Final = "nkeys cryptography"
 
 
 def nkey(folder: Path, identity: Identity) -> str:
     """The public key of a user; its seed is made in `<folder>/<key>.nk` where there is none. Raises OSError."""
-    nkeys = _package("nkeys")
+    nkeys = optional("nkeys", _INSTALL)
     seed = kept(
         folder / f"{identity.key}.nk",
         lambda: nkeys.encode_seed(secrets.token_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER) + b"\n",
@@ -63,15 +64,6 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _package(name: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MoorageError(problem("failed-precondition", f"the package {name} is missing", next=EXTRA)) from None
-
-
 # ----------------------------------------------------------------------------------------------------- certificates
 
 
@@ -81,7 +73,7 @@ def certificates(folder: Path, site: Site) -> None:
     The authority's own key stays in `ca.key`: take it off the servers, and bring it back where a certificate is to be
     made. Raises OSError, MoorageError.
     """
-    _package("cryptography")
+    optional("cryptography", _INSTALL)
     wanted = [
         (f"server.{at + 1}", ("server", f"server-{at + 1}"), server.host) for at, server in enumerate(site.servers)
     ]

@@ -13,6 +13,7 @@ from moorage.cli.console import emit, paint, say, tell
 from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
 from moorage.cli.render import GAP, age, table
 from moorage.cli.screen import Screen
+from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
 from moorage.schemas.units import many
 
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 TROUBLES_MAX: Final = 20
 WORKER_HELP: Final = "The worker's id, as moorage fleet shows it."
 #: cells of devices that somebody should look at
-_ODD: Final = frozenset("!x?")
-LEGEND: Final = "· free  # leased  1-9 sharers  ! sick  x used by others  - not lent  ? lost"
+_ODD: Final = frozenset((SICK, FOREIGN, LOST))
+LEGEND: Final = (
+    f"{FREE} free  {LEASED} leased  1-{SHARERS_MAX} sharers  {SICK} sick  {FOREIGN} used by others  {NOT_LENT} not lent"
+    f"  {LOST} lost"
+)
 
 _Worker: TypeAlias = Annotated[str, Parameter(help=WORKER_HELP, lists="fleet --format {worker}")]
 
@@ -216,7 +220,7 @@ def _is_well(worker: dict[str, Any]) -> bool:
 def _frame_line(frame: FleetFrame) -> str:
     cells = "".join(worker["cells"] for worker in frame.workers)
     tag = "sim" if any(worker["simulated"] for worker in frame.workers) else "real"
-    return "\t".join(map(str, (tag, frame.queued, frame.running, len(frame.workers), cells.count("·"), len(cells))))
+    return "\t".join(map(str, (tag, frame.queued, frame.running, len(frame.workers), cells.count(FREE), len(cells))))
 
 
 def drain(

@@ -8,7 +8,6 @@ number of series does not grow with what is submitted.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import sys
 import time
 from collections import Counter
@@ -17,8 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import say
-from moorage.cli.options import DEFAULTS, Options, with_client
+from moorage.cli.options import DEFAULTS, Options, guarded, with_client
+from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.optional import optional
 from moorage.schemas.release import RELEASE
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ FRESH_S: Final = 5.0
 #: how long a leader may take to answer: a scrape has 10 s as a rule
 ANSWER_S_MAX: Final = 8.0
 LISTEN_DEFAULT: Final = "127.0.0.1"
-CELLS: Final = {"·": "free", "#": "leased", "!": "sick", "x": "foreign", "-": "not-lent", "?": "lost"}
-_EXTRA: Final = "pip install prometheus-client"
 
 
 def metrics(
@@ -52,25 +51,20 @@ def metrics(
     no leader answers. It needs an operator's key and the package prometheus-client.
     """
 
-    async def work(client: AsyncClient) -> int | None:
+    def act() -> int:
         where = None if listen is None else _address(listen)
-        library = _library()
-        if where is None:
-            told = list(families(*await _ask(client)))
-            sys.stdout.write(library.generate_latest(_Fixed(told)).decode())
-            return None
-        await _serve(client, library, *where)
-        return None
+        library = optional("prometheus_client", "prometheus-client")
 
-    return with_client(options, work)
+        async def work(client: AsyncClient) -> None:
+            if where is None:
+                told = list(families(*await _ask(client)))
+                sys.stdout.write(library.generate_latest(_Fixed(told)).decode())
+            else:
+                await _serve(client, library, *where)
 
+        return with_client(options, work)
 
-def _library() -> Any:
-    try:
-        return importlib.import_module("prometheus_client")
-    except ImportError:
-        told = problem("failed-precondition", "the package prometheus-client is missing", next=_EXTRA)
-        raise MoorageError(told) from None
+    return guarded(options, act)
 
 
 def _address(listen: str) -> tuple[str, int]:
@@ -114,7 +108,7 @@ def families(fleet: dict[str, Any] | None, tenants: list[TenantRow]) -> Iterator
 def _of_gpus(fleet: dict[str, Any]) -> Iterator[Metric]:
     kind, workers = ("state", "simulated"), fleet["workers"]
     yield _many("workers", "Workers by state.", kind, Counter((row["state"], _sim(row)) for row in workers))
-    cells = Counter((CELLS.get(cell, "shared"), _sim(row)) for row in workers for cell in row["cells"])
+    cells = Counter((STATES.get(cell, "shared"), _sim(row)) for row in workers for cell in row["cells"])
     yield _many("gpus", "GPUs by state.", kind, cells)
     for name, help_, key in (
         ("model_gpus", "GPUs of a model.", "gpus"),
@@ -138,9 +132,7 @@ def _of_tenants(tenants: list[TenantRow]) -> Iterator[Metric]:
 
 
 def _one(name: str, help_: str, value: float) -> Metric:
-    from prometheus_client.metrics_core import GaugeMetricFamily
-
-    return GaugeMetricFamily(f"moorage_{name}", help_, value=value)
+    return _many(name, help_, (), {(): value})
 
 
 def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, float]) -> Metric:

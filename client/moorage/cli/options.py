@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from moorage.cli import console
 from moorage.cli.arguments import Parameter
@@ -28,39 +28,43 @@ Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are
 
 
 @dataclass(frozen=True)
-class LocalOptions:
-    """What a verb understands that asks nobody."""
+class _Settled:
+    """What may come from the environment and the settings file, too."""
 
     __group__: ClassVar[str] = "Common"
+
+    def settled(self) -> Self:
+        """With what the settings say where no flag does. Raises Refused with bad-settings."""
+        if find_file() is None and not any(name.startswith(CLIENT_VARIABLES) for name in os.environ):
+            return self
+        from moorage.cli.settings import client_settings
+
+        said = client_settings()
+        if "timeout" in said:
+            said["timeout"] = f"{said['timeout']}s"
+        return replace(self, **{name: value for name, value in said.items() if getattr(self, name, value) is None})
+
+
+@dataclass(frozen=True)
+class LocalOptions(_Settled):
+    """What a verb understands that asks nobody."""
 
     json: Json = False
     color: Color = None
 
-    def settled(self) -> Self:
-        """As `Options.settled`."""
-        return _settled(self)
-
 
 @dataclass(frozen=True)
-class LedgerOptions:
+class LedgerOptions(_Settled):
     """What a verb understands that reads or writes the ledger itself, and asks no scheduler."""
-
-    __group__: ClassVar[str] = "Common"
 
     nats: Nats = None
     json: Json = False
     color: Color = None
 
-    def settled(self) -> Self:
-        """As `Options.settled`."""
-        return _settled(self)
-
 
 @dataclass(frozen=True)
-class Options:
+class Options(_Settled):
     """What every verb understands that talks to a scheduler."""
-
-    __group__: ClassVar[str] = "Common"
 
     nats: Nats = None
     tenant: Annotated[str | None, Parameter(help="Whose jobs; else $MOORAGE_TENANT, else default.", value="NAME")] = (
@@ -71,10 +75,6 @@ class Options:
     ] = None
     json: Json = False
     color: Color = None
-
-    def settled(self) -> Self:
-        """With what the settings say where no flag does. Raises Refused with bad-settings."""
-        return _settled(self)
 
 
 @dataclass(frozen=True)
@@ -98,21 +98,6 @@ class RowOptions(Options):
         return self.json or self.format is not None
 
 
-AnyOptions = LocalOptions | LedgerOptions | Options
-Given = TypeVar("Given", bound=AnyOptions)
-
-
-def _settled(options: Given) -> Given:
-    if find_file() is None and not any(name.startswith(CLIENT_VARIABLES) for name in os.environ):
-        return options
-    from moorage.cli.settings import client_settings
-
-    said = client_settings()
-    if "timeout" in said:
-        said["timeout"] = f"{said['timeout']}s"
-    return replace(options, **{key: value for key, value in said.items() if getattr(options, key, value) is None})
-
-
 LOCAL: Final = LocalOptions()
 OF_LEDGER: Final = LedgerOptions()
 DEFAULTS: Final = Options()
@@ -131,7 +116,7 @@ def with_client(options: Options, work: Work) -> int:
     return guarded(options, act)
 
 
-def guarded(options: AnyOptions, act: Callable[[], int | None]) -> int:
+def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], int | None]) -> int:
     """Run, and tell what went wrong. Returns the exit code."""
     console.choose_colour(options.color or "auto")
     try:

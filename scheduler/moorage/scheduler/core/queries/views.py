@@ -23,6 +23,7 @@ from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
 from moorage.scheduler.core.state import AT_EXITED, Job, Replica, StandingOrder, Worker
+from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
 from moorage.schemas.frames import Change
@@ -422,23 +423,23 @@ def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
 
 
 def cells(host: Host | None, size: int) -> str:
-    """A character a GPU: `·` free, `#` leased, 1-9 sharers, `!` sick or quarantined, `x` used by others, `?` gone."""
+    """A character a GPU, of `moorage.schemas.cells`."""
     if host is None:
-        return "?" * size
+        return LOST * size
     text = ""
     for slot in range(size):
         bit = 1 << slot
         device = host.shared.get(slot)
         if (host.sick | host.worker.quarantined | host.worker.unwell_mask) & bit:
-            text += "x" if host.troubles.get(slot, ("",))[0] == "foreign" else "!"
+            text += FOREIGN if host.troubles.get(slot, ("",))[0] == "foreign" else SICK
         elif device is not None:
-            text += str(min(device.users, 9))
+            text += str(min(device.users, SHARERS_MAX))
         elif not host.free & bit:
-            text += "#" if host.lent & bit else "-"
+            text += LEASED if host.lent & bit else NOT_LENT
         elif host.busy & bit:
-            text += "x"
+            text += FOREIGN
         else:
-            text += "·"
+            text += FREE
     return text
 
 
