@@ -2,13 +2,15 @@
 
 That is whoever surely ends before the reservation can start. Beside it, of a batch of which nobody has run yet, one job
 is filled in if it ends in time at even odds: a *probe*. Jobs of one shape and workload that come within minutes of each
-other mostly run alike, so its end tells whether the rest of its batch surely ends in time. A probe that runs on keeps
+other mostly run alike, so its end tells whether the rest of its batch surely ends in time. So does what still runs:
+the short ones of a batch end first, and one that outlives them says that the rest may, too. A probe that runs on keeps
 the reservation waiting, so there are at most `PROBES_A_HOST` for each host that is held back, and none that ranks below
 the job they are held for. Under fair share there are none: who waits with a reservation there is owed the hosts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -16,17 +18,17 @@ from moorage.scheduler.core.decide.holding import Holding
 from moorage.scheduler.core.decide.lines import Lines
 from moorage.scheduler.core.decide.placing import Placing
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.queueing.backfill import DEPTH_MAX, Estimates
+from moorage.scheduler.core.queueing.backfill import DEPTH_MAX, Estimates, after_ms, began_ms
 from moorage.scheduler.core.queueing.durations import SIBLINGS_MS, workload_of
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Line, Queue
 from moorage.scheduler.core.queueing.reserve import Reservation
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED
+from moorage.scheduler.core.state import QUEUED, Job
 from moorage.schemas.job import Request
 
 #: probes that one reservation lets in, for each host that is held back for it
 PROBES_A_HOST: Final = 2
-#: candidates of a pass that are asked whether they might be probes, some 25 µs each
+#: candidates of a pass that are asked about their siblings, some 25 µs each
 ASKED_MAX: Final = 256
 #: jobs accepted just before one that are looked at for a sibling that runs
 NEIGHBOURS_MAX: Final = 64
@@ -56,7 +58,7 @@ class Filling:
 
     def __init__(self, queue: Queue, lines: Lines, holding: Holding, placing: Placing, estimates: Estimates) -> None:
         self.fresh: dict[int, tuple[str, Request]] = {}  # while hosts are reserved: jobs that this record accepts
-        self._asked = 0  # this pass: candidates that were asked whether they might be probes
+        self._asked = 0  # this pass: candidates that were asked about their siblings
         self._probes: list[_Candidate] = []  # this pass's
         self._queue = queue
         self._lines = lines
@@ -89,7 +91,7 @@ class Filling:
             found = self._candidate(draft, line, item)
             if found is None:
                 continue
-            is_probe = not self._surely_ends(found, held.start_ms - draft.time_ms)
+            is_probe = not self._surely_ends(draft, found, held.start_ms - draft.time_ms)
             if is_probe and not self._may_probe(draft, line, held, found):
                 continue
             if self._placing.place(draft, shape, item, taken) is None:
@@ -115,9 +117,39 @@ class Filling:
         fresh = self.fresh.get(num)
         return None if fresh is None else _Candidate(num, *fresh, line.shape, draft.time_ms)
 
-    def _surely_ends(self, found: _Candidate, within_ms: int) -> bool:
+    def _surely_ends(self, draft: Draft, found: _Candidate, within_ms: int) -> bool:
+        """By its time limit, else by nine of ten such runs, unless those of its batch that still run say otherwise.
+
+        Ended siblings alone would mislead, as the short ones end first: once one has run for longer than each of them
+        did, the batch counts as going on for as long again (see `durations`).
+        """
         most_ms = self._estimates.most_ms(found.tenant, found.request, found.shape, found.accepted_ms)
-        return most_ms is not None and most_ms <= within_ms
+        if most_ms is None or most_ms > within_ms:
+            return False
+        if found.request.workload.timeout_s is not None or not self._asks():
+            return True
+        lasts_ms = max((_lasts_ms(draft, job) for job in self._begun_siblings(draft, found)), default=-1)
+        if lasts_ms <= self._estimates.longest_sibling_ms(found.tenant, found.request, found.shape, found.accepted_ms):
+            return True
+        return 2 * lasts_ms + after_ms(found.request) <= within_ms
+
+    def _asks(self) -> bool:
+        """Whether one more candidate of this pass may be asked about its siblings; then it counts as asked."""
+        if self._asked >= ASKED_MAX:
+            return False
+        self._asked += 1
+        return True
+
+    def _begun_siblings(self, draft: Draft, found: _Candidate) -> Iterator[Job]:
+        """Those of its batch that run, as far as they are among the jobs that were accepted just before it."""
+        jobs = draft.state.jobs
+        for before in range(found.num, found.num - NEIGHBOURS_MAX, -1):
+            job = jobs.get(before)
+            if job is None or job.over or job.tenant != found.tenant or job.shape is not found.shape:
+                continue
+            other = _Candidate(before, job.tenant, self._estimates.request_of(job), found.shape, job.accepted_ms)
+            if found.is_sibling(other) and any(draft.state_of(replica) != QUEUED for replica in job.replicas):
+                yield job
 
     # ---------------------------------------------------------------------------------------------- probes
 
@@ -128,22 +160,19 @@ class Filling:
         lines = self._lines
         if lines.turns is not None or lines.standing(line) < lines.standing_of(held.priority, held.item):
             return False
-        if self._asked >= ASKED_MAX:
+        if not self._asks():
             return False
-        self._asked += 1
         even_ms = self._estimates.even_ms(found.tenant, found.request, found.shape, found.accepted_ms)
         return even_ms is not None and draft.time_ms + even_ms <= held.start_ms and not self._has_begun(draft, found)
 
     def _has_begun(self, draft: Draft, found: _Candidate) -> bool:
-        """Whether one of its batch runs already, as far as those tell that were accepted just before it."""
+        """Whether one of its batch runs already."""
         if any(found.is_sibling(other) for other in self._probes):  # accepted in this very record, it may be
             return True
-        jobs = draft.state.jobs
-        for before in range(found.num, found.num - NEIGHBOURS_MAX, -1):
-            job = jobs.get(before)
-            if job is None or job.over or job.tenant != found.tenant or job.shape is not found.shape:
-                continue
-            other = _Candidate(before, job.tenant, self._estimates.request_of(job), found.shape, job.accepted_ms)
-            if found.is_sibling(other) and any(draft.state_of(replica) != QUEUED for replica in job.replicas):
-                return True
-        return False
+        return any(True for _ in self._begun_siblings(draft, found))
+
+
+def _lasts_ms(draft: Draft, job: Job) -> int:
+    """For how long a job has run by now, the one of its replicas that began first; 0 before that."""
+    members = [replica.member for replica in job.replicas if replica.member is not None]
+    return max((draft.time_ms - began_ms(member, draft.time_ms) for member in members), default=0)

@@ -38,7 +38,7 @@ class Estimates:
         By its time limit, else nine of ten such runs; `accepted_ms` is when its job was accepted.
         """
         run = request.workload
-        after = _after_ms(request)
+        after = after_ms(request)
         if run.timeout_s is not None:
             return int(run.timeout_s * 1000) + after
         found = self.durations.estimate(tenant, workload_of(request), shape, None, accepted_ms)
@@ -47,12 +47,16 @@ class Estimates:
     def even_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int | None:
         """How long a member holds its devices at even odds, as `most_ms`; None where a sibling's run tells more."""
         workload = workload_of(request)
-        if self.durations.knows_siblings(tenant, workload, shape, accepted_ms):
+        if self.durations.longest_sibling_ms(tenant, workload, shape, accepted_ms) >= 0:
             return None
         limit_s = request.workload.timeout_s
         limit_ms = None if limit_s is None else int(limit_s * 1000)
         found = self.durations.estimate(tenant, workload, shape, limit_ms)
-        return found.p50_ms + _after_ms(request) if found is not None else None
+        return found.p50_ms + after_ms(request) if found is not None else None
+
+    def longest_sibling_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int:
+        """As of `Durations`."""
+        return self.durations.longest_sibling_ms(tenant, workload_of(request), shape, accepted_ms)
 
     def end_ms(self, member: Member, now_ms: int) -> tuple[int, bool]:
         """(the ledger ms at which a member is expected to end, whether anything tells)."""
@@ -123,7 +127,7 @@ class Estimates:
         return RunsAs(shape, groups_of(job.tenant, workload_of(request), shape), limit_ms, request.priority)
 
 
-def _after_ms(request: Request) -> int:
+def after_ms(request: Request) -> int:
     """For how long it may still hold its devices once its time is over."""
     return int(request.workload.grace_s * 1000) + FREED_MS
 

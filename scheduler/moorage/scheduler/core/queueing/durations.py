@@ -218,10 +218,11 @@ class Durations:
             p50, p90, least = min(p50, left), min(p90, left), min(least, left)
         return Estimate(p50, p90, least, len(known))
 
-    def knows_siblings(self, tenant: str, workload: str, shape: Shape, accepted_ms: int) -> bool:
-        """Whether a sibling of such a job, accepted at that ledger ms, has run."""
+    def longest_sibling_ms(self, tenant: str, workload: str, shape: Shape, accepted_ms: int) -> int:
+        """The longest run of a sibling of such a job, accepted at that ledger ms; -1 where none has run."""
         own = self._runs.get(groups_of(tenant, workload, shape)[0])
-        return own is not None and bool(own.siblings(accepted_ms))
+        near = own.siblings(accepted_ms) if own is not None else None
+        return near[-1] if near else -1
 
     def half_left_ms(self, groups: Groups, elapsed_ms: int, limit_ms: int | None, accepted_ms: int) -> int | None:
         """The `p50_ms` of `remaining` alone, of whoever asks for thousands of members."""
