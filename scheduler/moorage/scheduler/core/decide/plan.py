@@ -204,19 +204,14 @@ class Planner:
 
     def _serve(self, draft: Draft, line: Line, head: Head, others: tuple[Head, int] | None) -> Served:
         """Place from one line's front until another line's first, which is `others`, comes before it."""
-        lines, queue, placing, shape = self.lines, self.queue, self.placing, line.shape
-        turns, head_of = lines.turns, lines.head_of()
-        aged = head_of if lines.ageing is not None else None
-        strict = lines.order == "fifo"
+        lines, queue, placing, turns = self.lines, self.queue, self.placing, self.lines.turns
+        aged = lines.head_of() if lines.ageing is not None else None
         placed, filled, first, end = 0, 0, 0, End.ALL_LOOKED_AT
         last: Choice | None = None
         aside: list[int] = []
-        need, room = shape.gpus, lines.room(draft, line)
-        while line.entries and not self.is_done(draft):
+        need, room = line.shape.gpus, lines.room(draft, line)
+        while lines.prune(draft, line) and not self.is_done(draft):
             item = line.entries[0]
-            if queue.is_taken(line, item) or not lines.waits(draft, item):
-                queue.pop(line)
-                continue
             if aged is not None:
                 head = aged(line)  # who comes later has waited less
             if others is not None and not aside and (head, item) > others:
@@ -225,25 +220,18 @@ class Planner:
             if need > room:
                 end = End.OVER_LIMIT
                 break
-            choice: Choice | None = None
-            if strict or not self._is_full(draft, line):
-                choice = placing.place(draft, shape, item, self.holding.barred(line.priority, shape, line.tenant))
+            choice = self._place_first(draft, line)
             if choice is None:
-                limited = bool(lines.left_too_soon(draft, item))
-                if limited and not strict and len(aside) < ASIDE_MAX:
-                    aside.append(queue.pop(line))
+                if self._stands_aside(draft, line, aside):
                     continue
-                line.blocked_at = self.fleet.changes
-                line.barred = line.barred or (strict and limited)
                 filled, end = self.filling.fill_in(draft, line, room), End.NO_ROOM
                 break
-            queue.pop(line)
             last, first = choice, first or item >> REPLICA_BITS
-            placed += shape.together
+            placed += line.shape.together
             room -= need
             most = len(line.entries) if room == math.inf or not need else int(room // need)
             if turns is not None:
-                lines.count(draft, line, shape.together)
+                lines.count(draft, line, line.shape.together)
                 head, most = turns.head(line), min(most, turns.most(line, others))
             if line.entries and room >= need and most > 0:
                 more, last = placing.place_more(draft, line, choice, most, head, others, aged)
@@ -261,6 +249,30 @@ class Planner:
             queue.put_back(line, aside)
             filled += 0 if end is End.NO_ROOM else self.filling.fill_in(draft, line, room)
         return Served(placed + filled, end, head)
+
+    def _place_first(self, draft: Draft, line: Line) -> Choice | None:
+        """The first of a line; None where it finds no room, and stays."""
+        if self.lines.order != "fifo" and self._is_full(draft, line):
+            return None
+        barred = self.holding.barred(line.priority, line.shape, line.tenant)
+        choice = self.placing.place(draft, line.shape, line.entries[0], barred)
+        if choice is not None:
+            self.queue.pop(line)
+        return choice
+
+    def _stands_aside(self, draft: Draft, line: Line, aside: list[int]) -> bool:
+        """Whether the first of a line, which finds no room, lets others of it go first; it is among `aside` then.
+
+        So where a drain keeps it from hosts, as it could not end before: who stands behind it may have another time
+        limit. Else the line is not looked at again until something changes.
+        """
+        strict, limited = self.lines.order == "fifo", bool(self.lines.left_too_soon(draft, line.entries[0]))
+        if limited and not strict and len(aside) < ASIDE_MAX:
+            aside.append(self.queue.pop(line))
+            return True
+        line.blocked_at = self.fleet.changes
+        line.barred = line.barred or (strict and limited)
+        return False
 
     # ---------------------------------------------------------------------------------------- preemption
 
