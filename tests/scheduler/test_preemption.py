@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.decide import preempting
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.queries import waiting
 from moorage.scheduler.core.queueing.preemption import VOID_MS, Victim, _Search
@@ -304,6 +305,30 @@ def test_who_still_ends_for_one_that_has_gone_counts_before_another_is_ended(new
     drive.submit("next", gpu={}, tenant="own")
     drive.pass_time(5_000)
     assert sum(drive.states(f"j{n}") == ["ENDING"] for n in range(5)) == 1
+
+
+@pytest.mark.parametrize("how", ["cancelled", "drained", "cancelled, and too many are followed"])
+def test_who_ends_for_another_reason_is_nothing_more_to_take_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lender leases five GPUs where four are its own, and one of the five is about to be free anyway."""
+    monkeypatch.setattr(preempting, "FOLLOWED_MAX", 0 if "too many" in how else 10_000)
+    drive = Driving(Config(reclaim=True, preempt_after=0.0))
+    for number in range(5):
+        drive.worker(f"w{number}", 1, auto=False)
+    drive.order("share", tenant="own", gpus=1)
+    drive.order("share", tenant="t", gpus=4)
+    for number in range(5):
+        drive.submit(f"j{number}", gpu={}, priority=100)
+        drive.facts([("claimed", f"j{number}", 0, 0, ""), ("started", f"j{number}", 0, 0, "")])
+    drive.submit("before", gpu={}, tenant="u", priority=1)  # it waits, so the fleet is looked at for victims
+    drive.pass_time(2_000)
+    if how == "drained":
+        drive.operate("drain", drive.member("j0").worker.id, within_s=1.0)
+    else:
+        drive.cancel("j0")
+    drive.submit("next", gpu={}, tenant="own")
+    drive.pass_time(5_000)
+    assert drive.states("j0") == ["ENDING" if how == "drained" else "CANCELLING"]
+    assert [drive.states(f"j{n}") for n in range(1, 5)] == [["RUNNING"]] * 4
 
 
 def test_borrowed_gpus_are_taken_back_for_whom_they_are_guaranteed_and_no_more() -> None:

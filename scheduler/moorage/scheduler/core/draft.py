@@ -88,6 +88,7 @@ class Draft:
         "avoided",
         "bytes",
         "counts",
+        "ends",
         "evidence",
         "examined",
         "extra",
@@ -130,6 +131,7 @@ class Draft:
         self.actors: list[int] = []
         self.bytes = 0
         self.counts = False  # whether this record turns the counting of usage on, or changes its half-life
+        self.ends: set[int] = set()  # jobs by number of which this record asks some member to end
         self.gone: set[Member] = set()
         self.numbered = 0  # workers that were never seen before
         self.left: set[int] = set()  # workers whose session ends with this record
@@ -463,6 +465,7 @@ class Draft:
         self._settle(replica.member)
         self.step(Op.END, replica.job.num, replica.index, to, ending(becomes, notice_s), self.note(why))
         self._state[replica] = to
+        self.ends.add(replica.job.num)
 
     def move(self, replica: Replica, to: int, why: str) -> None:
         self._settle(replica.member)

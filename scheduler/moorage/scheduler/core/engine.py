@@ -225,6 +225,7 @@ class Engine:
         if self.may_place(draft.time_ms, mono_ms) and not self.timers.more_are_due(draft):
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
+        self.planner.preempting.asked_to_end(draft.ends)
         self._accepting.clear()
         self.planner.filling.fresh.clear()
         self.retention.forget(draft, self.retention.compact(draft))

@@ -16,19 +16,22 @@ from moorage.scheduler.core.queueing.preemption import VOID_MS, Choice, Preempti
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, Head, Line
 from moorage.scheduler.core.records import Act, Count
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import ENDING, Job, Member
+from moorage.scheduler.core.state import CANCELLING, ENDING, Job, Member
 
 #: jobs for which others end at one time
 STANDING_MAX: Final = 16
 #: searches for victims a second: each looks at the members of up to `preemption.HOSTS_MAX` hosts
 SEARCHES_MAX: Final = 2
+#: jobs that were asked to end which are followed from record to record
+FOLLOWED_MAX: Final = 10_000
 _NOBODY: Final[frozenset[int]] = frozenset()
+_LEAVING: Final = frozenset((ENDING, CANCELLING))
 #: the draft's bytes of one preemption, beside its steps
 _ACT_BYTES: Final = 256
 
 
 class UnderWay(NamedTuple):
-    """GPUs by tenant: `awaited` by its jobs that others end for, and its own that are `ending` for somebody."""
+    """GPUs by tenant: `awaited` by its jobs that others end for, and its own that are `ending`, for whatever reason."""
 
     awaited: Counter[str]
     ending: Counter[str]
@@ -50,7 +53,8 @@ class Preempting:
         self._sought_ms = 0
         self._in_vain: dict[int, int] = {}  # entry of the queue -> ledger ms at which no victims were found for it last
         self._void: dict[int, int] = {}  # job number -> since when nobody ends for it any more
-        self._asked: set[int] | None = None  # jobs that were asked to end and have not yet; None: a reign begins
+        #: jobs that were asked to end and may not have yet; None where all members have to be looked at for that
+        self._asked: set[int] | None = None
 
     @property
     def allowed(self) -> bool:
@@ -126,20 +130,31 @@ class Preempting:
             self._end(draft, right, found)
             under_way.add(job.tenant, line.shape, found)
 
+    def asked_to_end(self, jobs: set[int]) -> None:
+        """Some members of these jobs, by number, are asked to end with this record, for whatever reason.
+
+        A tenant has less to give back by those, though it leases their GPUs still.
+        """
+        if not self.reclaim or self._asked is None:
+            return
+        self._asked |= jobs
+        if len(self._asked) > FOLLOWED_MAX:
+            self._asked = None
+
     def seek_at_once(self) -> None:
         """Victims are looked for with the next pass, however short a time ago they were."""
         self._sought_ms = 0
 
     def _under_way(self, draft: Draft) -> UnderWay:
-        """Of what others end for already: what that comes to for either side."""
+        """What others end for already, and what ends."""
         found, jobs = UnderWay(Counter(), Counter()), draft.state.jobs
         for job in draft.state.preempting.values():
             shape = self.policy.shape_of(job)
             found.awaited[job.tenant] += shape.gpus
-        if self._asked is None:  # for whom the last leader's ended may have gone since
+        if self._asked is None:
             members = (m for worker in draft.state.worker_by_num for m in worker.members.values())
-            self._asked = {m.replica.job.num for m in members if draft.state_of(m.replica) == ENDING}
-        self._asked.update(num for job in draft.state.preempting.values() if job.preempts for num in job.preempts[1])
+            self._asked = {m.replica.job.num for m in members if draft.state_of(m.replica) in _LEAVING}
+        self._asked |= draft.ends
         for num in list(self._asked):
             gpus = sum(m.mask.bit_count() for m in self._ending_of(draft, jobs.get(num)))
             if gpus:
@@ -151,7 +166,7 @@ class Preempting:
     @staticmethod
     def _ending_of(draft: Draft, job: Job | None) -> list[Member]:
         held = [draft.held_by(replica) for replica in job.replicas] if job is not None else []
-        return [m for m in held if m is not None and draft.state_of(m.replica) == ENDING]
+        return [m for m in held if m is not None and draft.state_of(m.replica) in _LEAVING]
 
     def _right(self, draft: Draft, job: Job, line: Line, under_way: UnderWay) -> Right | None:
         need = line.shape.gpus
@@ -164,8 +179,6 @@ class Preempting:
         victims = sorted({victim.job.num for victim in found.victims})
         draft.acts.append([Act.PREEMPT, right.job.num, sorted(found.hosts), victims])
         draft.bytes += _ACT_BYTES
-        if self._asked is not None:
-            self._asked.update(victims)
         for victim in found.victims:
             why = self._why(right, victim.job, victim.priority)
             self.lifecycle.leave(draft, victim.members[0], why, Count.NONE)  # with its gang, told to save itself
