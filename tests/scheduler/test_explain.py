@@ -195,6 +195,32 @@ def test_a_job_that_runs_tells_its_story_and_an_unknown_one_is_not_found() -> No
     assert views.show(drive.engine, "other", "j").__class__.__name__ == "Problem"
 
 
+def test_why_an_earlier_attempt_ended_says_nothing_of_one_that_runs() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu={}, replicas=2, retries=1)
+
+    def told() -> str:
+        shown, listed = views.show(drive.engine, "t", "j"), views.ls(drive.engine, "t", {})
+        assert isinstance(shown, dict)
+        assert isinstance(listed, dict)
+        assert listed["jobs"][0]["why"] == shown["why"]
+        assert why(drive, "j").get("why", shown["why"]) == shown["why"]
+        return str(shown["why"])
+
+    for times in range(1, 3):
+        drive.fact("refused", "j", detail="device-busy")
+        assert told() == "device-busy", "why it waits"
+        drive.send("w0", Renew(worker.session, times))
+        drive.pass_time(31_000, step=31_000)
+        assert drive.states("j") == ["PLACED", "PLACED"]
+        assert told() == "", "it was placed again"
+    drive.facts([("started", "j", index, 0, "") for index in range(2)])
+    assert (drive.job("j").state, told()) == ("RUNNING", "")
+    drive.fact("exited", "j", code=3, detail="no such file")
+    assert told() == "no such file", "of the attempt that ended; the other replica goes on"
+
+
 def test_every_reason_is_explained() -> None:
     assert all(text and not text.endswith(".") for text in REASONS.values())
 
