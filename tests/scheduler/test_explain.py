@@ -161,16 +161,17 @@ def test_reserved_for_somebody_else_but_not_for_oneself() -> None:
     assert why(drive, "big")["reason"] == "busy"
 
 
-def test_backoff_and_contended() -> None:
+@pytest.mark.parametrize("detail", ["device-busy", "start-failed: journal: [Errno 28] No space left on device"])
+def test_backoff_and_contended(detail: str) -> None:
     drive = Driving()
     worker = drive.worker("w0", 1, auto=False)
     drive.submit("j", gpu={})
     for times in range(1, 8):
-        drive.fact("refused", "j", detail="device-busy")
+        drive.fact("refused", "j", detail=detail)
         drive.send("w0", Renew(worker.session, times))
         drive.tick()
-        told = why(drive, "j")
-        assert told["reason"] == ("contended" if times >= views.CONTENDED_AT else "backoff"), times
+        told, is_claimed = why(drive, "j"), detail == "device-busy" and times >= views.CONTENDED_AT
+        assert (told["reason"], told["because"]) == ("contended" if is_claimed else "backoff", detail), times
         assert told["starts_in_ms"] > 0
         drive.pass_time(31_000, step=31_000)
         assert drive.states("j") == ["PLACED"]

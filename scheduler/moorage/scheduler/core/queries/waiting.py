@@ -32,6 +32,8 @@ from moorage.schemas.units import many
 #: number, who has left memory is passed over, some 0.1 µs each
 COUNTED_MAX: Final = 512
 GLANCED_MAX: Final = 8_192
+#: how a refusal begins where the host could not start it: nobody else has claimed its GPUs
+START_FAILED: Final = "start-failed"
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
 UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"})
 
@@ -105,9 +107,11 @@ def _reason(trials: Trials, found: Explanation, barred: frozenset[int], replica:
 
 def _pause_after(job: Job, replica: Replica) -> str:
     """Why it waits out a pause: of more workers that refuse it than a job remembers, some are asked again after one."""
-    if _last_why(job).startswith(ABOUT_THE_JOB):
+    last = _last_why(job)
+    if last.startswith(ABOUT_THE_JOB):
         return "refused" if len(job.avoid) >= AVOID_MAX else "backoff"
-    return "contended" if replica.refusals >= CONTENDED_AT else "backoff"
+    claimed = replica.refusals >= CONTENDED_AT and not last.startswith(START_FAILED)
+    return "contended" if claimed else "backoff"
 
 
 def _in_line(trials: Trials) -> dict[str, Any]:
