@@ -162,6 +162,18 @@ def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
         assert all(name in found.found for name in lacking)
 
 
+def test_the_doctor_finds_schedulers_with_other_settings() -> None:
+    leads = {"scheduler": "s1", "leads": True, "settings": {"order": "fifo"}}
+    old = {"scheduler": "old"}
+    assert checks._schedulers([leads]) is None
+    alike = checks._schedulers([leads, {"scheduler": "s2", "settings": {"order": "fifo"}}, old])
+    assert alike is not None
+    assert (alike.verdict, alike.found) == ("ok", "3 schedulers: s1 leads")
+    found = checks._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}, old])
+    assert found is not None
+    assert (found.verdict, found.found) == ("warn", "s1 leads, and s2 (jobs_max, order) would lead by other settings")
+
+
 async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
     nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "nobody-here")
     rows = {row[1]: row for row in nobody.rows}

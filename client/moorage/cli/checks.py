@@ -456,6 +456,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield Check("operator", "ok", "this user may ask for the fleet")
     if (copies := fleet.get("ledger_copies")) is not None:
         yield _copies(copies["wanted"], copies["lacking"])
+    if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
+        yield schedulers
     yield _workers(fleet["workers"])
     if (twice := fleet.get("lent_twice")) is not None:
         yield lent_twice(twice)
@@ -468,6 +470,24 @@ def _copies(wanted: int, lacking: list[str]) -> Check:
     found = f"copies of the ledger that are not kept up: {len(lacking)} of {wanted}: {', '.join(lacking)}"
     fix = f"see that these nats-servers run and reach the others; start one again whose disk was full: {_HALF}"
     return Check("copies", "warn", found, fix)
+
+
+def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
+    """Whoever leads goes by its own settings: one that stands by with others changes them by taking over."""
+    leader = next((row for row in rows if row.get("leads")), None)
+    if leader is None or len(rows) < 2:
+        return None
+    ours = leader.get("settings")
+    if ours is None or all(row.get("settings") in (ours, None) for row in rows):
+        return Check("schedulers", "ok", f"{many(len(rows), 'scheduler')}: {leader['scheduler']} leads")
+    told = []
+    for row in rows:
+        theirs = row.get("settings")
+        if theirs is not None and theirs != ours:
+            names = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
+            told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
+    found = f"{leader['scheduler']} leads, and {', '.join(told[:NAMES_MAX])} would lead by other settings"
+    return Check("schedulers", "warn", found, "give all schedulers one settings file, and restart those that differ")
 
 
 def lent_twice(rows: list[dict[str, str]]) -> Check:

@@ -78,7 +78,7 @@ class Scheduler:
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self._leader, replicas=replicas)
         self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
         self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
-        self.standings = Standings(world, self.subjects, self.name)
+        self.standings = Standings(world, self.subjects, self.name, self.config)
         self.reign: Reign | None = None
         self.leading = asyncio.Event()
         self._folded = 0  # the last ledger record that this standby has folded
