@@ -42,8 +42,8 @@ HEADLESS_NEXT: Final = (
     " or max_file_store was full"
 )
 ROOM_NEXT: Final = (
-    "look at the disk (and max_file_store) and the log of the nats-server that holds the ledger, and start it again once"
-    " there is room"
+    "look at the disk (and max_file_store) and the log of the nats-server that holds the ledger, and start it again"
+    " once there is room"
 )
 
 
