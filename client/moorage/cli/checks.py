@@ -296,7 +296,7 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
 
 def _sync(context: Context) -> Check:
     """Only the server of a `moorage up` shows its file; of others a client cannot see it."""
-    hint = "set sync_interval: always on the ledger's servers, or run three of them"
+    hint = "see that sync_interval is always on the ledger's servers, as moorage admin nats-config writes it"
     conf = _conf_of_ours(context)
     if conf is not None:
         always = "sync_interval: always" in _head(conf)
