@@ -9,8 +9,12 @@ import sys
 from pathlib import Path
 
 import msgspec
+import nats
 import pytest
+from nats.aio.msg import Msg
 
+from moorage.bus.connection import connect
+from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
 from moorage.bus.errors import BUS_CODES
 from moorage.cli import checks
@@ -158,6 +162,18 @@ def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
         assert all(name in found.found for name in lacking)
 
 
+def test_the_doctor_finds_schedulers_with_other_settings() -> None:
+    leads = {"scheduler": "s1", "leads": True, "settings": {"order": "fifo"}}
+    old = {"scheduler": "old"}
+    assert checks._schedulers([leads]) is None
+    alike = checks._schedulers([leads, {"scheduler": "s2", "settings": {"order": "fifo"}}, old])
+    assert alike is not None
+    assert (alike.verdict, alike.found) == ("ok", "3 schedulers: s1 leads")
+    found = checks._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}, old])
+    assert found is not None
+    assert (found.verdict, found.found) == ("warn", "s1 leads, and s2 (jobs_max, order) would lead by other settings")
+
+
 async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
     nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "nobody-here")
     rows = {row[1]: row for row in nobody.rows}
@@ -200,6 +216,28 @@ async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) ->
     assert rows["jetstream"][0] == "warn"
     assert "it is off on this server" in rows["jetstream"][2]
     assert told.code == 1, "nobody leads there"
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "says"),
+    [(10008, "fail", "see which nats-servers of the cluster do not run"), (10039, "warn", "jetstream: enabled")],
+)
+async def test_the_doctor_tells_a_cluster_without_a_quorum_from_jetstream_that_is_off(
+    nats_url: str, unique: str, code: int, verdict: str, says: str
+) -> None:
+    """To turn on what is on would help nobody."""
+
+    async def refuse(message: Msg) -> None:
+        refusal = {"error": {"code": 503, "err_code": code, "description": "not now"}}
+        await message.respond(msgspec.json.encode(refusal))
+
+    async with await connect(nats_url, "test") as connection:
+        server = await nats.connect(nats_url)
+        await server.subscribe(f"{unique}.INFO", cb=refuse)
+        await server.flush()
+        check = await checks._jetstream(connection, Context(url=nats_url, jetstream_api_prefix=unique))
+        await server.close()
+    assert (check.verdict, says in check.fix) == (verdict, True), check
 
 
 async def test_the_doctor_tells_of_a_moorage_up_that_was_killed(tmp_path: Path) -> None:

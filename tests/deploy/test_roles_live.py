@@ -323,6 +323,10 @@ async def test_a_tenant_that_comes_later_is_served_after_the_reloads_that_the_pa
         assert (await acme.ls())["jobs"] == []
 
 
+#: what the doctor warns of with whose key: who runs the servers is to look for it there, and no tenant is named here
+WARNED: Final = {"operator.ana": {"sync"}, "scheduler.main": {"sync"}, "submitter.acme": {"events"}}
+
+
 async def test_each_key_hears_what_it_may_do_in_place_of_what_it_may_not(tmp_path: Path) -> None:
     """By the command, as people meet it: a tenant that is not named, an observer who asks, a doctor for every role."""
     async with everybody() as made, made.client("submitter.acme") as acme:
@@ -335,9 +339,13 @@ async def test_each_key_hears_what_it_may_do_in_place_of_what_it_may_not(tmp_pat
         assert (named.code, "name your tenant" in named.err) == (4, False)
         asked = await moorage("fleet", "--nats", "observer.graf", env=env)
         assert (asked.code, "fix: moorage fleet --watch" in asked.err) == (4, True)
-        for key, code in (("observer.graf", 0), ("operator.ana", 0), ("worker.w1", 0), ("submitter.acme", 1)):
+        for key, code in (
+            ("observer.graf", 0), ("operator.ana", 0), ("worker.w1", 0), ("scheduler.main", 0), ("submitter.acme", 1),
+        ):  # fmt: skip
             told = await moorage("doctor", "--nats", key, env=env)
             assert told.code == code, (key, told.out)
+            warned = {row[1] for row in told.rows if row[0] == "warn"}
+            assert warned == WARNED.get(key, set()), "nothing is wrong with a key as the command makes it"
             if code == 0:  # nobody is told to give it a right that its role does not have
                 assert "moorage.events" not in told.out
             if key == "operator.ana":

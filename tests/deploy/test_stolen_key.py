@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.errors import NotAuthorized
 from moorage.cli.nats_config import write
+from moorage.client import AsyncClient, NotFound
 from tests.cli.node import moorage
 from tests.deploy.test_roles_live import everybody
 from tests.live.stack import ANSWER_S
@@ -70,3 +72,26 @@ async def test_a_worker_with_another_ones_key_is_told_whose_it_is(tmp_path: Path
         assert "error[permission-refused]: this NATS user may not subscribe to moorage.worker.w7.wanted" in ended.err
         assert "fix: a worker's key is for one id: give w7 its own, or name by --id whose key this is" in ended.err
         assert (ended.code, "Traceback" in ended.err) == (4, False)
+
+
+async def test_who_follows_a_job_with_a_key_that_is_taken_away_is_told_and_ends() -> None:
+    """It asked on for ever, and said that no scheduler answers."""
+    async with everybody() as made:
+        words = ["run", "--nats", "submitter.acme", "--tenant", "acme", "--gpu", "1xT4", "--timeout", "2s"]
+        words += ["--job", "j", "--", "sleep", "600"]
+        running = asyncio.create_task(moorage(*words, env=made.site.environment))
+        async with made.client("operator.ana", "acme") as ana:
+            await until(lambda: _runs(ana, "j"), ANSWER_S, "it runs")
+            left = msgspec.structs.replace(made.site.site, tenants=("beta",))
+            write(left, made.site.folder)
+            await made.site.reload()
+            ended = await asyncio.wait_for(running, ANSWER_S)
+            assert (ended.code, "refused these credentials" in ended.err) == (4, True), ended.err
+            assert await _runs(ana, "j"), "its job goes on"
+
+
+async def _runs(client: AsyncClient, job: str) -> bool:
+    try:
+        return bool((await client.job(job).show())["state"] == "RUNNING")
+    except NotFound:
+        return False

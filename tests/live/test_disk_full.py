@@ -45,7 +45,7 @@ async def test_a_full_disk_loses_nothing_that_was_accepted(small_disk: Path, uni
             told = msgspec.json.decode(answer.data)
             assert told["code"] == "not-leading", "whoever asks hears that nothing can be recorded"
             assert "could not write its ledger for" in told["message"]
-            assert "look at the disk and the log of the nats-server" in scheduler.words()
+            assert "look at the disk (and max_file_store) and the log of the nats-server" in scheduler.words()
             filler.unlink()
             # a server that gave up on its store while the disk was full is started again, as `moorage up` does
             await server.kill()

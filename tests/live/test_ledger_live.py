@@ -282,8 +282,13 @@ async def test_no_disk_is_blamed_while_there_is_no_server(
     assert NOT_CONNECTED in refusal.message
 
 
-async def test_a_full_ledger_deposes_nobody_and_forgets_nothing(nats_server: Server, unique: str) -> None:
-    """The leader goes on trying, accepts nothing meanwhile, and no record makes room for another (ledger-rules H6)."""
+async def test_a_full_ledger_deposes_nobody_and_forgets_nothing(
+    nats_server: Server, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The leader goes on trying, accepts nothing meanwhile, and no record makes room for another (ledger-rules H6).
+
+    Its log says so once, and not at every try.
+    """
     async with desk(nats_server, unique) as here:
         one = await here.leader()
         await one.lead()
@@ -297,6 +302,10 @@ async def test_a_full_ledger_deposes_nobody_and_forgets_nothing(nats_server: Ser
         assert await here.end() == 2
         await here.connection.request(update, msgspec.json.encode(config), 5)
         assert await appending == 3
+        said = [record.getMessage() for record in caplog.records if record.name == "moorage.ledger"]
+        assert [words.partition(":")[0] for words in said] == [
+            "append 2 of epoch 1 is unclear", "the ledger is full", "the ledger takes records again after 0 s",
+        ], said  # fmt: skip
         state, _ = await here.folded()
         assert (state.digest, set(state.tenants["acme"].jobs)) == (one.state.digest, {"a", "b"})
 

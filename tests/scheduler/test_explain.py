@@ -161,16 +161,17 @@ def test_reserved_for_somebody_else_but_not_for_oneself() -> None:
     assert why(drive, "big")["reason"] == "busy"
 
 
-def test_backoff_and_contended() -> None:
+@pytest.mark.parametrize("detail", ["device-busy", "start-failed: journal: [Errno 28] No space left on device"])
+def test_backoff_and_contended(detail: str) -> None:
     drive = Driving()
     worker = drive.worker("w0", 1, auto=False)
     drive.submit("j", gpu={})
     for times in range(1, 8):
-        drive.fact("refused", "j", detail="device-busy")
+        drive.fact("refused", "j", detail=detail)
         drive.send("w0", Renew(worker.session, times))
         drive.tick()
-        told = why(drive, "j")
-        assert told["reason"] == ("contended" if times >= views.CONTENDED_AT else "backoff"), times
+        told, is_claimed = why(drive, "j"), detail == "device-busy" and times >= views.CONTENDED_AT
+        assert (told["reason"], told["because"]) == ("contended" if is_claimed else "backoff", detail), times
         assert told["starts_in_ms"] > 0
         drive.pass_time(31_000, step=31_000)
         assert drive.states("j") == ["PLACED"]
@@ -193,6 +194,32 @@ def test_a_job_that_runs_tells_its_story_and_an_unknown_one_is_not_found() -> No
     assert not isinstance(problem, dict)
     assert problem.code == "not-found"
     assert views.show(drive.engine, "other", "j").__class__.__name__ == "Problem"
+
+
+def test_why_an_earlier_attempt_ended_says_nothing_of_one_that_runs() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu={}, replicas=2, retries=1)
+
+    def told() -> str:
+        shown, listed = views.show(drive.engine, "t", "j"), views.ls(drive.engine, "t", {})
+        assert isinstance(shown, dict)
+        assert isinstance(listed, dict)
+        assert listed["jobs"][0]["why"] == shown["why"]
+        assert why(drive, "j").get("why", shown["why"]) == shown["why"]
+        return str(shown["why"])
+
+    for times in range(1, 3):
+        drive.fact("refused", "j", detail="device-busy")
+        assert told() == "device-busy", "why it waits"
+        drive.send("w0", Renew(worker.session, times))
+        drive.pass_time(31_000, step=31_000)
+        assert drive.states("j") == ["PLACED", "PLACED"]
+        assert told() == "", "it was placed again"
+    drive.facts([("started", "j", index, 0, "") for index in range(2)])
+    assert (drive.job("j").state, told()) == ("RUNNING", "")
+    drive.fact("exited", "j", code=3, detail="no such file")
+    assert told() == "no such file", "of the attempt that ended; the other replica goes on"
 
 
 def test_every_reason_is_explained() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from moorage.scheduler.core import fleet
 from moorage.scheduler.core.queries.explain import REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.core.state import AVOID_MAX
 from moorage.schemas.frames import CANNOT_RUN, NOT_PERMITTED
 from tests.scheduler.driving import Driving, Worker
 
@@ -63,6 +64,26 @@ def test_one_that_a_worker_refused_waits_for_the_others() -> None:
     assert (found["reason"], found["because"]) == ("busy", WHY)
     assert (found["workers_left"]["large-enough"], found["workers_left"]["not-refused"]) == (2, 1)
     assert found["held_by"][-1] == "w1: 1 of 1 GPUs leased"
+
+
+def test_one_that_more_workers_refuse_than_it_remembers_is_refused_while_it_waits_to_ask_again() -> None:
+    """It was said to wait out a pause, as if some GPU had failed."""
+    drive = Driving()
+    for number in range(AVOID_MAX + 2):
+        drive.worker(f"w{number}", 1, auto=False)
+    drive.submit("j", gpu={})
+    for _ in range(AVOID_MAX + 2):
+        drive.fact("refused", "j", detail=WHY)
+        found = drive.explained("j")
+        assert found["because"] == WHY
+        if len(drive.replica("j").job.avoid) < AVOID_MAX:
+            assert found["reason"] == "backoff", "others have not been asked yet"
+        else:
+            assert (found["reason"], found["means"]) == ("refused", REASONS["refused"])
+            assert found["starts_in_ms"] > 0
+            assert "fixes" not in found
+        drive.pass_time(60_000)
+        assert drive.states("j") == ["PLACED"]
 
 
 @pytest.mark.parametrize("lead", [False, True])

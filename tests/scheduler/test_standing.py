@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from moorage.bus.simulated import SimulatedBus
 from moorage.bus.simulated_clock import SimulatedClock
-from moorage.scheduler.standing import HEARD_S, KNOWN_MAX, Standings
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.standing import HEARD_S, KNOWN_MAX, SAY_S, Standings
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Standing
 from moorage.schemas.release import RELEASE
@@ -29,5 +32,34 @@ def test_whoever_lives_is_known_however_many_went() -> None:
         await asyncio.sleep(HEARD_S + 1)
         await say("lives")
         assert [said.scheduler for said in standings.lately()] == ["lives"]
+
+    SimulatedClock().run(play())
+
+
+def test_a_leader_names_who_stands_by_with_other_settings(caplog: pytest.LogCaptureFixture) -> None:
+    """Order and limits changed with each takeover, and nobody said why."""
+
+    async def play() -> None:
+        bus, leads = SimulatedBus(), True
+        ours = Standings(bus.connect("a"), SUBJECTS, "a", Config(order="fifo", reserve_after=60.0))
+        await ours.listen()
+        same, other, old = bus.connect("b"), bus.connect("c"), bus.connect("d")
+        speaking = [
+            asyncio.create_task(ours.announce(lambda: (1, leads))),
+            asyncio.create_task(
+                Standings(same, SUBJECTS, "b", Config(order="fifo", reserve_after=60.0)).announce(lambda: (1, False))
+            ),
+            asyncio.create_task(Standings(other, SUBJECTS, "c", Config(order="fifo")).announce(lambda: (1, False))),
+        ]
+        await old.send([(SUBJECTS.standing, encode(Standing("d", RELEASE, 1, 0, False)), "")])
+        await asyncio.sleep(5 * SAY_S)
+        told = [record.getMessage() for record in caplog.records]
+        text = "scheduler c has other settings, and would lead by them: reserve_after = 30.0 (the leader: 60.0)"
+        assert told == [text], "once, and of nobody else"
+        rows = {row["scheduler"]: row.get("settings") for row in ours.rows()}
+        assert (rows["a"], rows["c"]) == ({"order": "fifo", "reserve_after": 60.0}, {"order": "fifo"})
+        leads = False
+        for task in speaking:
+            task.cancel()
 
     SimulatedClock().run(play())

@@ -10,6 +10,7 @@ import pytest
 from moorage.bus.simulated_clock import SimulatedClock
 from moorage.bus.transport import Delivery
 from moorage.scheduler import write_stall
+from moorage.scheduler.reminders import AGAIN_S, WORDS_MAX, Reminders
 from moorage.scheduler.write_stall import AppendProgress, StalledRequests
 from tests.scheduler.driving import SUBJECTS
 from tests.waiting import until
@@ -98,3 +99,18 @@ async def test_beyond_its_bound_it_keeps_none_back(monkeypatch: pytest.MonkeyPat
     desk = Desk()
     assert [desk.keeps(SUBJECTS.api("acme", "ls"), f"_INBOX.{number}") for number in range(3)] == [True, True, False]
     desk.stalled.close()
+
+
+def test_a_trouble_is_told_when_it_begins_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("moorage.scheduler.reminders.time.monotonic", lambda: now_s)
+    trouble = Reminders()
+    assert trouble.due("no room")
+    assert not trouble.due("no room"), "not at every try"
+    assert trouble.due("nobody answers"), "what is new is told at once"
+    assert not trouble.due("no room"), "nor where two take turns"
+    now_s += AGAIN_S
+    assert trouble.due("no room"), "who looks at the end of the log finds it"
+    trouble.clear()
+    assert trouble.due("nobody answers"), "the next one is another trouble"
+    assert len([None for number in range(WORDS_MAX + 1) if trouble.due(f"append {number}")]) == WORDS_MAX + 1

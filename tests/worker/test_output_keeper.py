@@ -146,7 +146,7 @@ def test_a_crash_in_the_middle_of_clearing_leaves_the_rest_for_the_next(state: P
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "unlink", dies)
         first = keeper_on(state, bounds, ("living",))
-        doomed = first._over_bounds(0)
+        doomed = first._over_bounds(0, LARGE)
         with pytest.raises(Killed):
             first._clear(doomed)
     assert len(left(state)) == 13 - 5

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage, ReadLog
+from moorage.worker.disk_room import DiskRoom
 from moorage.worker.output_pages import page_of, read_page
 from moorage.worker.supervisor.output import NOTICE_BYTES_MAX, OutputPump, cut_at, cut_notice
 
@@ -78,7 +79,7 @@ def test_an_offset_behind_the_end_is_the_end() -> None:
 def test_a_file_that_was_cut_says_so_and_its_notice_is_no_output(tmp_path: Path) -> None:
     path, (reading, writing) = tmp_path / "f", os.pipe()
     os.set_blocking(reading, False)
-    pump = OutputPump(reading, path, 10, "stdout")
+    pump = OutputPump(reading, path, 10, "stdout", DiskRoom(tmp_path))
     os.write(writing, b"0123456789abcdef")
     os.close(writing)
     while pump.pump():
@@ -93,7 +94,7 @@ def test_a_file_that_was_cut_says_so_and_its_notice_is_no_output(tmp_path: Path)
 
 
 def test_a_job_that_writes_such_a_line_is_not_cut() -> None:
-    assert len(cut_notice("stdout", 10**16 - 1)) <= NOTICE_BYTES_MAX
+    assert len(cut_notice("stdout", 10**16 - 1, disk_full=True)) <= NOTICE_BYTES_MAX
     fake = b"hello" + cut_notice("stdout", 3)
     assert cut_at(fake, 0) is None
     assert cut_at(b"hello" + cut_notice("stderr", 5), 0) == 5
@@ -118,7 +119,7 @@ def test_a_file_that_ends_keeps_the_time_of_its_end(tmp_path: Path) -> None:
     """A job that was silent for a day has output as old as its end."""
     path, (reading, writing) = tmp_path / "f", os.pipe()
     os.set_blocking(reading, False)
-    pump = OutputPump(reading, path, 10, "stdout")
+    pump = OutputPump(reading, path, 10, "stdout", DiskRoom(tmp_path))
     os.write(writing, b"x")
     pump.pump()
     os.utime(path, (1, 1))

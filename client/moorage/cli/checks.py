@@ -34,6 +34,16 @@ CLOCK_OFF_S_MAX: Final = 1.0
 #: a round trip that makes renewals and appends slow
 ROUND_TRIP_MS_MAX: Final = 100.0
 _CONF_BYTES_MAX: Final = 64 * 1024
+#: roles that use the servers and do not run them
+_CLIENTS: Final = ("submitter", "observer", "worker")
+#: nats-server's errors.json: no server of the cluster leads JetStream; there is no such stream
+_ERR_NO_JETSTREAM_LEADER: Final = 10008
+_ERR_STREAM_NOT_FOUND: Final = 10059
+_HALF: Final = "without more than half of the servers nothing is recorded"
+_SERVERS_MISSING: Final = (
+    "see which nats-servers of the cluster do not run, do not reach the others, or had a full disk (such a one is to be"
+    f" started again): {_HALF}"
+)
 #: workers that a line names
 NAMES_MAX: Final = 3
 
@@ -196,7 +206,8 @@ async def _of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
         yield _clock(user)
         is_cluster = connection.is_clustered
         yield await _jetstream(connection, context)
-        yield _sync(context)
+        if role_of(context) not in _CLIENTS:  # of others' servers they can neither see nor change it
+            yield _sync(context)
         if (conf := _conf_of_ours(context)) is not None:
             yield _disk(conf)
     except MoorageError as error:
@@ -238,13 +249,14 @@ def _user(info: dict[str, Any]) -> Check:
 
 
 def _clock(info: dict[str, Any]) -> Check:
+    if not info:
+        return Check("clock", "ok", "not compared: this user may not ask for the server's, and a scheduler does")
     try:
         off_s = time.time() - datetime.fromisoformat(_microseconds(info["server"]["time"])).timestamp()
     except (KeyError, ValueError):
-        return Check(
-            "clock", "warn", "cannot be compared with the server's", "let this user publish on $SYS.REQ.USER.INFO"
-        )
-    found = f"{age(abs(off_s) * 1000)} {'before' if off_s > 0 else 'behind'} the server's"
+        fix = "run chrony or ntpd on both: a scheduler's log tells of a clock that is off"
+        return Check("clock", "warn", "cannot be compared with the server's, which does not say its time", fix)
+    found = f"{age(abs(off_s) * 1000)} {'ahead of' if off_s > 0 else 'behind'} the server's"
     if abs(off_s) > CLOCK_OFF_S_MAX:
         fix = "run chrony or ntpd: deadlines are told in wall time at a takeover"
         return Check("clock", "warn", f"{found}, more than {CLOCK_OFF_S_MAX:g} s", fix)
@@ -258,18 +270,33 @@ def _microseconds(stamp: str) -> str:
 
 
 async def _jetstream(connection: Connection, context: Context) -> Check:
-    info = await _asked(connection, f"{context.api_prefix}.INFO")
+    api, is_about = context.api_prefix, "the account"
+    info = await _asked(connection, f"{api}.INFO")
+    if not info and role_of(context) in ("scheduler", ""):  # a scheduler may ask for the streams that it reads
+        from moorage.schemas.subjects import Subjects
+
+        is_about = stream = Subjects().request_stream
+        info = await _asked(connection, f"{api}.STREAM.INFO.{stream}")
     if not info:
+        if role_of(context) in (*_CLIENTS, "operator"):
+            return Check("jetstream", "ok", "this user needs none: schedulers alone do")
         return Check("jetstream", "warn", "this user may not ask for it", "submitters need none; schedulers do")
     if error := info.get("error"):
+        found = str(error.get("description", error))
+        if error.get("err_code") == _ERR_STREAM_NOT_FOUND:
+            return Check("jetstream", "ok", f"it answers: {is_about}: {found}, as before the first scheduler")
+        if error.get("err_code") == _ERR_NO_JETSTREAM_LEADER:
+            return Check("jetstream", "fail", found, _SERVERS_MISSING)
         fix = "turn it on: jetstream {} in the server's file, and jetstream: enabled in the account; a ledger needs it"
-        return Check("jetstream", "warn", str(error.get("description", error)), fix)
+        return Check("jetstream", "warn", found, fix)
+    if (state := info.get("state")) is not None:
+        return Check("jetstream", "ok", f"it answers: {is_about} holds {many(state['messages'], 'message')}")
     return Check("jetstream", "ok", f"{many(info['streams'], 'stream')}, {info['storage'] // 1024} KiB on disk")
 
 
 def _sync(context: Context) -> Check:
     """Only the server of a `moorage up` shows its file; of others a client cannot see it."""
-    hint = "set sync_interval: always on the ledger's servers, or run three of them"
+    hint = "see that sync_interval is always on the ledger's servers, as moorage admin nats-config writes it"
     conf = _conf_of_ours(context)
     if conf is not None:
         always = "sync_interval: always" in _head(conf)
@@ -318,7 +345,7 @@ async def _of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check
                 return
             except NotPermitted as error:
                 others = [check async for check in _of_other_roles(client)]
-                if not others and _role_of(client) in ("", "submitter"):
+                if not others and role_of(client.context) in ("", "submitter"):
                     yield heard
                     raise
                 if heard.verdict == "ok":  # of a key that is for no tenant's jobs nothing is missing
@@ -339,11 +366,11 @@ async def _of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check
         yield _failed("submitter", error, fix=role if isinstance(error, NotPermitted) else "")
 
 
-def _role_of(client: AsyncClient) -> str:
-    """The role that this key was made for, as the inbox of its context says; empty where nothing says so."""
+def role_of(context: Context | None) -> str:
+    """The role that a key was made for, as the inbox of its context says; empty where nothing says so."""
     from moorage.schemas.roles import INBOX, ROLES
 
-    prefix = client.context.inbox_prefix if client.context is not None else ""
+    prefix = context.inbox_prefix if context is not None else ""
     first, _, rest = prefix.partition(".")
     role = rest.partition(".")[0]
     return role if first == INBOX and role in ROLES else ""
@@ -429,6 +456,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield Check("operator", "ok", "this user may ask for the fleet")
     if (copies := fleet.get("ledger_copies")) is not None:
         yield _copies(copies["wanted"], copies["lacking"])
+    if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
+        yield schedulers
     yield _workers(fleet["workers"])
     if (twice := fleet.get("lent_twice")) is not None:
         yield lent_twice(twice)
@@ -439,8 +468,26 @@ def _copies(wanted: int, lacking: list[str]) -> Check:
     if not lacking:
         return Check("copies", "ok", f"the ledger has all of its {wanted} copies")
     found = f"copies of the ledger that are not kept up: {len(lacking)} of {wanted}: {', '.join(lacking)}"
-    fix = "see that these nats-servers run and reach the others: without more than half of the copies all stands still"
+    fix = f"see that these nats-servers run and reach the others; start one again whose disk was full: {_HALF}"
     return Check("copies", "warn", found, fix)
+
+
+def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
+    """Whoever leads goes by its own settings: one that stands by with others changes them by taking over."""
+    leader = next((row for row in rows if row.get("leads")), None)
+    if leader is None or len(rows) < 2:
+        return None
+    ours = leader.get("settings")
+    if ours is None or all(row.get("settings") in (ours, None) for row in rows):
+        return Check("schedulers", "ok", f"{many(len(rows), 'scheduler')}: {leader['scheduler']} leads")
+    told = []
+    for row in rows:
+        theirs = row.get("settings")
+        if theirs is not None and theirs != ours:
+            names = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
+            told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
+    found = f"{leader['scheduler']} leads, and {', '.join(told[:NAMES_MAX])} would lead by other settings"
+    return Check("schedulers", "warn", found, "give all schedulers one settings file, and restart those that differ")
 
 
 def lent_twice(rows: list[dict[str, str]]) -> Check:

@@ -180,7 +180,7 @@ def tell_missing(watch: Watch, *, asked_for: bool) -> None:
         return
     for replica, attempt, stream in sorted(joiner.truncated, key=str):
         name = f"std{stream} of replica {replica}, attempt {attempt}"
-        say(f"warning[output]: {name} passed the worker's output_cap_bytes; what came behind that is not kept")
+        say(f"warning[output]: {name} passed the worker's output_cap_bytes, or its disk was full; the rest is not kept")
     trouble = joiner.trouble
     if trouble is not None and asked_for:
         tell_error(trouble.problem, trouble.fixes)

@@ -62,10 +62,12 @@ async def ask(
     deadline_s: float,
     where: str,
     on_wait: Callable[[], None] | None = None,
+    refused: Callable[[], BusError | None] = lambda: None,
 ) -> T:
     """Send until there is an answer, for `deadline_s` seconds; the payload's ids make repeats harmless.
 
-    `where` names the server for messages; `on_wait` is called before each further try. Raises `ClientError` of the
+    `where` names the server for messages; `on_wait` is called before each further try; `refused` says why the server
+    does not let us in any more, if it does not. Raises `ClientError` of the
     kind that the answer says, `NoScheduler`, `Unreachable`, `NotPermitted`, and the bus's errors for what the caller
     did wrong.
     """
@@ -76,13 +78,13 @@ async def ask(
     except _RETRIED as error:
         failed = error
     except BusError as error:
-        raise unanswered(error, where, deadline_s) from None
+        raise unanswered(refused() or error, where, deadline_s) from None
 
     async def once() -> T:
         left_s = began_s + deadline_s - time.monotonic()
         return _answered(decode((await asker.request(subject, payload, min(TRY_S, max(left_s, 0.01)))).data))
 
-    return await again(once, deadline_s, where, on_wait, failed, began_s)
+    return await again(once, deadline_s, where, on_wait, failed, began_s, refused)
 
 
 def _answered(answer: T | Problem) -> T:
@@ -100,6 +102,7 @@ async def again(
     on_wait: Callable[[], None] | None = None,
     failed: Exception | None = None,
     began_s: float | None = None,
+    refused: Callable[[], BusError | None] = lambda: None,
 ) -> T:
     """`once` until it is answered, for `deadline_s` seconds from `began_s`; it must be harmless twice.
 
@@ -134,7 +137,7 @@ async def again(
     except BusError as error:
         if heard is not None and isinstance(error, RequestTimeout):  # the last try was too short to hear it once more
             raise not_now(heard.problem, where, deadline_s) from None
-        raise unanswered(error, where, deadline_s) from None
+        raise unanswered(refused() or error, where, deadline_s) from None
     return result
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
 import msgspec
 
 from moorage.bus.contexts import Context
-from moorage.bus.errors import CannotConnect, NotAuthorized, PermissionRefused
+from moorage.bus.errors import BusError, CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Handler, Subscribed
@@ -84,6 +84,7 @@ class Connected:
         self._loop: asyncio.AbstractEventLoop | None = None  # where it is open
         self._connection: Link | None = None
         self._mux: Mux | None = None
+        self._refused: BusError | None = None  # why the server lets us in no more, while it does not
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._where or 'not connected'} tenant {self.tenant}>"
@@ -122,7 +123,13 @@ class Connected:
 
         self.context = find_context(self._target)
         self._where = self.context.safe_url
-        return await connect(self.context, self._name, on_state=self._on_state, give_up_after_s=self._connect_timeout_s)
+        return await connect(
+            self.context,
+            self._name,
+            on_state=self._on_state,
+            on_error=self._on_error,
+            give_up_after_s=self._connect_timeout_s,
+        )
 
     async def close(self) -> None:
         """Close; jobs go on. What still waits for one, or hears events, raises RuntimeError or `ConnectionClosed`."""
@@ -155,8 +162,13 @@ class Connected:
             self._feed = Feed(self)
         return self._feed
 
+    def _on_error(self, error: BusError) -> None:
+        if isinstance(error, NotAuthorized):  # of a reconnect: its key was changed or taken away
+            self._refused = error
+
     def _on_state(self, state: State) -> None:
         if state is State.CONNECTED:
+            self._refused = None
             for watch in self.watches:
                 watch.refresh()
 
@@ -191,7 +203,9 @@ class Connected:
             raise RuntimeError(NOT_OPEN)
         if self._loop is not asyncio.get_running_loop():
             raise RuntimeError("this client was opened in another event loop: open one in each")
-        return ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait)
+        return ask(
+            self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait, lambda: self._refused
+        )
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
         """Call `once` until it is answered, for `timeout`; errors of the bus are raised as the SDK's."""
@@ -199,7 +213,7 @@ class Connected:
         async def call() -> T:  # tenacity awaits what a coroutine function gives, and no other
             return await once()
 
-        return await again(call, self.timeout_s, self._where, self._on_wait)
+        return await again(call, self.timeout_s, self._where, self._on_wait, refused=lambda: self._refused)
 
     @property
     def link(self) -> Link:

@@ -42,8 +42,8 @@ class Copies:
         self.lacking = lacking
         if lacking:
             log.warning(
-                "copies of the ledger that are not kept up: %d of %d; see to nats-server %s: without more than half of"
-                " them nothing is accepted",
+                "copies of the ledger that are not kept up: %d of %d; see to nats-server %s (one whose disk was full is"
+                " to be started again): without more than half of them nothing is accepted",
                 len(lacking), self._replicas, ", ".join(sorted(lacking)),
             )  # fmt: skip
         else:

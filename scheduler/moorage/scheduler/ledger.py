@@ -35,6 +35,7 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.records import FORMAT, Act, Record, decode_record, encode_record
 from moorage.scheduler.core.state import State
+from moorage.scheduler.reminders import AGAIN_S, Reminders
 from moorage.scheduler.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
 from moorage.scheduler.write_stall import NOT_CONNECTED, AppendProgress, what_next
 from moorage.schemas.subjects import Subjects
@@ -82,6 +83,7 @@ class Ledger:
         self.unclear = 0  # appends that were not acknowledged at the first try
         self.junk = 0  # messages in the stream that are no records of this reign
         self.appending = AppendProgress()
+        self._stalled = Reminders()  # what the log says of the append that is under way
         self._server_ahead_s: float | None = None  # of this machine's monotonic clock
 
     async def ensure(self, *, first_seq: int = 0) -> int:
@@ -320,6 +322,7 @@ class Ledger:
             return seq
         finally:
             self.appending.end()
+            self._stalled.clear()
 
     async def _append_until_stored(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
         wait_s, first, cut_off = RETRY_WAIT_S, True, False
@@ -342,7 +345,7 @@ class Ledger:
                 first = False
             connected = self._js.is_connected
             if connected or not cut_off:  # once only while there is no server: the connection logs when it is back
-                log.warning("append %d of epoch %d is unclear: %s", rid, epoch, answer)
+                self._warn(f"append {rid} of epoch {epoch} is unclear: {_words_of(answer)}")
             cut_off = not connected
             self.appending.trouble = _trouble_of(answer) if connected else NOT_CONNECTED
             found = await self._read_back(state, epoch, rid, subject)
@@ -352,15 +355,24 @@ class Ledger:
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, RETRY_WAIT_S_MAX)
 
+    def _warn(self, words: str) -> None:
+        """Log what one of many tries found, but not at every try: without servers there is one a second, for hours."""
+        if self._stalled.due(words):
+            log.warning("%s", words)
+
     def _log_stall(self, answer: JsError | BusError, *, connected: bool) -> None:
         """Tell the operator why nothing is accepted now, and what to do."""
         if isinstance(answer, JsError) and answer.err_code == ERR_STREAM_FULL:
-            self.appending.told = True
-            log.error("the ledger is full: nothing is lost, but nothing is accepted until it has room")
+            todo = "the ledger is full: nothing is lost, but nothing is accepted until it has room"
         elif connected and isinstance(answer, RequestTimeout | JsError):
-            self.appending.told = True
             lost = "" if self.appending.gone else "nothing accepted is lost, "
-            log.error("the ledger takes no record: %snothing new is accepted; %s", lost, what_next(self.appending))
+            todo = f"the ledger takes no record: {lost}nothing new is accepted; {what_next(self.appending)}"
+        else:
+            return
+        self.appending.told = True
+        if self._stalled.due(todo):
+            for_s = self.appending.for_s(time.monotonic())
+            log.error("%s%s", todo, f" (for {for_s:.0f} s now)" if for_s >= AGAIN_S else "")
 
     async def _read_back(self, state: State, epoch: int, rid: int, subject: str) -> int | None:
         """Look through the stream's leader whether the record is stored after all; returns its sequence if so.
@@ -373,7 +385,7 @@ class Ledger:
                 message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1, READ_BACK_PATIENCE_S)
             except BusError as error:
                 if self._js.is_connected:
-                    log.warning("the ledger's end cannot be read now: %s", error)
+                    self._warn(f"the ledger's end cannot be read now: {error}")
                 self.appending.gone = isinstance(error, JetStreamRefused) and error.err_code == ERR_STREAM_NOT_FOUND
                 self.appending.headless = self._replicas > 1 and _is_headless(error)
                 return None
@@ -408,6 +420,13 @@ class Ledger:
         begun = next((act[1] for act in record.acts if act[0] == Act.EPOCH), "") if record is not None else ""
         if begun and state.ledger_id and begun != state.ledger_id:
             raise Deposed(f"ledger {begun} stands in the place of {state.ledger_id}")
+
+
+def _words_of(answer: JsError | BusError) -> str:
+    """An answer that is no acknowledgement, for the log."""
+    if isinstance(answer, JsError):
+        return f"the nats-server says: {answer.description} ({answer.code}, {answer.err_code})"
+    return str(answer)
 
 
 def _trouble_of(answer: JsError | BusError) -> str:

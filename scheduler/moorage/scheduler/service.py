@@ -26,6 +26,7 @@ from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, L
 from moorage.scheduler.queue_reader import QueueReader
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.reign import Reign, monotonic_ms
+from moorage.scheduler.reminders import Reminders
 from moorage.scheduler.retrying import retry_unanswered
 from moorage.scheduler.settings import RECORDS_BETWEEN
 from moorage.scheduler.snapshots import Snapshots, recover
@@ -77,7 +78,7 @@ class Scheduler:
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self._leader, replicas=replicas)
         self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
         self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
-        self.standings = Standings(world, self.subjects, self.name)
+        self.standings = Standings(world, self.subjects, self.name, self.config)
         self.reign: Reign | None = None
         self.leading = asyncio.Event()
         self._folded = 0  # the last ledger record that this standby has folded
@@ -159,6 +160,7 @@ class Scheduler:
         # how long it is silent already is only a hint, by the server's wall clock: the fence decides who leads
         silence_s = self.config.takeover_s + random.uniform(0, self.config.takeover_s / 8)
         heard = time.monotonic() - max(0.0, await self.ledger.silent_for(state))
+        unread, unread_from = Reminders(), 0.0
         while time.monotonic() - heard < silence_s:
             await asyncio.sleep(STANDBY_LOOK_S)
             try:
@@ -167,8 +169,14 @@ class Scheduler:
                     if not state.leader:
                         return
                 self._folded = state.seq
+                if unread_from:
+                    log.warning("the ledger can be read again after %.0f s", time.monotonic() - unread_from)
+                    unread_from = 0.0
+                    unread.clear()
             except BusError as error:
-                log.warning("the ledger cannot be read now: %s", error)
+                unread_from = unread_from or time.monotonic()
+                if unread.due(words := f"the ledger cannot be read now: {error}"):
+                    log.warning("%s", words)
                 # The silence began at the last record that was read. But once the ledger is readable again, its
                 # leader gets half of the time: it, too, needs a while to find that its append can be stored now.
                 heard = max(heard, time.monotonic() - silence_s / 2)

@@ -2,12 +2,15 @@
 
 Announcements may be lost and prove nothing. So an operator who raises the feature level also says how many schedulers
 must have announced it.
+
+They tell the settings, too: each scheduler leads by its own, so a takeover changes them where they are not the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -17,6 +20,7 @@ import msgspec
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery, Subscribed, Transport
 from moorage.scheduler.core import records
+from moorage.scheduler.core.config import Config
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Standing
@@ -29,13 +33,29 @@ HEARD_S: Final = 5 * SAY_S
 #: schedulers that are remembered; a new one beyond that is not
 KNOWN_MAX: Final = 64
 
+log = logging.getLogger("moorage.scheduler")
+
 _decode: Final[Decoder[Standing]] = Decoder(Standing)
+
+
+def _spoken(config: Config) -> dict[str, Any]:
+    """Each setting by which a leader decides, as a frame can say it; not those of the process, such as its server."""
+    return {
+        key: value if value is None or isinstance(value, str | int | float) else str(value)
+        for key in Config.__struct_fields__
+        for value in (getattr(config, key),)
+    }
+
+
+_DEFAULTS: Final = _spoken(Config())
 
 
 class Standings:
     """Announces this scheduler for as long as `announce` runs, and keeps what others announce after `listen`."""
 
-    def __init__(self, world: Transport, subjects: Subjects, name: str) -> None:
+    def __init__(self, world: Transport, subjects: Subjects, name: str, config: Config | None = None) -> None:
+        self._settings = {key: value for key, value in _spoken(config or Config()).items() if value != _DEFAULTS[key]}
+        self._told: dict[str, str] = {}  # how others' settings differ, by scheduler, as the log was told
         self._world = world
         self._subject = subjects.standing
         self._name = name
@@ -45,9 +65,11 @@ class Standings:
         """Runs for ever; `now` gives the ledger record that is folded, and whether we lead."""
         while True:
             ledger, leads = now()
-            frame = Standing(self._name, RELEASE, records.FORMAT, ledger, leads)
+            frame = Standing(self._name, RELEASE, records.FORMAT, ledger, leads, self._settings)
             with contextlib.suppress(BusError):
                 await self._world.send([(self._subject, encode(frame), "")])
+            if leads:
+                self._tell()
             await asyncio.sleep(SAY_S)
 
     async def listen(self) -> Subscribed:
@@ -69,7 +91,28 @@ class Standings:
         self._heard = {name: heard for name, heard in self._heard.items() if heard[1] >= since}
         return [self._heard[name][0] for name in sorted(self._heard)]
 
+    def _tell(self) -> None:
+        """Log who stands by with other settings than ours, once each."""
+        found = {
+            said.scheduler: other
+            for said in self.lately()
+            if said.settings is not None and (other := differing(said.settings, self._settings))
+        }
+        for name, other in found.items():
+            if self._told.get(name) != other:
+                log.warning("scheduler %s has other settings, and would lead by them: %s", name, other)
+        self._told = found
+
     def rows(self) -> list[dict[str, Any]]:
         """As the verb `fleet` shows them."""
         rows = [msgspec.to_builtins(said) for said in self.lately()]
         return [{key: row[key] for key in row if key not in ("kind", "v")} for row in rows]
+
+
+def differing(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """Settings that differ between two schedulers, each told as far as it is not the default; empty where none do."""
+    return ", ".join(
+        f"{key} = {theirs.get(key, _DEFAULTS.get(key))} (the leader: {ours.get(key, _DEFAULTS.get(key))})"
+        for key in sorted({*theirs, *ours})
+        if theirs.get(key, _DEFAULTS.get(key)) != ours.get(key, _DEFAULTS.get(key))
+    )

@@ -38,10 +38,12 @@ NOT_CONNECTED: Final = "it is not connected to the nats-server"
 #: the same where nobody leads a stream of several copies: it is the servers that are missing, and not their room
 HEADLESS_NEXT: Final = (
     "see which of the nats-servers that hold the ledger's copies do not run, or do not reach the others: more than half"
-    " of the copies are needed; then look at the disks and logs of those that run"
+    " of the copies are needed; then look at the disks and logs of those that run, and start one again whose disk"
+    " or max_file_store was full"
 )
 ROOM_NEXT: Final = (
-    "look at the disk and the log of the nats-server that holds the ledger, and start it again once there is room"
+    "look at the disk (and max_file_store) and the log of the nats-server that holds the ledger, and start it again"
+    " once there is room"
 )
 
 

@@ -1,5 +1,7 @@
 """How long output files are kept: the oldest finished go first, by age, by room and by number. Never a running job's.
 
+They go, too, where output would leave too little of the disk for the journals beside it (`disk_room`).
+
 A file belongs to a member, and a member to the supervisor: what runs is known from the supervisor's own list, asked
 after the folder was read, so that what started in between is no candidate. Ages count by CLOCK_BOOTTIME from the end
 that was seen here; only for what ended before this process did is the file's time compared with the wall clock.
@@ -18,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from moorage.worker.disk_room import spare_bytes
 from moorage.worker.proctree import boottime_s
 from moorage.worker.settings import OUTPUT_BYTES_DEFAULT, OUTPUT_KEEP_DEFAULT, OUTPUT_MEMBERS_DEFAULT
 from moorage.worker.supervisor.output import member_digest
@@ -62,6 +65,7 @@ class OutputKeeper:
         self._ended: dict[str, float] = {}  # since the last sweep: digest -> CLOCK_BOOTTIME of the end
         self._finished: OrderedDict[str, tuple[float, Output]] = OrderedDict()  # oldest end first
         self._soon = asyncio.Event()
+        self._is_full = False  # the disk, as the log was told
 
     def scan(self) -> dict[str, Output]:
         """Every member that has a file, before the supervisor is asked what lives. Run it in a thread."""
@@ -130,10 +134,11 @@ class OutputKeeper:
         """Clear what is over its bounds; how many members' output went."""
         ended, self._ended = self._ended, {}
         try:
-            sizes, running_bytes = await asyncio.to_thread(self._measure, list(ended), list(self._living))
+            sizes, running_bytes, spare = await asyncio.to_thread(self._measure, list(ended), list(self._living))
             for digest, output in sizes.items():
                 self._finished[digest] = (ended[digest], output)
-            doomed = self._over_bounds(running_bytes)
+            doomed = self._over_bounds(running_bytes, spare)
+            self._tell(spare + sum(output.bytes for output in doomed.values()))
             if doomed:
                 await asyncio.to_thread(self._clear, doomed)
                 log.info("cleared the output of %d finished members", len(doomed))
@@ -143,8 +148,19 @@ class OutputKeeper:
             return 0
         return len(doomed)
 
-    def _over_bounds(self, running_bytes: int) -> dict[str, Output]:
-        """The oldest finished that must go; they are forgotten here."""
+    def _tell(self, spare: int) -> None:
+        """Log that the disk is full, and that it has room again, once each."""
+        if spare <= 0 and not self._is_full:
+            log.warning(
+                "the disk of %s is full but for what journals need: what jobs write is not kept; make room there,"
+                " before the worker has to end", self._state,
+            )  # fmt: skip
+        elif spare > 0 and self._is_full:
+            log.warning("the disk of %s has room again: what jobs write is kept", self._state)
+        self._is_full = spare <= 0
+
+    def _over_bounds(self, running_bytes: int, spare: int) -> dict[str, Output]:
+        """The oldest finished that must go; they are forgotten here. `spare` is what output may still take there."""
         now, bounds = boottime_s(), self.bounds
         total = running_bytes + sum(output.bytes for _, output in self._finished.values())
         doomed: dict[str, Output] = {}
@@ -154,20 +170,23 @@ class OutputKeeper:
                 now - at <= bounds.keep_s
                 and total <= bounds.bytes_max
                 and len(self._finished) <= bounds.members_max
+                and spare > 0
             ):  # fmt: skip
                 break
             del self._finished[digest]
             total -= output.bytes
             if digest not in self._living:
+                spare += output.bytes
                 doomed[digest] = output
         return doomed
 
     # -- in a thread
 
-    def _measure(self, ended: list[str], living: list[str]) -> tuple[dict[str, Output], int]:
-        """What the members that have ended wrote, and how much those that run have so far."""
+    def _measure(self, ended: list[str], living: list[str]) -> tuple[dict[str, Output], int, int]:
+        """What the members that have ended wrote, how much those that run have so far, and what more they may."""
         sizes = {digest: output for digest in ended if (output := self._output(digest)) is not None}
-        return sizes, sum(output.bytes for digest in living if (output := self._output(digest)) is not None)
+        running_bytes = sum(output.bytes for digest in living if (output := self._output(digest)) is not None)
+        return sizes, running_bytes, spare_bytes(self._state)
 
     def _output(self, digest: str) -> Output | None:
         found = None

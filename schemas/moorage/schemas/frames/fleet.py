@@ -110,11 +110,16 @@ class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="rol
 
 class Standing(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="standing"):
     """A scheduler that leads or stands by, each two seconds: its release, the newest feature level that it can write
-    and fold, and the ledger record that it has folded. Public."""
+    and fold, and the ledger record that it has folded. Public.
+
+    `settings` are those of its numbers, orders and rankers that differ from the defaults: whoever leads goes by its
+    own. Null where the release does not tell them.
+    """
 
     scheduler: str
     release: str
     level: int
     ledger: int
     leads: bool = False
+    settings: dict[str, str | int | float | bool | None] | None = None
     v: int = VERSION

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from moorage.worker.cgroup import CgroupBase
+from moorage.worker.disk_room import DiskRoom
 from moorage.worker.proctree import boottime_s
 from moorage.worker.supervisor.journal import Record, Starting
 from moorage.worker.supervisor.kit_pool import KitPool
@@ -84,6 +85,7 @@ class Launches:
         program: str | None = None,
     ) -> None:
         self._owner = owner
+        self._room = DiskRoom(state)
         self._state = state
         self._state_mark = state_mark
         self._boot_id = boot_id
@@ -201,8 +203,8 @@ class Launches:
         else:
             member.ignored = tuple(self._cgroups.limit(kit.cgroup, start.cpu_milli, start.memory_bytes))
         stdout, stderr = output_paths(self._state, start.key)
-        member.pumps.append(OutputPump(kit.stdout[0], stdout, start.output_cap_bytes, "stdout"))
-        member.pumps.append(OutputPump(kit.stderr[0], stderr, start.output_cap_bytes, "stderr"))
+        member.pumps.append(OutputPump(kit.stdout[0], stdout, start.output_cap_bytes, "stdout", self._room))
+        member.pumps.append(OutputPump(kit.stderr[0], stderr, start.output_cap_bytes, "stderr", self._room))
         passed += (kit.stdout[1], kit.stderr[1])
         if kit.cgroup is not None:
             passed.append(kit.folder)

@@ -1,7 +1,8 @@
 """A member's output: two pipes pumped into two files, each with a cap.
 
-A pipe is always read on, past the cap too, since a full pipe would stop the job; what does not fit is counted,
-and the file says so once. A file is made with its first byte, so that a silent job costs none.
+A pipe is always read on, past the cap too, since a full pipe would stop the job; what does not fit there, or would take
+the last room on the disk, is counted, and the file says so once. A file is made with its first byte, so that a silent
+job costs none.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from moorage.worker.disk_room import DiskRoom
 from moorage.worker.supervisor.protocol import OUTPUT_CHUNK_BYTES_MAX, OUTPUT_FOLDER, Stream
 
 DRAIN_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -19,12 +21,15 @@ DRAIN_BYTES_MAX: Final = 4 * 1024 * 1024
 
 NOTICE_BYTES_MAX: Final = 96
 """Of the line that a file ends with when not all of its stream is in it."""
-_NOTICE: Final = re.compile(rb"\n\[moorage: std(?:out|err) is cut at (\d{1,16}) bytes; the rest is dropped\]\n\Z")
+_NOTICE: Final = re.compile(
+    rb"\n\[moorage: std(?:out|err) is cut at (\d{1,16}) bytes(?:, disk full)?; the rest is dropped\]\n\Z"
+)
 
 
-def cut_notice(stream: Stream, kept_bytes: int) -> bytes:
+def cut_notice(stream: Stream, kept_bytes: int, *, disk_full: bool = False) -> bytes:
     """The last line of a file that has only the first `kept_bytes` of its stream."""
-    return f"\n[moorage: {stream} is cut at {kept_bytes} bytes; the rest is dropped]\n".encode()
+    why = ", disk full" if disk_full else ""
+    return f"\n[moorage: {stream} is cut at {kept_bytes} bytes{why}; the rest is dropped]\n".encode()
 
 
 def cut_at(tail: bytes, offset: int) -> int | None:
@@ -55,9 +60,11 @@ def output_paths(state: Path, key: str) -> tuple[str, str]:
 class OutputPump:
     """One pipe's read end and the file behind it."""
 
-    __slots__ = ("_cap_bytes", "_file", "_path", "descriptor", "dropped_bytes", "seen_bytes", "stream", "written_bytes")
+    __slots__ = (
+        "_cap_bytes", "_file", "_path", "_room", "descriptor", "dropped_bytes", "seen_bytes", "stream", "written_bytes",
+    )  # fmt: skip
 
-    def __init__(self, descriptor: int, path: str | Path, cap_bytes: int, stream: Stream) -> None:
+    def __init__(self, descriptor: int, path: str | Path, cap_bytes: int, stream: Stream, room: DiskRoom) -> None:
         self.descriptor = descriptor
         self.stream = stream
         self.seen_bytes = 0
@@ -65,6 +72,7 @@ class OutputPump:
         self.dropped_bytes = 0
         self._cap_bytes = cap_bytes
         self._path = path
+        self._room = room
         self._file = -1
 
     def pump(self) -> bytes | None:
@@ -79,16 +87,13 @@ class OutputPump:
         return data
 
     def _keep(self, data: bytes) -> None:
-        room_bytes = self._cap_bytes - self.written_bytes
-        if self.dropped_bytes or room_bytes <= 0:
-            kept = 0
-        else:
-            kept = self._write(data[:room_bytes])
-            self.written_bytes += kept
+        part = b"" if self.dropped_bytes else data[: max(0, self._cap_bytes - self.written_bytes)]
+        kept = self._write(part) if part and self._room.take(len(part)) else 0
+        self.written_bytes += kept
         if kept == len(data):
             return
         if not self.dropped_bytes:
-            self._write(cut_notice(self.stream, self.written_bytes))
+            self._write(cut_notice(self.stream, self.written_bytes, disk_full=kept < len(part)))
         self.dropped_bytes += len(data) - kept
 
     def _write(self, data: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.host import Host
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.records import GOODBYE, MODE_NAMES
-from moorage.scheduler.core.state import AT_EXITED, Job, Replica, StandingOrder, Worker
+from moorage.scheduler.core.state import AT_EXITED, PLACED, Job, Replica, StandingOrder, Worker
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
@@ -90,7 +91,9 @@ def of_story(engine: Engine, found: Found, changes: list[Change], simulated: set
         "worker": ran[-1].worker if ran else "",
         "simulated": any(change.worker in simulated for change in ran),
         "code": _code(found.state, [(change.state, change.attempt, change.code or 0) for change in ran]),
-        "why": next((change.why for change in reversed(changes) if change.why), ""),
+        "why": next(
+            iter(standing_reasons((each.replica, each.state == "PLACED", each.why) for each in reversed(changes))), ""
+        ),
         "changes": msgspec.to_builtins(changes[-fit:]),
     }
     request = request_in(found)
@@ -196,9 +199,24 @@ def _code(over: str, on_workers: list[tuple[str, int, int]]) -> int | None:
 
 
 def _why(job: Job) -> str:
-    """The newest reason in its story; that its worker ended it when asked to says less than who asked."""
-    reasons = [row[8] for row in reversed(job.story) if row[8]]
+    """The newest reason that holds; that its worker ended it when asked to says less than who asked."""
+    reasons = standing_reasons((row[2], row[4] == PLACED, row[8]) for row in reversed(job.story))
     return next((why for why in reasons if why != ENDED_AS_ASKED), reasons[0] if reasons else "")
+
+
+def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]:
+    """Reasons in a story that still hold, newest first: one that came before a new attempt says nothing about that.
+
+    Of each transition: the replica (negative: the job), whether an attempt began with it, and the reason.
+    """
+    begun: set[int] = set()
+    reasons = []
+    for replica, begins, why in newest_first:
+        if begins:
+            begun.add(replica)
+        elif why and replica not in begun and not (begun and (replica < 0 or -1 in begun)):
+            reasons.append(why)
+    return reasons
 
 
 def _is_simulated(engine: Engine, job: Job) -> bool:

@@ -13,11 +13,17 @@ from moorage.scheduler.core.queries.explain import HOLDERS_MAX, NEVER_REASONS, R
 from moorage.scheduler.core.queries.relax import FIXES_MAX, Relaxer
 from moorage.scheduler.core.queries.remedies import remedies
 from moorage.scheduler.core.queries.trial import Trials
-from moorage.scheduler.core.queries.views import CONTENDED_AT, finished_row, held_by, summary
+from moorage.scheduler.core.queries.views import (
+    CONTENDED_AT,
+    finished_row,
+    held_by,
+    standing_reasons,
+    summary,
+)
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.shape import Shape
-from moorage.scheduler.core.state import QUEUED, Job, Replica
-from moorage.schemas.errors import Problem
+from moorage.scheduler.core.state import AVOID_MAX, PLACED, QUEUED, Job, Replica
+from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED
 from moorage.schemas.gpu import format_token
 from moorage.schemas.units import many
@@ -26,6 +32,8 @@ from moorage.schemas.units import many
 #: number, who has left memory is passed over, some 0.1 µs each
 COUNTED_MAX: Final = 512
 GLANCED_MAX: Final = 8_192
+#: how a refusal begins where the host could not start it: nobody else has claimed its GPUs
+START_FAILED: Final = "start-failed"
 #: reasons that no change of the request cures: somebody has to act, or a time to pass
 UNCURED = frozenset({"placing", "no-worker", "not-heard", "driver", "rules", "preempting", "backoff", "contended"})
 
@@ -88,13 +96,22 @@ def _reason(trials: Trials, found: Explanation, barred: frozenset[int], replica:
     if found.reason == "rules":
         data.update(_ruled_out(engine, shape, job.tenant))
     if found.reason == "placing" and replica.not_before > engine.state.time_ms:
-        data["reason"] = "contended" if replica.refusals >= CONTENDED_AT else "backoff"
+        data["reason"] = _pause_after(job, replica)
         data["means"] = REASONS[data["reason"]]
         data["starts_in_ms"] = replica.not_before - engine.state.time_ms
     last = _last_why(job)
     if "because" not in data and (last.startswith(ABOUT_THE_JOB) or data["reason"] in ("backoff", "contended")):
         data["because"] = last
     return data
+
+
+def _pause_after(job: Job, replica: Replica) -> str:
+    """Why it waits out a pause: of more workers that refuse it than a job remembers, some are asked again after one."""
+    last = _last_why(job)
+    if last.startswith(ABOUT_THE_JOB):
+        return "refused" if len(job.avoid) >= AVOID_MAX else "backoff"
+    claimed = replica.refusals >= CONTENDED_AT and not last.startswith(START_FAILED)
+    return "contended" if claimed else "backoff"
 
 
 def _in_line(trials: Trials) -> dict[str, Any]:
@@ -128,8 +145,9 @@ def _fixes(trials: Trials, reason: str) -> list[dict[str, Any]]:
 
 
 def _last_why(job: Job) -> str:
-    """The newest reason in its story; that something ended as it was told to is none."""
-    return next((row[8] for row in reversed(job.story) if row[8] not in ("", "end")), "")
+    """The newest reason in its story that holds; that something ended as it was told to is none."""
+    reasons = standing_reasons((row[2], row[4] == PLACED, row[8]) for row in reversed(job.story))
+    return next((why for why in reasons if why != ENDED_AS_ASKED), "")
 
 
 def _refusing(engine: Engine, job: Job) -> frozenset[int]:
