@@ -32,7 +32,7 @@ from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.leader_link import LeaderLink
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_claims import MemberClaims
 from moorage.worker.member_messages import (
     AnswerRefused,

@@ -19,7 +19,7 @@ from moorage.schemas.errors import MoorageError, Refused
 from moorage.schemas.frames import Look, RollCall
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.worker.agent import Agent
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 
 AGENTS_MAX: Final = 10_000
 #: messages that wait for the socket; beyond it new ones are dropped and counted: all of them are said again

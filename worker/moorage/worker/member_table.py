@@ -15,7 +15,7 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Fact, FactKind, Held, Place, Start
 from moorage.schemas.request_cache import RequestCache
 from moorage.worker.fact_outbox import FactOutbox
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import (
     HELD_PHASE,
     PHASES,

@@ -12,7 +12,7 @@ from typing import Any
 
 from moorage.schemas.errors import in_a_line
 from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
-from moorage.worker.leases.session import NEVER_S, LeaseSession
+from moorage.worker.lease_session import NEVER_S, LeaseSession
 from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,

@@ -32,7 +32,7 @@ from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.environment import lay_over, resolve_secrets
 from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
 from moorage.worker.settings import WorkerSettings
 
