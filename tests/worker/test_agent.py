@@ -274,6 +274,19 @@ async def test_frames_of_an_old_session_are_dropped(nats_url: str, unique: str, 
         assert agent.dropped["undecodable: invalid-argument"] == 2
 
 
+async def test_an_answer_to_nothing_that_was_asked_ends_no_agent(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        await w.leader.joined("w1")
+        join_n, refused = agent.members.session.join_n, encode(problem("internal", "made up"))
+        for question in ("submit", "renew"):
+            await w.leader.nc.publish(f"{w.host.inbox}.w1.{question}.{join_n}.last", refused)
+        await w.leader.nc.publish(f"{w.host.inbox}.w1.submit.{join_n}.1", refused)
+        await until(lambda: agent.dropped["answer-to-nothing"] == 3, what="all three dropped")
+        await w.leader.want("w1", place(name_of(), body()))
+        await w.leader.heard("w1", "freed", name_of())
+
+
 async def test_a_roll_call_is_answered_at_once(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path, renew_s=30, lease_s=90) as w:
         await w.add()

@@ -47,8 +47,12 @@ class OutputBounds(NamedTuple):
 class Output(NamedTuple):
     """The two files of a member: bytes on disk, and the newer one's time."""
 
-    bytes: int
-    mtime_s: float
+    bytes: int = 0
+    mtime_s: float = 0.0
+
+    def with_file(self, about: os.stat_result) -> Output:
+        """With one more file of the member."""
+        return Output(self.bytes + about.st_blocks * BLOCK_BYTES, max(self.mtime_s, about.st_mtime))
 
 
 class OutputKeeper:
@@ -77,10 +81,7 @@ class OutputKeeper:
                     about = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                before = found.get(matched[1], Output(0, 0.0))
-                found[matched[1]] = Output(
-                    before.bytes + about.st_blocks * BLOCK_BYTES, max(before.mtime_s, about.st_mtime)
-                )
+                found[matched[1]] = found.get(matched[1], Output()).with_file(about)
         return found
 
     def begin(self, scanned: dict[str, Output], living: Iterable[str]) -> None:
@@ -150,11 +151,8 @@ class OutputKeeper:
         doomed: dict[str, Output] = {}
         while self._finished:
             digest, (at, output) = next(iter(self._finished.items()))
-            if (
-                now - at <= bounds.keep_s
-                and total <= bounds.bytes_max
-                and len(self._finished) <= bounds.members_max
-            ):  # fmt: skip
+            fits = total <= bounds.bytes_max and len(self._finished) <= bounds.members_max
+            if fits and now - at <= bounds.keep_s:
                 break
             del self._finished[digest]
             total -= output.bytes
@@ -176,8 +174,7 @@ class OutputKeeper:
                 about = os.stat(self._folder / f"{digest}.{stream}", follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            before = found or Output(0, 0.0)
-            found = Output(before.bytes + about.st_blocks * BLOCK_BYTES, max(before.mtime_s, about.st_mtime))
+            found = (found or Output()).with_file(about)
         return found
 
     def _clear(self, doomed: dict[str, Output]) -> None:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
@@ -50,10 +51,9 @@ def become_subreaper() -> None:
         raise OSError(number, os.strerror(number))
 
 
-def boot_id() -> str:
-    """The machine's boot id: a new one after every boot."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
+def boot_id(root: Path = Path("/")) -> str:
+    """The kernel's random name of this boot (random(4)): one for all containers of a host."""
+    return (root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def boottime_s() -> float:
