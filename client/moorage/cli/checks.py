@@ -102,7 +102,7 @@ def _secrets() -> Check | None:
     """The folder that the settings name for a worker on this machine, as this user finds it; None where none is."""
     from moorage.cli.settings import the_file
     from moorage.schemas.settings import settle
-    from moorage.worker.environment import trouble_with_secrets
+    from moorage.worker.secret_files import trouble_with_secrets
     from moorage.worker.settings import SECTION, WorkerSettings
 
     try:

@@ -22,7 +22,6 @@ from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.environment import trouble_with_secrets
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, folder_machine, host_facts
@@ -35,6 +34,7 @@ from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
 from moorage.worker.output_keeper import OutputBounds
 from moorage.worker.policy import Policy
+from moorage.worker.secret_files import trouble_with_secrets
 from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"

@@ -29,11 +29,12 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
-from moorage.worker.environment import lay_over, resolve_secrets
+from moorage.worker.environment import lay_over
 from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
+from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
 
 #: a coroutine function, or a plain one for a thread; its result is bytes, text, what JSON can hold, or None

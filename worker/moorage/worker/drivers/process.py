@@ -24,7 +24,7 @@ from moorage.worker.drivers.base import (
     Living,
 )
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.environment import process_environment, resolve_secrets
+from moorage.worker.environment import process_environment
 from moorage.worker.member_messages import (
     Ended,
     MemberName,
@@ -36,6 +36,7 @@ from moorage.worker.member_messages import (
 )
 from moorage.worker.output_pages import read_page
 from moorage.worker.policy import Policy
+from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import SHUTS_DOWN, Event, Output, StartMember, Unproven
