@@ -20,7 +20,8 @@ from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.host import HostFacts
-from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
+from moorage.worker.inventory.simulated import SimulatedInventory
+from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.journal import Journal, MemoryJournal
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings

@@ -28,7 +28,8 @@ from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
 from moorage.schemas.errors import refuse
 from moorage.worker.agent import Agent
-from moorage.worker.drivers.handler import LABEL_PREFIX, Handler, HandlerDriver
+from moorage.worker.drivers.handler import LABEL_PREFIX, HandlerDriver
+from moorage.worker.drivers.handler_call import Handler
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.handler_context import HANDLER_NAME, HandlerContext
 from moorage.worker.handler_results import ResultStore

@@ -26,9 +26,10 @@ from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, folder_machine, host_facts
 from moorage.worker.inventory.machine import open_machine
-from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
+from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory
 from moorage.worker.inventory.simulated_faults import FILE_NAME as FAULTS_FILE
 from moorage.worker.inventory.simulated_faults import FaultFile
+from moorage.worker.inventory.simulated_hosts import load_hosts, simulated_hosts
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
