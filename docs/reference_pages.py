@@ -1,4 +1,4 @@
-"""The reference pages that are lists of what the code has: verbs, codes, states, settings, permissions, names of Python."""
+"""The reference pages that are lists of what the code has: verbs, codes, states, settings, permissions, Python."""
 
 from __future__ import annotations
 
