@@ -10,7 +10,6 @@ import os
 import platform
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -238,8 +237,10 @@ def _user(info: dict[str, Any]) -> Check:
 
 
 def _clock(info: dict[str, Any]) -> Check:
+    from moorage.bus.jetstream import wall_seconds
+
     try:
-        off_s = time.time() - datetime.fromisoformat(_microseconds(info["server"]["time"])).timestamp()
+        off_s = time.time() - wall_seconds(info["server"]["time"])
     except (KeyError, ValueError):
         return Check(
             "clock", "warn", "cannot be compared with the server's", "let this user publish on $SYS.REQ.USER.INFO"
@@ -249,12 +250,6 @@ def _clock(info: dict[str, Any]) -> Check:
         fix = "run chrony or ntpd: deadlines are told in wall time at a takeover"
         return Check("clock", "warn", f"{found}, more than {CLOCK_OFF_S_MAX:g} s", fix)
     return Check("clock", "ok", found)
-
-
-def _microseconds(stamp: str) -> str:
-    """An RFC 3339 time of Go, with nanoseconds, as `datetime` reads it."""
-    head, dot, rest = stamp.rstrip("Z").partition(".")
-    return f"{head}{dot}{rest[:6].ljust(6, '0') if dot else ''}+00:00"
 
 
 async def _jetstream(connection: Connection, context: Context) -> Check:
