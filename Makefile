@@ -88,10 +88,10 @@ mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 	$(BIN)/python -m tests.mutants $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
 
 bench: $(STAMP)  ## measure, and write bench/RESULTS.md
-	$(BIN)/python bench/run.py
+	$(BIN)/python -m bench.run
 
 bench-quick: $(STAMP)  ## one round of everything, written nowhere
-	$(BIN)/python bench/run.py --rounds 1 --dry
+	$(BIN)/python -m bench.run --rounds 1 --dry
 
 bench-core: $(STAMP)  ## the scheduler's CPU µs a job by step, no server; scaled for a busy machine; BEFORE=revision
 	$(BIN)/python bench/steps.py $(if $(BEFORE),--before $(BEFORE))

@@ -39,6 +39,12 @@ class Bound(NamedTuple):
     def _keeps(self, value: float, bound: float) -> bool:
         return value <= bound if self.at_most else value >= bound
 
+    @property
+    def asked(self) -> str:
+        """What must be, and what should: `≥ 6 / ≥ 12`."""
+        sign = "≤" if self.at_most else "≥"
+        return " / ".join(f"{sign} {number(bound)}" for bound in (self.must, self.goal) if bound is not None)
+
     def row(self) -> str:
         """Its line of the table."""
         book, sign, verdict = read(self.book), "≤" if self.at_most else "≥", self.verdict()
@@ -128,3 +134,8 @@ BOUNDS: Final = (
     _most("peers", "p50 ms: moorage, a process a job, 8 slots / HyperQueue, a process a job, 8 slots", 0.5),
     _least("peers", "jobs/s: moorage, a process a job, 8 slots / Slurm, a process a job, 8 slots", 10),
 )
+
+
+def bound_of(book: str, figure: str) -> Bound | None:
+    """The bound of a figure; None where none was set."""
+    return next((bound for bound in BOUNDS if (bound.book, bound.figure) == (book, figure)), None)

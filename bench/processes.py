@@ -42,9 +42,14 @@ def with_the_same_gifts(count: int) -> float:
 
             with open(f"{folder}/{number}", "wb") as output:
                 subprocess.run(
-                    COMMAND, check=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                    start_new_session=True, preexec_fn=gifts,
-                )  # fmt: skip
+                    COMMAND,
+                    check=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    preexec_fn=gifts,
+                )
             if group is not None:
                 group.rmdir()
         rate = count / (time.perf_counter() - began)

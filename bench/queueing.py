@@ -19,6 +19,7 @@ from bench import book
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.simulate.philly import CLUSTERS, HOST_GPUS, hosts_of, read_philly
 from moorage.scheduler.simulate.run import simulate
+from moorage.schemas.job import Request
 
 TRACE: Final = Path(__file__).parent / "traces" / "philly" / "philly_gavel_seed0.csv"
 HOUR_MS: Final = 3_600_000
@@ -146,20 +147,16 @@ def run(tasks: list[Task], gpus: int, start: Start) -> Waits:
 def ours(cluster: str, config: Config) -> Waits:
     """The production core on the same jobs."""
     done = simulate(cluster, hosts_of(CLUSTERS[cluster]), list(read_philly(TRACE, cluster)), config, {})
-    pairs = []
-    for each in done.runs:
-        request = each.job.request
-        count = request.effective_gpu.count if request.effective_gpu is not None else 0
-        pairs.append((count * request.replicas, each.started_ms - each.job.at_ms))
-    return waits_of(pairs)
+    return waits_of([(gpus_of(each.job.request), each.started_ms - each.job.at_ms) for each in done.runs])
 
 
 def tasks_of(cluster: str) -> list[Task]:
-    found = []
-    for job in read_philly(TRACE, cluster):
-        gpu = job.request.effective_gpu
-        found.append(Task(job.at_ms, job.runs_ms, (gpu.count if gpu is not None else 0) * job.request.replicas))
-    return found
+    return [Task(job.at_ms, job.runs_ms, gpus_of(job.request)) for job in read_philly(TRACE, cluster)]
+
+
+def gpus_of(request: Request) -> int:
+    gpu = request.effective_gpu
+    return gpu.count * request.replicas if gpu is not None else 0
 
 
 def main() -> int:

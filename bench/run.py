@@ -17,14 +17,12 @@ from pathlib import Path
 
 import uvloop
 
+from bench import book, processes, scale, sdk
+from bench.callers import BODY, Callers, quantile
+from bench.stack import stack
+from moorage.client import AsyncClient
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from bench import book, processes, scale, sdk  # noqa: E402
-from bench.callers import Callers, quantile  # noqa: E402
-from bench.stack import stack  # noqa: E402
-from moorage.client import AsyncClient  # noqa: E402
-
 Figures = dict[str, float]
 
 SATURATE = 40_000
@@ -112,8 +110,6 @@ async def durable() -> Figures:
 
 async def queued() -> Figures:
     """100,000 jobs that wait (for a model that nobody has): the scheduler's memory, and then the rate beside them."""
-    from bench.callers import BODY
-
     async with stack("256x8xH100") as it:
         empty = it.rss_mib("scheduler")
         waiting = await Callers.open(it, BODY.replace(b'"H100"', b'"B300"'))

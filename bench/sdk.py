@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final, Literal, TypedDict
 
 from bench.callers import Callers
 from bench.stack import SUBJECTS, Stack, stack
 from moorage.client import AsyncClient
 from moorage.client.feed import CROWD
 from moorage.schemas.gpu import GpuSpec
-from moorage.schemas.job import Resources
+from moorage.schemas.job import Resources, Secret
 
 Figures = dict[str, float]
 
@@ -36,16 +37,29 @@ FOLLOWED_WARM = 4
 FLOOD_BYTES = 320 * 1024 * 1024
 FLOOD_FRAME_BYTES = 512 * 1024
 
-#: the request of `bench.callers.BODY`, in the SDK's words
-ASKS = {
-    "gpu": GpuSpec(model=["H100"], min_memory_mib=70_000),
-    "driver": "noop",
-    "env": {"SEED": "7", "BATCH": "8"},
-    "timeout_s": 3600.0,
-    "resources": Resources(1000, 1024),
-    "retries": 2,
-    "labels": {"team": "a"},
-}
+
+class Asks(TypedDict):
+    """What a request asks for, in the SDK's words."""
+
+    gpu: GpuSpec
+    driver: str
+    env: dict[str, str | Secret]
+    timeout_s: float
+    resources: Resources
+    retries: int
+    labels: dict[str, str]
+
+
+#: the request of `bench.callers.BODY`
+ASKS: Final = Asks(
+    gpu=GpuSpec(model=["H100"], min_memory_mib=70_000),
+    driver="noop",
+    env={"SEED": "7", "BATCH": "8"},
+    timeout_s=3600.0,
+    resources=Resources(1000, 1024),
+    retries=2,
+    labels={"team": "a"},
+)
 
 
 async def closed_loop(moorage: AsyncClient, jobs: int, in_flight: int) -> None:
@@ -56,7 +70,7 @@ async def closed_loop(moorage: AsyncClient, jobs: int, in_flight: int) -> None:
         nonlocal left
         while left > 0:
             left -= 1
-            await moorage.submit((), events="tenant", **ASKS)  # type: ignore[arg-type]
+            await moorage.submit((), events="tenant", **ASKS)
 
     await asyncio.gather(*(caller() for _ in range(in_flight)))
 
@@ -88,9 +102,9 @@ async def sdk_callers() -> Figures:
 async def batches() -> Figures:
     """`submit_many` of 10,000 and `wait` for all of them."""
     async with stack(FLEET) as it, AsyncClient(it.url, tenant="batches", timeout=60.0) as moorage:
-        await moorage.wait(await moorage.submit_many([()] * 2000, events="tenant", **ASKS))  # type: ignore[arg-type]
+        await moorage.wait(await moorage.submit_many([()] * 2000, events="tenant", **ASKS))
         began = time.monotonic()
-        jobs = await moorage.submit_many([()] * BATCH, events="tenant", **ASKS)  # type: ignore[arg-type]
+        jobs = await moorage.submit_many([()] * BATCH, events="tenant", **ASKS)
         answered = time.monotonic()
         results = await moorage.wait(jobs, timeout=120)
         took = time.monotonic() - began
@@ -118,8 +132,8 @@ async def followers() -> Figures:
             async def caller() -> None:
                 while left:
                     key = left.pop()
-                    events = "job" if FOLLOWED_JOBS - len(left) <= own else "tenant"
-                    await moorage.submit((), key=key, events=events, **ASKS)  # type: ignore[arg-type]
+                    events: Literal["job", "tenant"] = "job" if FOLLOWED_JOBS - len(left) <= own else "tenant"
+                    await moorage.submit((), key=key, events=events, **ASKS)
 
             await asyncio.gather(*(caller() for _ in range(CALLERS)))
             await bare.until_ended(already + FOLLOWED_JOBS)

@@ -1,18 +1,22 @@
-"""The reference pages that are lists of what the code has: verbs, codes, permissions, the Python API."""
+"""The reference pages that are lists of what the code has: verbs, codes, states, settings, permissions, Python."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+from pathlib import Path
 from typing import Final
 
 import moorage.client
 from moorage.cli.console import EXIT_CODES
 from moorage.cli.lookup import FIXES, ends, error_codes, reasons
 from moorage.cli.main import VERBS, main
+from moorage.cli.settings import sections
+from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.schemas.job import TRANSITIONS
 from moorage.schemas.roles import OPERATOR_READS, ROLES, names
+from moorage.schemas.settings import Setting, declared, shown
 from moorage.schemas.subjects import Subjects
 
 #: what a replica in this state is doing, for who reads the story of a job
@@ -151,6 +155,31 @@ def permissions() -> str:
         for verb, which in (("publishes", writes), ("hears", reads)):
             parts += [f"| {verb} | `{row.subject}` | {row.kind} | {row.what} |\n" for row in which]
     return "".join(parts)
+
+
+def settings() -> str:
+    """Every setting with its default and what is allowed, by section."""
+    lines = [Path(__file__).with_name("settings.head.md").read_text()]
+    for name, struct in sections().items():
+        lines.append(f"\n## `[{name}]`\n\n| key | what it is | default | allowed |\n| --- | --- | --- | --- |\n")
+        for one in declared(name, struct).values():
+            default = shown(one, one.default)
+            if name == "scheduler" and one.key in CLUSTER_DEFAULTS:
+                default += f" ({shown(one, CLUSTER_DEFAULTS[one.key])} with replicas)"
+            row = (f"`{one.key}`", " ".join([one.help, *_named_otherwise(name, one)]), default, one.allowed)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
+    return "".join(lines)
+
+
+def _named_otherwise(section: str, one: Setting) -> list[str]:
+    """The variable and the flag where they are not as the head of the page says."""
+    variable, flag = f"MOORAGE_{section}_{one.key}".upper(), f"--{one.key.replace('_', '-')}"
+    return [
+        *([f"Variable `{one.env}`."] if one.env and one.env != variable else []),
+        *(["No variable."] if not one.env else []),
+        *([f"Flag `{one.flag}`."] if one.flag and one.flag != flag else []),
+        *(["No flag."] if not one.flag else []),
+    ]
 
 
 def python_api() -> str:

@@ -25,6 +25,7 @@ from typing import Final
 import numpy
 
 from bench import book
+from bench.bounds import bound_of
 from bench.placement.openb import NO_PEERS, NOBODY, fleet_of, request_of
 from moorage.scheduler.core.fleet import Fleet
 from moorage.scheduler.core.host import Host
@@ -41,9 +42,6 @@ GANG: Final = 64
 #: arrivals between two looks at whether a fleet still fills
 LOOK_EVERY: Final = 2_000
 SEED: Final = 42
-#: fleet -> mean and p99 that must be kept, and that are aimed at, µs
-WANTED: Final = {"1213": (50, 200, 25, 100), "10000": (150, 500, 70, 250), "tenants": (150, 500, 80, 220)}
-MEMORY_MIB_MAX: Final = 100
 
 
 @dataclass
@@ -203,10 +201,12 @@ COLUMNS: Final = """| fleet | full % | mean µs | p50 | p99 | must | goal | take
 def row(name: str, cost: Cost) -> str:
     ranks = sorted(cost.choose)
     p50, p99 = ranks[len(ranks) // 2], ranks[len(ranks) * 99 // 100]
-    mean_must, p99_must, mean_goal, p99_goal = WANTED[name]
+    bounds = [bound_of("decisions", f"{name}, {what}, µs") for what in ("mean", "p99")]
+    must = " / ".join(f"{bound.must:g}" for bound in bounds if bound is not None)
+    goal = " / ".join(f"{bound.goal:g}" for bound in bounds if bound is not None and bound.goal is not None)
     return (
         f"| {name} | {cost.full_percent:.1f} | {statistics.fmean(ranks):.1f} | {p50:.1f} | {p99:.1f} | "
-        f"{mean_must} / {p99_must} | {mean_goal} / {p99_goal} | {statistics.fmean(cost.take):.1f} | "
+        f"{must} | {goal} | {statistics.fmean(cost.take):.1f} | "
         f"{statistics.fmean(cost.give):.1f} | {statistics.fmean(cost.gang or [0]):.1f} | "
         f"{100 * cost.failed / len(ranks):.1f} | {cost.memory_mib:.1f} |"
     )
@@ -228,7 +228,7 @@ def figures_of(name: str, cost: Cost) -> dict[str, list[float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decisions", type=int, default=4000, help="measured; as many before to warm up")
-    parser.add_argument("--only", nargs="*", choices=list(WANTED), help="some fleets alone; writes no page")
+    parser.add_argument("--only", nargs="*", choices=list(fleets()), help="some fleets alone; writes no page")
     parser.add_argument("--ranker", default="fragments", choices=list(RANKERS))
     options = parser.parse_args()
     busy = book.busy_percent()

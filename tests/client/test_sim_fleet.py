@@ -36,7 +36,7 @@ from moorage.client import (
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
 from moorage.schemas.job import STATES
-from moorage.worker.drivers.handler import Handler
+from moorage.worker.drivers.handler_call import Handler
 from moorage.worker.handler_context import HandlerContext
 from tests.waiting import until
 

@@ -18,7 +18,8 @@ from moorage.scheduler.core.state import IS_TERMINAL
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
 from moorage.schemas.job import TERMINAL
-from tests.scheduler.driving import Driving, Worker
+from tests.scheduler.driving import Driving
+from tests.scheduler.honest_worker import Worker
 
 LEASE_MS: Final = 20_000
 RENEW_MS: Final = 2_000

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.placement import relatives, run
+from bench.placement import page, relatives, run
 from bench.placement.draws import Source, drawn
 from bench.placement.openb import Outcome
 from moorage.scheduler.simulate.openb import node_list, read_hosts
@@ -27,13 +26,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def published() -> Iterator[dict[tuple[str, str], dict[int, float]]]:
-    run.found_published.clear()
-    yield run.found_published
-    run.found_published.clear()
-
-
 def options(folder: Path, keep: Path | None = None) -> argparse.Namespace:
     return argparse.Namespace(traces=folder, seeds=2, policies=["best-fit"], until=100, processes=1, keep=keep)
 
@@ -45,22 +37,20 @@ def outcomes(*allocated: float) -> list[Outcome]:
 def test_a_run_that_was_cut_off_goes_on_with_what_is_kept(folder: Path, tmp_path: Path) -> None:
     given = options(folder, tmp_path / "keep")
     jobs = run.jobs_of(given, ["few"])
-    first: run.Found = {}
+    first: page.Found = {}
     assert run.run_all(jobs[:-1], given, first) == 0
-    again: run.Found = {}
+    again: page.Found = {}
     assert run.run_all(jobs, given, again) == len(jobs) - 1
     assert again["best-fit", "few", True] == first["best-fit", "few", True]
-    assert [outcome.seed for outcome in again[run.OURS, "few", False]] == [42, 43]
+    assert [outcome.seed for outcome in again[page.OURS, "few", False]] == [42, 43]
     (folder / "openb_pod_list_few.csv").write_text(PODS.replace("300", "350"))
     assert run.run_all(jobs[:1], given, {}) == 0  # other traces, other outcomes
 
 
-def test_each_run_stands_beside_the_published_one_of_its_seed(
-    published: dict[tuple[str, str], dict[int, float]],
-) -> None:
-    published["few", "BestFit"] = {42: 90.0, 43: 90.5, 44: 10.0}
-    found: run.Found = {("best-fit", "few", True): outcomes(90.004, 90.7)}
-    assert run.reproduced(found, ["few"], ["best-fit"])[-1] == "| few | 90.35 / 90.25 (1) |"
+def test_each_run_stands_beside_the_published_one_of_its_seed() -> None:
+    published: page.Published = {("few", "BestFit"): {42: 90.0, 43: 90.5, 44: 10.0}}
+    found: page.Found = {("best-fit", "few", True): outcomes(90.004, 90.7)}
+    assert page.reproduced(found, published, ["few"], ["best-fit"])[-1] == "| few | 90.35 / 90.25 (1) |"
 
 
 def test_numbers_are_those_of_go() -> None:
@@ -91,6 +81,6 @@ def test_tasks_come_in_the_order_of_the_published_runs() -> None:
     ],
 )
 def test_a_classic_policy_allocates_what_the_published_run_did(name: str, policy: str) -> None:
-    outcome = run.one((str(run.TRACES), name, policy, 43, True, run.AT))
-    said = run.published(run.TRACES)[name, run.PUBLISHED[policy]][43]
-    assert outcome.allocated[run.AT] == pytest.approx(said, abs=run.SAME_POINTS)
+    outcome = run.one((str(run.TRACES), name, policy, 43, True, page.AT))
+    said = page.read_published(run.TRACES)[name, page.PUBLISHED[policy]][43]
+    assert outcome.allocated[page.AT] == pytest.approx(said, abs=page.SAME_POINTS)

@@ -10,7 +10,8 @@ import pytest
 from moorage.scheduler.core.lifecycle.lending import Lending
 from moorage.scheduler.core.queries import views
 from moorage.schemas.frames import Device, Goodbye, Hello, Join
-from tests.scheduler.driving import H100, Driving, Worker
+from tests.scheduler.driving import H100, Driving
+from tests.scheduler.honest_worker import Worker
 
 
 def gpu(number: int, index: int = 0) -> Device:

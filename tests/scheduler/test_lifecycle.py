@@ -9,8 +9,9 @@ import pytest
 from moorage.scheduler.core.lifecycle.transitions import backoff_ms, is_address
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.records import Op, decode_record
-from moorage.schemas.frames import Fact, FactFrame, FactKind
+from moorage.schemas.frames import Fact, FactFrame, FactKind, Place
 from tests.scheduler.driving import Driving
+from tests.scheduler.honest_worker import HeldMember
 
 
 def alone(stage: str = "PLACED", **fields: object) -> Driving:
@@ -428,11 +429,8 @@ def place_frame(drive: Driving) -> None:
     """Let the worker really hold what the ledger placed there, its facts withheld by the partition."""
     worker = drive.workers["w0"]
     member = drive.member("j")
-    from moorage.schemas.frames import Place
-    from tests.scheduler.driving import Held1
-
     place = Place("t", "j", 0, member.attempt, member.fence, [0], "exclusive", False, drive.job("j").body)
-    worker.held[member.key] = Held1(place, "running", True)
+    worker.held[member.key] = HeldMember(place, "running", True)
 
 
 @pytest.mark.parametrize("how", ["without it", "finished", "cancelled", "deadline"])

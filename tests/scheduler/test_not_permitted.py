@@ -17,7 +17,8 @@ from moorage.scheduler.core.queries.explain import REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.state import AVOID_MAX
 from moorage.schemas.frames import CANNOT_RUN, NOT_PERMITTED
-from tests.scheduler.driving import Driving, Worker
+from tests.scheduler.driving import Driving
+from tests.scheduler.honest_worker import Worker
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver process on this worker"
 

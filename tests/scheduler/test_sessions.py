@@ -12,7 +12,8 @@ from moorage.scheduler.core.lifecycle import sessions
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.records import Act, decode_record
 from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
-from tests.scheduler.driving import H100, Driving, Worker, devices
+from tests.scheduler.driving import H100, Driving
+from tests.scheduler.honest_worker import Worker, devices
 
 
 def held(drive: Driving, job: str, replica: int = 0, phase: str = "running") -> Held:

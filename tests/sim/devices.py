@@ -84,5 +84,5 @@ class MachineInventory(SimulatedInventory):
         return is_free(self._reading(slot), BASELINE_MIB) and await super().memory_is_free(slot)
 
     def _reading(self, slot: int) -> SlotReading:
-        kept_mib = USED_MIB * bool(self._memory.left(self.host.devices[slot].uuid))
+        kept_mib = USED_MIB if self._memory.left(self.host.devices[slot].uuid) else 0
         return SlotReading(memory_used_mib=BASELINE_MIB + kept_mib)

@@ -43,7 +43,7 @@ from moorage.worker.agent import Agent
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.host import HostFacts
-from moorage.worker.inventory.simulated import simulated_hosts
+from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.settings import WorkerSettings
 from tests.sim.accidents import REORDER_MS, Accidents
 from tests.sim.callers import Callers

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Fact, FactAck, Joined, Place, Start, Wanted
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import (
     Claims,
     Command,

@@ -20,7 +20,8 @@ from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.host import HostFacts
-from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
+from moorage.worker.inventory.simulated import SimulatedInventory
+from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.journal import Journal, MemoryJournal
 from moorage.worker.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
@@ -272,6 +273,19 @@ async def test_frames_of_an_old_session_are_dropped(nats_url: str, unique: str, 
         assert seat.kinds(name_of("old")) == []
         assert agent.members.dropped["other-session"] == 1
         assert agent.dropped["undecodable: invalid-argument"] == 2
+
+
+async def test_an_answer_to_nothing_that_was_asked_ends_no_agent(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add()
+        await w.leader.joined("w1")
+        join_n, refused = agent.members.session.join_n, encode(problem("internal", "made up"))
+        for question in ("submit", "renew"):
+            await w.leader.nc.publish(f"{w.host.inbox}.w1.{question}.{join_n}.last", refused)
+        await w.leader.nc.publish(f"{w.host.inbox}.w1.submit.{join_n}.1", refused)
+        await until(lambda: agent.dropped["answer-to-nothing"] == 3, what="all three dropped")
+        await w.leader.want("w1", place(name_of(), body()))
+        await w.leader.heard("w1", "freed", name_of())
 
 
 async def test_a_roll_call_is_answered_at_once(nats_url: str, unique: str, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from moorage.schemas.frames import Finding
 from moorage.worker.inspection import FINDINGS_MAX, inspect
 from moorage.worker.inventory.base import FREE_TOLERANCE_MIB, DeviceProcess, SlotReading
 from moorage.worker.inventory.nvml import open_nvml
-from moorage.worker.inventory.simulated import BASELINE_MIB, SimulatedInventory, simulated_hosts
+from moorage.worker.inventory.simulated import BASELINE_MIB, SimulatedInventory
+from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.pool import GpuPool
 from tests.worker.test_inventory_nvml import Board, PlayedNvml
 

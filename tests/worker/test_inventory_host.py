@@ -10,13 +10,13 @@ import pytest
 
 from moorage.worker.inventory.host import (
     FOLDER_FILE,
-    boot_id,
     cpu_milli,
     folder_machine,
     host_facts,
     machine_id,
     memory_mib,
 )
+from moorage.worker.proctree import boot_id
 
 RAW = "0123456789abcdef0123456789abcdef"
 GIB = 1024**3

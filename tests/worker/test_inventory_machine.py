@@ -9,7 +9,8 @@ import pytest
 from moorage.worker.inventory.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
 from moorage.worker.inventory.none import NoInventory
 from moorage.worker.inventory.nvml import NvmlUnavailable
-from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
+from moorage.worker.inventory.simulated import SimulatedInventory
+from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.pool import GpuPool
 from tests.worker.made_up_sys import MIB, MadeUpMachine
 from tests.worker.test_inventory_nvml import Board, PlayedNvml, pynvml

@@ -10,15 +10,8 @@ import pytest
 
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.none import NoInventory
-from moorage.worker.inventory.simulated import (
-    BASELINE_MIB,
-    HOSTS_MAX,
-    MODELS,
-    SimulatedInventory,
-    load_hosts,
-    openb_hosts,
-    simulated_hosts,
-)
+from moorage.worker.inventory.simulated import BASELINE_MIB, SimulatedInventory
+from moorage.worker.inventory.simulated_hosts import HOSTS_MAX, MODELS, load_hosts, openb_hosts, simulated_hosts
 from moorage.worker.pool import GpuPool
 
 OPENB = Path(__file__).parents[2] / "client/moorage/cli/openb"

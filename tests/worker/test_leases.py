@@ -20,7 +20,8 @@ import moorage
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
 from moorage.worker.inventory.base import DeviceProcess, SlotReading
-from moorage.worker.inventory.simulated import SimulatedInventory, simulated_hosts
+from moorage.worker.inventory.simulated import SimulatedInventory
+from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.leases import returning
 from moorage.worker.leases import server as lease_server
 from moorage.worker.leases.client import LeaseRefused, borrow, recall

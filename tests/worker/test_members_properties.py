@@ -30,7 +30,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.worker.journal import MemoryJournal
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,

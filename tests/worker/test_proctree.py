@@ -107,9 +107,9 @@ def test_marks_are_found_in_every_process_of_a_member(tree: tuple[subprocess.Pop
     marks = marks_of({"MOORAGE_JOB": "tree", "MOORAGE_FENCE": str(os.getpid()), "PATH": "x"})
     assert marks == (b"MOORAGE_JOB=tree", f"MOORAGE_FENCE={os.getpid()}".encode())
     others = (b"MOORAGE_JOB=tree", b"MOORAGE_FENCE=0")
-    scan = scan_marks([marks, others, ()], os.geteuid())
-    assert sorted(process.pid for process in scan.marked[0]) == sorted(pids)
-    assert set(scan.marked) == {0}
+    scan = scan_marks({"marks": marks, "others": others, "none": ()}, os.geteuid())
+    assert sorted(process.pid for process in scan.marked["marks"]) == sorted(pids)
+    assert set(scan.marked) == {"marks"}
     assert set(pids) <= {process.pid for process in scan.others}
 
 
@@ -120,7 +120,7 @@ def test_an_empty_environment_is_told_as_unreadable() -> None:
         deadline_s = time.monotonic() + 30
         while read_environ(process.pid) != frozenset():
             assert time.monotonic() < deadline_s
-        scan = scan_marks([(b"MOORAGE_JOB=x",)], os.geteuid())
+        scan = scan_marks({"x": (b"MOORAGE_JOB=x",)}, os.geteuid())
         assert process.pid in {found.pid for found in scan.unreadable}
     finally:
         process.kill()

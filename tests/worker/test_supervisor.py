@@ -19,7 +19,6 @@ import pytest
 import moorage
 from moorage.worker.proctree import STATE_MARK, boottime_s, children, read_process
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorRefused, SupervisorUnavailable
-from moorage.worker.supervisor.main import EXIT_HELD, state_mark
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import (
     SOCKET_NAME,
@@ -28,6 +27,7 @@ from moorage.worker.supervisor.protocol import (
     Output,
     StartMember,
 )
+from moorage.worker.supervisor.state_folder import EXIT_HELD, state_mark
 from tests.worker.supervisor_rig import (
     SHELL_PATH,
     WAIT_S,

@@ -15,8 +15,8 @@ from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.proctree import STATE_MARK, boottime_s, children, read_environ, scan_marks
 from moorage.worker.supervisor.client import Supervised, SupervisorRefused, SupervisorUnavailable
 from moorage.worker.supervisor.journal import Journal, Running, Starting, read_journal
-from moorage.worker.supervisor.main import state_mark
 from moorage.worker.supervisor.protocol import JOURNAL_NAME, PROTOCOL, EndMember, Hello, StartMember
+from moorage.worker.supervisor.state_folder import state_mark
 from tests.worker.supervisor_rig import Rig, lives, poll, rig_at, run, sh
 
 WAIT_TURNS = 1000
@@ -92,7 +92,7 @@ def test_a_journal_of_the_release_before_takes_nobody_elses_process_for_its_own(
             left = Starting(key="a", boot_id=boot, boottime_s=boottime_s() - 1.0, cgroup="", marks=marks)
             # the pid of its main process is used again, by the other's member
             Journal(old / JOURNAL_NAME, [left, Running(key="a", pid=started.pid)]).close()
-            assert scan_marks([marks], os.geteuid()).marked == {}
+            assert scan_marks({"a": marks}, os.geteuid()).marked == {}
             async with rig_at(old, "--no-cgroup") as one:
                 unclear = await settled(one)
                 assert not {started.pid, child, *children(two.client.identity.pid)} & set(unclear)

@@ -14,10 +14,11 @@ import pytest
 
 from moorage.worker.cgroup import CgroupBase, CgroupFolder
 from moorage.worker.proctree import read_process
-from moorage.worker.supervisor import compiled
+from moorage.worker.supervisor import compiled_launcher
 from moorage.worker.supervisor import launcher as launcher_file
+from moorage.worker.supervisor.child import StartRefused, judge
+from moorage.worker.supervisor.launcher_client import CONFIRMATION, Launcher, LauncherGone
 from moorage.worker.supervisor.protocol import StartMember
-from moorage.worker.supervisor.spawn import CONFIRMATION, Launcher, LauncherGone, StartRefused, judge
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 #: no assembly, as on other machines; and a kernel that does not know clone3, as under some seccomp filters
@@ -31,7 +32,7 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     if request.param in BUILDS:
         program = str(tmp_path / "launcher")
         flags = ["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", *BUILDS[request.param]]
-        subprocess.run(["cc", *flags, "-o", program, compiled.SOURCE], check=True)
+        subprocess.run(["cc", *flags, "-o", program, compiled_launcher.SOURCE], check=True)
     if request.param == "clone":
         source = Path(launcher_file.__file__).read_text()
         older = tmp_path / "launcher.py"

@@ -30,10 +30,11 @@ from moorage.bus.jetstream_answers import (
     read_done,
     read_get,
     read_info,
+    wall_seconds,
 )
 from moorage.bus.transport import STATUS_HEADER, Delivery, Transport
 
-__all__ = ["Ack", "JetStream", "JsError", "StoredMessage", "StreamInfo"]
+__all__ = ["Ack", "JetStream", "JsError", "StoredMessage", "StreamInfo", "wall_seconds"]
 
 API_TIMEOUT_S: Final = 10.0
 APPEND_TIMEOUT_S: Final = 5.0

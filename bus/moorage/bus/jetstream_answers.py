@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -21,12 +22,22 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
     duplicate: bool = False
 
 
+def wall_seconds(rfc3339: str) -> float:
+    """A time stamp of the server's as Unix time."""
+    return datetime.fromisoformat(rfc3339).timestamp()
+
+
 class JsError(msgspec.Struct, frozen=True, gc=False):
     """The server's refusal. Not proof that nothing was stored: see `err_code` in the ledger's rules."""
 
     code: int
     err_code: int = 0
     description: str = ""
+
+    @property
+    def nobody_listens(self) -> bool:
+        """Whether no stream takes the subject: NATS's own "no responders", and no code of JetStream's."""
+        return self.code == 503 and not self.err_code
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):

@@ -10,7 +10,6 @@ import os
 import platform
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -112,7 +111,7 @@ def _secrets() -> Check | None:
     """The folder that the settings name for a worker on this machine, as this user finds it; None where none is."""
     from moorage.cli.settings import the_file
     from moorage.schemas.settings import settle
-    from moorage.worker.environment import trouble_with_secrets
+    from moorage.worker.secret_files import trouble_with_secrets
     from moorage.worker.settings import SECTION, WorkerSettings
 
     try:
@@ -249,10 +248,12 @@ def _user(info: dict[str, Any]) -> Check:
 
 
 def _clock(info: dict[str, Any]) -> Check:
+    from moorage.bus.jetstream import wall_seconds
+
     if not info:
         return Check("clock", "ok", "not compared: this user may not ask for the server's, and a scheduler does")
     try:
-        off_s = time.time() - datetime.fromisoformat(_microseconds(info["server"]["time"])).timestamp()
+        off_s = time.time() - wall_seconds(info["server"]["time"])
     except (KeyError, ValueError):
         fix = "run chrony or ntpd on both: a scheduler's log tells of a clock that is off"
         return Check("clock", "warn", "cannot be compared with the server's, which does not say its time", fix)
@@ -261,12 +262,6 @@ def _clock(info: dict[str, Any]) -> Check:
         fix = "run chrony or ntpd: deadlines are told in wall time at a takeover"
         return Check("clock", "warn", f"{found}, more than {CLOCK_OFF_S_MAX:g} s", fix)
     return Check("clock", "ok", found)
-
-
-def _microseconds(stamp: str) -> str:
-    """An RFC 3339 time of Go, with nanoseconds, as `datetime` reads it."""
-    head, dot, rest = stamp.rstrip("Z").partition(".")
-    return f"{head}{dot}{rest[:6].ljust(6, '0') if dot else ''}+00:00"
 
 
 async def _jetstream(connection: Connection, context: Context) -> Check:

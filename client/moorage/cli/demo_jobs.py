@@ -14,7 +14,8 @@ import msgspec
 
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import model_matches
-from moorage.worker.inventory.simulated import MODELS, SimulatedHost, openb_hosts
+from moorage.worker.inventory.simulated import SimulatedHost
+from moorage.worker.inventory.simulated_hosts import MODELS, openb_hosts
 
 DATA: Final = Path(__file__).resolve().parent / "openb"
 GANG_RANKS: Final = 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -15,6 +14,7 @@ from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, ordinal, utc
 from moorage.cli.screen import Screen
 from moorage.cli.selectors import LISTED, ask_each, one_id
+from moorage.client.target import find_tenant
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FleetFrame
@@ -51,7 +51,8 @@ def explain(
 ) -> int:
     """Why a job waits, or what a code means."""
     if len(what) == 1 and (code := code_of(what[0])) is not None:
-        text = f"{code.code}: {code.means}" + (f" (fault: {code.fault})" * bool(code.fault))
+        fault = f" (fault: {code.fault})" if code.fault else ""
+        text = f"{code.code}: {code.means}{fault}"
         return guarded(options, lambda: None if options.shown(frame(code), [frame(code)]) else tell(text))
 
     async def work(client: AsyncClient) -> int | None:
@@ -233,5 +234,5 @@ def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
     if "tenant" not in data:
         return f"fix: starts now with: {fix['say']}   {words}"
     tenant = data["tenant"]
-    of = "" if tenant == (os.environ.get("MOORAGE_TENANT") or "default") else f" --tenant {tenant}"
+    of = "" if tenant == find_tenant() else f" --tenant {tenant}"
     return f"fix: starts now with: {fix['say']}: moorage submit --instead-of {data['job']}{of} {words}"

@@ -96,7 +96,7 @@ def _hosts(fleet: str | None) -> list[SimHost]:
     from moorage.client.errors import rejected
     from moorage.scheduler.simulate.openb_jobs import openb_hosts
     from moorage.scheduler.simulate.trace import SimHost
-    from moorage.worker.inventory.simulated import load_hosts, simulated_hosts
+    from moorage.worker.inventory.simulated_hosts import load_hosts, simulated_hosts
 
     if fleet is None:
         raise rejected("invalid-argument", "no hosts to simulate", next="say which: --fleet 24x8xT4")

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from moorage.client.asking import decode_accepted, decode_act, decode_batch, done
 from moorage.client.batches import frames_of
-from moorage.client.connected import (
-    Connected,
-    data_of,
-)
+from moorage.client.connected import Connected, data_of
 from moorage.client.errors import BatchRejected, rejected
 from moorage.client.values import Duration, Fields, seconds, who
 from moorage.schemas.codec import encode
@@ -63,7 +60,7 @@ class AsyncClient(Connected):
         call keep. Unless `events` says otherwise, the job's events are in the tenant's frames only until somebody
         follows it. Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
-        if not isinstance(what, Request) and not (isinstance(what, Mapping) and "events" in what):
+        if not _says_events(what):
             fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
         return await self._submit(*self._requests.encoded(what, gpu, key, fields))
 
@@ -111,7 +108,7 @@ class AsyncClient(Connected):
         """
         from moorage.client.running import run
 
-        if self.crowded and not isinstance(what, Request) and not (isinstance(what, Mapping) and "events" in what):
+        if self.crowded and not _says_events(what):
             fields.setdefault("events", "tenant")
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
         return await run(self, self.request(what, gpu, key, fields), timeout_s)
@@ -345,3 +342,8 @@ class AsyncClient(Connected):
 
         async for frame in fleet_frames(self):
             yield frame
+
+
+def _says_events(what: What) -> bool:
+    """Whether a request says by itself on which subjects its events are."""
+    return isinstance(what, Request) or (isinstance(what, Mapping) and "events" in what)

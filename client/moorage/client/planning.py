@@ -44,7 +44,7 @@ def _added(add: str | None) -> list[dict[str, Any]]:
     """Hosts alike in one entry, with how many there are."""
     if add is None:
         return []
-    from moorage.worker.inventory.simulated import simulated_hosts
+    from moorage.worker.inventory.simulated_hosts import simulated_hosts
 
     try:
         hosts = simulated_hosts(add, "add", ADDED_MAX)

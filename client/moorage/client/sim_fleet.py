@@ -39,13 +39,15 @@ from moorage.scheduler.service import Scheduler
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.base import Driver
-from moorage.worker.drivers.handler import LABEL_PREFIX, Handler, HandlerDriver
+from moorage.worker.drivers.handler import LABEL_PREFIX, HandlerDriver
+from moorage.worker.drivers.handler_call import Handler
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.handler_context import HANDLER_NAME
 from moorage.worker.handler_results import ResultStore
 from moorage.worker.inventory.host import HostFacts
-from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, simulated_hosts
+from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory
+from moorage.worker.inventory.simulated_hosts import simulated_hosts
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.settings import WorkerSettings
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
 OVERLOADED_TRIES_MAX: Final = 50
+#: between two of these tries, where the worker does not say how long
+OVERLOADED_WAIT_S: Final = 0.2
 STREAMS: Final[tuple[Literal["out", "err"], ...]] = ("out", "err")
 #: bytes of an average line, to guess where a tail begins; if its lines are longer, earlier pages are read as well
 TAIL_LINE_BYTES: Final = 1024
@@ -59,14 +61,15 @@ async def read_page(
     arguments: dict[str, Any] = {"job": job, "replica": replica, "stream": stream, "offset": offset, "limit": limit}
     if attempt is not None:
         arguments["attempt"] = attempt
-    for left in reversed(range(OVERLOADED_TRIES_MAX)):
+    tries = 0
+    while True:
         try:
             return msgspec.convert(await client.read("logs", arguments), LogPage)
         except Overloaded as busy:
-            if not left:
+            tries += 1
+            if tries == OVERLOADED_TRIES_MAX:
                 raise
-            await asyncio.sleep(busy.problem.retry_after_s or 0.2)
-    raise AssertionError("unreachable")
+            await asyncio.sleep(busy.problem.retry_after_s or OVERLOADED_WAIT_S)
 
 
 def piece_of(page: LogPage) -> Piece:
@@ -141,14 +144,12 @@ class Joiner:
                 at = self._at[key] = piece.offset
         behind = piece.behind
         if at > piece.offset and at < behind:
-            if (
-                len(_bytes_of(piece)) != behind - piece.offset
-            ):  # its text was decoded with replacements: read the bytes from the worker
+            if len(_bytes_of(piece)) == behind - piece.offset:
+                piece = _from(piece, at)
+            else:  # its text was decoded with replacements: read the bytes from the worker
                 async for before in self._up_to(key, behind):
                     yield before
                 at = self._at.get(key, at)
-            else:
-                piece = _from(piece, at)
         if behind > at or (piece.end and behind == at):
             self._at[key] = behind
             if behind == at:

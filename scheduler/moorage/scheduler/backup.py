@@ -24,7 +24,7 @@ from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Ledger
-from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.queue_reader import QueueReader, read_through
 from moorage.scheduler.snapshots import Snapshots, recover
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.release import RELEASE
@@ -230,7 +230,7 @@ async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) 
 
 async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> int:
     """The cursors are sequences of the request queue: it must be theirs (0), or a new one that begins behind them."""
-    through = max((max(t.submit_cursor, t.cancel_cursor) for t in state.tenants.values()), default=0)
+    through = read_through(state)
     info = await _info(world, subjects.request_stream)
     if info is not None and info.last_seq >= through:
         return 0

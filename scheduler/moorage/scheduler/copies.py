@@ -44,8 +44,10 @@ class Copies:
             log.warning(
                 "copies of the ledger that are not kept up: %d of %d; see to nats-server %s (one whose disk was full is"
                 " to be started again): without more than half of them nothing is accepted",
-                len(lacking), self._replicas, ", ".join(sorted(lacking)),
-            )  # fmt: skip
+                len(lacking),
+                self._replicas,
+                ", ".join(sorted(lacking)),
+            )
         else:
             log.info("all %d copies of the ledger are kept up", self._replicas)
 

@@ -11,17 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from moorage.bus.errors import BusError
-from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage
+from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Submit
 from moorage.scheduler.intake import cancel_of
-from moorage.scheduler.ledger import microseconds
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, Refused, problem, refuse
 from moorage.schemas.frames import Accepted, Answer
@@ -104,7 +102,7 @@ class DeadLetters:
                 log.warning("request %d of %s is refused: %s", message.seq, tenant, why.message)
                 return True
             trouble = answer.description
-            if (answer.code, answer.err_code) == (503, 0):  # no such stream, any more
+            if answer.nobody_listens:  # no such stream, any more
                 keep_s = self._engine.config.dead_letters_keep
                 await DeadLetters.ensure(self._js, self._subjects, self._replicas, keep_s)
         except BusError as error:
@@ -222,14 +220,13 @@ class DeadLetters:
 
 def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
     """A letter in a list: what it was and why it is here."""
-    stored = datetime.fromisoformat(microseconds(message.stored_at))
     return {
         "sequence": message.seq,
         "tenant": letter.subject.split(".")[-2],
         "verb": letter.subject.rpartition(".")[2],
         "subject": letter.subject,
         "queued": letter.sequence,
-        "time_ms": int(stored.timestamp() * 1000),
+        "time_ms": int(wall_seconds(message.stored_at) * 1000),
         "job": _job_of(letter),
         "code": letter.problem.code,
         "message": letter.problem.message,

@@ -20,10 +20,11 @@ from moorage.scheduler.core.effects.outputs import Message
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queries.explain import NEVER_REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.state import QUEUED, Job
+from moorage.scheduler.core.state import Job
 from moorage.scheduler.question_queue import RoundRobin, overloaded
 from moorage.scheduler.whatif.child import FAILED, Children
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
+from moorage.scheduler.whatif.future import waits
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
 from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import explain_decode_error
@@ -48,8 +49,10 @@ _NO_ESTIMATE: Final = NEVER_REASONS | {"held", "not-heard", "closed", "sick"}
 
 
 class _Followed(NamedTuple):
+    """A job whose followers hear of changes: until when, and what they were told last."""
+
     until_ms: int
-    told: tuple[Any, ...]
+    gist: tuple[Any, ...]
     starts_at_ms: int  # ledger time of the start that was told; 0 for none
 
 
@@ -74,7 +77,7 @@ class Foresight:
         self.children = Children() if forks else None
         self._forecast: Forecast | None = None
         self._asked: RoundRobin[tuple[str, str, str, bool]] | None = None  # those that wait for the forecast under way
-        self._telling: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
         self._submits_from_s = 0.0
         engine.output_writer.explain_waiting = self.at_submit
@@ -84,21 +87,21 @@ class Foresight:
     def explain(self, tenant: str, job: str, reply: str, json: bool) -> Problem | None:
         """Answer at once, or with the next forecast where it waits for what runs."""
         found = self._engine.state.job(tenant, job)
-        if found is not None and self._waits(found):
+        if found is not None and waits(found):
             self._follow(tenant, job)
             if self._wants_forecast(found) and self._forecast_is_coming():
                 assert self._asked is not None
                 return None if not reply or self._asked.put(tenant, (tenant, job, reply, json)) else overloaded(tenant)
-        self._tell(tenant, job, reply, json)
+        self._answer_explain(tenant, job, reply, json)
         return None
 
-    def _tell(self, tenant: str, job: str, reply: str, json: bool) -> None:
-        def told() -> Any:
+    def _answer_explain(self, tenant: str, job: str, reply: str, json: bool) -> None:
+        def explanation() -> Any:
             data = self.explained(tenant, job)
-            self._told((tenant, job), data)
+            self._note_explained((tenant, job), data)
             return data
 
-        self._answer(told, reply, json)
+        self._answer(explanation, reply, json)
 
     def explained(self, tenant: str, job: str, *, fixes: bool = True) -> Any:
         """What `explain` answers: with the start that the last forecast knows."""
@@ -121,9 +124,6 @@ class Foresight:
             band["p90_ms"] = max(band["p50_ms"], start.p90_ms - passed)
         return {"starts": {**band, "runs": start.runs}}
 
-    def _waits(self, job: Job) -> bool:
-        return any(replica.state == QUEUED for replica in job.replicas)
-
     def _wants_forecast(self, job: Job) -> bool:
         if self.children is None:
             return False
@@ -139,26 +139,26 @@ class Foresight:
         assert self.children is not None
         if self._asked is None:
             engine, now_ms = self._engine, self._now_ms()
-            if not self.children.ask(lambda: forecast(engine, now_ms), self._foresaw):
+            if not self.children.ask(lambda: forecast(engine, now_ms), self._forecast_is_there):
                 return False
             self._asked = RoundRobin()
         return True
 
-    def _foresaw(self, answer: bytes | None) -> None:
+    def _forecast_is_there(self, answer: bytes | None) -> None:
         waiting, self._asked = self._asked, None
         if answer:
             self._forecast = decode_forecast(answer)
         if waiting is not None and waiting.size:
-            task = asyncio.get_running_loop().create_task(self._tell_all(waiting))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            task = asyncio.get_running_loop().create_task(self._answer_all(waiting))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
 
-    async def _tell_all(self, waiting: RoundRobin[tuple[str, str, str, bool]]) -> None:
+    async def _answer_all(self, waiting: RoundRobin[tuple[str, str, str, bool]]) -> None:
         """Each takes ms, and there may be thousands: the others have their turns of the loop in between."""
         while waiting.size:
             ends = time.monotonic() + question_queue.QUESTIONS_S
             while waiting.size:
-                self._tell(*waiting.take())
+                self._answer_explain(*waiting.take())
                 if time.monotonic() >= ends:
                     break
             await asyncio.sleep(0)
@@ -174,16 +174,16 @@ class Foresight:
             raise refuse("unknown-verb", "plan needs a scheduler in a process of its own", found="plan")
         engine, now_ms = self._engine, self._now_ms()
 
-        def told(answer: bytes | None) -> None:
+        def planned(answer: bytes | None) -> None:
             found: Any = problem("overloaded", "the plan took too long", retry_after_s=1.0)
             if answer == FAILED:
                 found = problem("internal", "moorage failed on this question")
             elif answer is not None:
-                planned = decode_planned(answer)
-                found = Answer("plan", planned.ledger, msgspec.to_builtins(planned))
+                plan_of = decode_planned(answer)
+                found = Answer("plan", plan_of.ledger, msgspec.to_builtins(plan_of))
             self._plain(reply, found, json)
 
-        if not self.children.ask(lambda: plan(engine, now_ms, tenant, question), told):
+        if not self.children.ask(lambda: plan(engine, now_ms, tenant, question), planned):
             why = "too many plans are under way, or the scheduler's machine has no room for another process"
             raise refuse("overloaded", why, retry_after_s=1.0)
 
@@ -219,11 +219,11 @@ class Foresight:
             self._followed.popitem(last=False)
         self._followed[key] = known._replace(until_ms=self._now_ms() + FOLLOWED_MS)
 
-    def _told(self, key: tuple[str, str], data: Any) -> None:
+    def _note_explained(self, key: tuple[str, str], data: Any) -> None:
         """Whoever asked knows this: unless something else was told before, what differs from it is news."""
         followed = self._followed.get(key)
-        if followed is not None and not followed.told and isinstance(data, dict) and "reason" in data:
-            self._followed[key] = followed._replace(told=_gist(data), starts_at_ms=_starts_at_ms(data, self._now_ms()))
+        if followed is not None and not followed.gist and isinstance(data, dict) and "reason" in data:
+            self._followed[key] = followed._replace(gist=_gist(data), starts_at_ms=_starts_at_ms(data, self._now_ms()))
 
     async def run(self) -> None:
         """Tell the followers of jobs that wait when the reason, the place or the estimate has changed."""
@@ -238,24 +238,24 @@ class Foresight:
         for key in list(self._followed)[:FOLLOWED_AT_ONCE]:
             followed = self._followed.pop(key)
             job = state.job(*key)
-            if job is None or now_ms > followed.until_ms or not self._waits(job):
+            if job is None or now_ms > followed.until_ms or not waits(job):
                 continue
             if self._wants_forecast(job):
                 self._forecast_is_coming()
             data = self._unasked(*key, fixes=False)
             if data is None:  # it is followed no more
                 continue
-            told, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
-            if followed.told and (told != followed.told or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
+            gist, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
+            if followed.gist and (gist != followed.gist or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
                 event = Event(job.tenant, job.name, job.rev, job.state, state.seq, waiting=self._unasked(*key))
                 messages.append((self._engine.subjects.event(*key), encode(event), ""))
-            elif followed.told:
+            elif followed.gist:
                 starts_at_ms = followed.starts_at_ms
-            self._followed[key] = _Followed(followed.until_ms, told, starts_at_ms)
+            self._followed[key] = _Followed(followed.until_ms, gist, starts_at_ms)
         return messages
 
     def close(self) -> None:
-        for task in self._telling:
+        for task in self._answering:
             task.cancel()
         if self.children is not None:
             self.children.close()

@@ -186,7 +186,7 @@ class History:
     async def _publish(self, tenant: str, packing: Packing) -> None:
         answer = await self._js.append(self._subjects.history(tenant), packing.frame())
         if not isinstance(answer, Ack):
-            if answer.code == 503:  # no such stream, any more
+            if answer.nobody_listens:  # no such stream, any more
                 await self.ensure()
             raise JetStreamRefused(
                 f"append to the history of {tenant}", answer.code, answer.err_code, answer.description

@@ -10,20 +10,18 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from moorage.bus.errors import BusError, JetStreamRefused
-from moorage.bus.jetstream import JetStream, StoredMessage
+from moorage.bus.jetstream import JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.effects.outputs import accepted, changes_since, fitting
 from moorage.scheduler.core.effects.story import Found, Frame, changes_in, read_frame
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.finished import job_key
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.state import Job
-from moorage.scheduler.ledger import microseconds
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request
@@ -250,7 +248,7 @@ class HistoryReader:
         jobs: dict[str, list[Found]] = {}
         for found in frame.jobs:
             jobs.setdefault(found.job, []).append(found)
-        return Read(frame, jobs, int(datetime.fromisoformat(microseconds(message.stored_at)).timestamp() * 1000))
+        return Read(frame, jobs, int(wall_seconds(message.stored_at) * 1000))
 
     async def _message(self, seq: int) -> StoredMessage:
         """By direct get, and where a replica lags from the stream's leader."""

@@ -240,7 +240,7 @@ class _Array:
         """Raises `Refused`."""
         self.bodies = split_array(delivery.data)
         if not 1 <= len(self.bodies) <= BATCH_MAX:
-            raise refuse("invalid-argument", "a batch must hold 1..10000 requests", found=len(self.bodies))
+            raise refuse("invalid-argument", f"a batch must hold 1..{BATCH_MAX} requests", found=len(self.bodies))
         self.tenant = tenant
         self.delivery = delivery
         self.trace = trace

@@ -9,11 +9,10 @@ record is stored (ledger-rules H1 to H6).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import re
 import time
-from collections.abc import AsyncIterator
-from datetime import datetime
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 from moorage.bus.errors import BusError, Disconnected, JetStreamRefused, RequestTimeout, StreamGap
@@ -30,6 +29,7 @@ from moorage.bus.jetstream import (
     JsError,
     StoredMessage,
     StreamInfo,
+    wall_seconds,
 )
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
@@ -43,6 +43,9 @@ from moorage.schemas.subjects import Subjects
 log = logging.getLogger("moorage.ledger")
 #: a wall clock that is further from the server's is reported in the log
 CLOCK_OFF_S_MAX: Final = 5.0
+#: a look at the end that came while no server led the stream is never answered: the append is sent again after this.
+#: Ten seconds of waiting took a third of a lease from every worker of a cluster, long after the servers were back.
+READ_BACK_PATIENCE_S: Final = 2.0
 
 
 class Deposed(Exception):
@@ -65,11 +68,6 @@ class LedgerOlder(LedgerBroken):
 
 class LedgerGap(LedgerBroken):
     """Records were purged before they were read; a newer snapshot contains them (ledger-rules H22)."""
-
-
-#: a look at the end that came while no server led the stream is never answered: the append is sent again after this.
-#: Ten seconds of waiting took a third of a lease from every worker of a cluster, long after the servers were back.
-READ_BACK_PATIENCE_S: Final = 2.0
 
 
 class Ledger:
@@ -112,7 +110,7 @@ class Ledger:
     def note_server_clock(self, info: StreamInfo) -> None:
         """Remember how far the server's wall clock is from ours: stream information carries its time."""
         if info.now:
-            self._server_ahead_s = _seconds(info.now) - time.monotonic()
+            self._server_ahead_s = wall_seconds(info.now) - time.monotonic()
 
     def server_s(self) -> float:
         """Wall seconds by the server that was asked last; by this machine if no server said its time."""
@@ -148,15 +146,11 @@ class Ledger:
             )
         if info.last_seq == state.seq:
             return 0
-        try:
+        with _reading(state):
             async for message in self._js.read_range(stream, from_seq=state.seq + 1, to_seq=info.last_seq):
                 count += self.fold_message(state, message)
                 if message.seq % 200 == 0:
                     await asyncio.sleep(0)
-        except StreamGap as gap:
-            raise LedgerGap(f"the ledger has a hole behind record {state.seq}: {gap}") from None
-        except FoldError as error:
-            raise LedgerBroken(str(error)) from None
         return count
 
     async def fold_range(self, state: State, through: int) -> AsyncIterator[tuple[int, Record, Folded]]:
@@ -164,19 +158,14 @@ class Ledger:
 
         Raises `LedgerGap`, `LedgerBroken`.
         """
-        try:
-            async for message in self._js.read_range(
-                self._subjects.ledger_stream, from_seq=state.seq + 1, to_seq=through
-            ):
+        stream = self._subjects.ledger_stream
+        with _reading(state):
+            async for message in self._js.read_range(stream, from_seq=state.seq + 1, to_seq=through):
                 record = self._decode(message)
                 if record is None or record.epoch < state.epoch:
                     self._skip(state, message)
                     continue
                 yield message.seq, record, fold(state, record, message.seq)
-        except StreamGap as gap:
-            raise LedgerGap(f"the ledger has a hole behind record {state.seq}: {gap}") from None
-        except FoldError as error:
-            raise LedgerBroken(str(error)) from None
 
     async def silent_for(self, state: State) -> float:
         """Seconds since the last record was stored, by the server's wall clock.
@@ -186,7 +175,7 @@ class Ledger:
         message = await self._js.get_message(self._subjects.ledger_stream, state.seq)
         if message is None:
             return 0.0
-        return self.server_s() - _seconds(message.stored_at)
+        return self.server_s() - wall_seconds(message.stored_at)
 
     async def named_snapshots(self) -> list[tuple[str, int, str]]:
         """Name, sequence and digest of the last two valid snapshots, newest first.
@@ -422,6 +411,17 @@ class Ledger:
             raise Deposed(f"ledger {begun} stands in the place of {state.ledger_id}")
 
 
+@contextlib.contextmanager
+def _reading(state: State) -> Iterator[None]:
+    """What stands in the way of folding on is a matter of the ledger. Raises `LedgerGap`, `LedgerBroken`."""
+    try:
+        yield
+    except StreamGap as gap:
+        raise LedgerGap(f"the ledger has a hole behind record {state.seq}: {gap}") from None
+    except FoldError as error:
+        raise LedgerBroken(str(error)) from None
+
+
 def _words_of(answer: JsError | BusError) -> str:
     """An answer that is no acknowledgement, for the log."""
     if isinstance(answer, JsError):
@@ -439,12 +439,3 @@ def _trouble_of(answer: JsError | BusError) -> str:
 def _is_headless(error: BusError) -> bool:
     """Whether a read was not served as no server leads the stream, or the cluster itself: then nobody may answer."""
     return not isinstance(error, JetStreamRefused) or error.servers_missing
-
-
-def _seconds(rfc3339: str) -> float:
-    return datetime.fromisoformat(microseconds(rfc3339)).timestamp()
-
-
-def microseconds(rfc3339: str) -> str:
-    """A time stamp of the server's, cut to the six fractional digits that `datetime` can read."""
-    return re.sub(r"(\.\d{6})\d+", r"\1", rfc3339).replace("Z", "+00:00")

@@ -205,8 +205,10 @@ def _evidence(record: Record) -> dict[tuple[int, int], dict[str, Any]]:
             if len(current) == 3:
                 together, known, left = current
                 found[(steps[at + 1], steps[at + 2])] = {
-                    "workers_known": known, "free_left": left, "placed_together": together,
-                }  # fmt: skip
+                    "workers_known": known,
+                    "free_left": left,
+                    "placed_together": together,
+                }
     return found
 
 

@@ -109,25 +109,10 @@ class Questions:
             # only while we surely lead: an old leader would plan with another ledger's state
             self._ask(verb, partial(self.foresight.plan, tenant, arguments, reply, json), reply, json)
             return
-        job = arguments.get("job")
-        answer: Callable[[], Any]
         if verb == "ls":
-            answer = partial(views.ls, engine, tenant, arguments)
+            self._ask(verb, partial(views.ls, engine, tenant, arguments), reply, json)
         elif verb in ("show", "explain", "history"):
-            if not isinstance(job, str):
-                raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job)
-            if verb == "show":
-                follow = arguments.get("events") != "tenant"
-                answer = partial(self._history.show, tenant, job, reply, json, follow=follow)
-            elif verb == "history":
-                check_page(arguments)
-                answer = partial(self._history.history, tenant, arguments, reply, json)
-            else:
-                answer = partial(self.foresight.explain, tenant, job, reply, json)
-            if engine.state.job(tenant, job) is None:
-                # "unknown job" may only be said once a record was acknowledged after the question came
-                self._ask_behind_a_record(verb, answer, reply, json)
-                return
+            self._about_a_job(tenant, verb, arguments, reply, json)
         else:
             raise refuse(
                 "unknown-verb",
@@ -135,7 +120,25 @@ class Questions:
                 found=verb,
                 allowed="show, ls, explain, plan, history, logs",
             )
-        self._ask(verb, answer, reply, json)
+
+    def _about_a_job(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
+        job = arguments.get("job")
+        if not isinstance(job, str):
+            raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job)
+        answer: Callable[[], Any]
+        if verb == "show":
+            follow = arguments.get("events") != "tenant"
+            answer = partial(self._history.show, tenant, job, reply, json, follow=follow)
+        elif verb == "history":
+            check_page(arguments)
+            answer = partial(self._history.history, tenant, arguments, reply, json)
+        else:
+            answer = partial(self.foresight.explain, tenant, job, reply, json)
+        if self._engine.state.job(tenant, job) is None:
+            # "unknown job" may only be said once a record was acknowledged after the question came
+            self._ask_behind_a_record(verb, answer, reply, json)
+        else:
+            self._ask(verb, answer, reply, json)
 
     def _logs(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         """Ask the worker that keeps the output, in a task of its own."""

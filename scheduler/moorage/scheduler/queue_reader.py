@@ -21,6 +21,7 @@ from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, QueueRead, Submit
+from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.intake import cancel_of
 from moorage.schemas.codec import Decoder
@@ -54,11 +55,16 @@ _decode_refusal: Final = Decoder[Problem](Problem)
 _decode_cancel: Final = Decoder[dict[str, Any]](dict[str, Any], 4096)
 
 
+def read_through(state: State) -> int:
+    """The highest cursor that the ledger holds: all of the stream up to it was read, or is nobody's."""
+    return max((max(row.submit_cursor, row.cancel_cursor) for row in state.tenants.values()), default=0)
+
+
 class QueueReader:
     """Reads every tenant's queue from its cursor, in turn. `wake` is called when something was offered."""
 
     def __init__(
-        self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int = 1
+        self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int
     ) -> None:
         self._js = jetstream
         self._subjects = subjects
@@ -183,8 +189,8 @@ class QueueReader:
             await asyncio.sleep(wait_s)
 
     def _read_through(self) -> int:
-        """The highest of all cursors."""
-        return max((self._cursor(*key) for key in self._cursors()), default=0)
+        """The highest of all cursors, those that no record holds yet with them."""
+        return max((read_through(self._engine.state), *self._read.values()))
 
     def _cursors(self) -> set[tuple[str, str]]:
         """Whose queues have been read, in this reign or before."""

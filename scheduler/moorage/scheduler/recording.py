@@ -54,9 +54,16 @@ FRAME_BYTES_MAX: Final = 1 << 31
 _REIGN: Final = b"\x97\xa5reign"
 #: what the core and the decoders raise for input that no leader has written
 _DAMAGED: Final = (
-    LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError, Refused, BadSnapshot,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    RuntimeError,
+    Refused,
+    BadSnapshot,
     msgspec.MsgspecError,
-)  # fmt: skip
+)
 #: a frame's length, and enough of its body to recognize it
 _HEAD_BYTES: Final = 6
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -156,7 +156,10 @@ class Reign:
 
     def answer_now(self, reply: str, payload: bytes) -> None:
         """Send an answer that needs no record (a refusal, a question) at once, also while an append is in flight."""
-        self._now.append((reply, payload))
+        self._send_soon([(reply, payload)])
+
+    def _send_soon(self, messages: list[tuple[str, bytes]]) -> None:
+        self._now += messages
         if self._sending_now is None:
             self._sending_now = self._loop.create_task(self._send_now())
 
@@ -308,9 +311,7 @@ class Reign:
 
     def say(self, messages: list[Message]) -> None:
         """Send messages that nobody waits for."""
-        self._now += [(subject, payload) for subject, payload, _ in messages]
-        if self._sending_now is None:
-            self._sending_now = self._loop.create_task(self._send_now())
+        self._send_soon([(subject, payload) for subject, payload, _ in messages])
 
     def figures(self) -> dict[str, Any]:
         """What the answer to `fleet` has in addition to the fleet."""

@@ -26,7 +26,6 @@ async def retry_unanswered(make: Callable[[], Awaitable[T]]) -> T:
 
     Raises what the last call raised.
     """
-
     is_told = False
 
     def tell(tried: RetryCallState) -> None:

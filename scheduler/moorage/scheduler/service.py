@@ -23,7 +23,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.state import State
 from moorage.scheduler.dead_letters import DeadLetters
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken, LedgerGap, LedgerOlder
-from moorage.scheduler.queue_reader import QueueReader
+from moorage.scheduler.queue_reader import QueueReader, read_through
 from moorage.scheduler.recording import Recorder
 from moorage.scheduler.reign import Reign, monotonic_ms
 from moorage.scheduler.reminders import Reminders
@@ -71,11 +71,11 @@ class Scheduler:
         self.config = config or Config()
         self.subjects = subjects or Subjects()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
-        self._world = world
-        self._replicas = replicas
-        self._leader = secrets.randbits(62)
-        self._js = JetStream(world)
-        self.ledger = Ledger(JetStream(ledger_world), self.subjects, self._leader, replicas=replicas)
+        self.world = world
+        self.replicas = replicas
+        self.leader = secrets.randbits(62)
+        self.world_js = JetStream(world)
+        self.ledger = Ledger(JetStream(ledger_world), self.subjects, self.leader, replicas=replicas)
         self.snapshots = Snapshots(JetStream(ledger_world), self.subjects, replicas)
         self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
         self.standings = Standings(world, self.subjects, self.name, self.config)
@@ -99,8 +99,8 @@ class Scheduler:
 
     async def _make_streams(self) -> None:
         """Create the other streams, or check them."""
-        await QueueReader.ensure(self._js, self.subjects, self._replicas, self._first_request)
-        await DeadLetters.ensure(self._js, self.subjects, self._replicas, self.config.dead_letters_keep)
+        await QueueReader.ensure(self.world_js, self.subjects, self.replicas, self._first_request)
+        await DeadLetters.ensure(self.world_js, self.subjects, self.replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
 
     async def _first_request(self) -> int:
@@ -110,7 +110,7 @@ class Scheduler:
         await self.snapshots.ensure()
         state = await recover(self.ledger, self.snapshots)
         await self.ledger.follow(state)
-        return 1 + max((max(t.submit_cursor, t.cancel_cursor) for t in state.tenants.values()), default=0)
+        return 1 + read_through(state)
 
     async def _run(self) -> None:
         self._is_new = await self.ledger.ensure() == 0
@@ -235,19 +235,3 @@ class Scheduler:
             finally:
                 await reign.close()
         return True
-
-    @property
-    def replicas(self) -> int:
-        return self._replicas
-
-    @property
-    def world(self) -> Connection:
-        return self._world
-
-    @property
-    def world_js(self) -> JetStream:
-        return self._js
-
-    @property
-    def leader(self) -> int:
-        return self._leader

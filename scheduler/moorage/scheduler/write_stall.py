@@ -31,10 +31,6 @@ GONE_NEXT: Final = (
     "the ledger was deleted or purged: stop every scheduler, and bring the nats-server's folder back, or say"
     " `moorage admin restore FILE --replace` with the last backup"
 )
-#: why an append failed that had no server to go to
-NOT_CONNECTED: Final = "it is not connected to the nats-server"
-
-
 #: the same where nobody leads a stream of several copies: it is the servers that are missing, and not their room
 HEADLESS_NEXT: Final = (
     "see which of the nats-servers that hold the ledger's copies do not run, or do not reach the others: more than half"
@@ -45,6 +41,8 @@ ROOM_NEXT: Final = (
     "look at the disk (and max_file_store) and the log of the nats-server that holds the ledger, and start it again"
     " once there is room"
 )
+#: why an append failed that had no server to go to
+NOT_CONNECTED: Final = "it is not connected to the nats-server"
 
 
 class AppendProgress:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.schemas.codec import Decoder
@@ -32,10 +33,11 @@ from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.leader_link import LeaderLink
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_claims import MemberClaims
 from moorage.worker.member_messages import (
     AnswerRefused,
+    AnswerVerb,
     Claims,
     Command,
     Draining,
@@ -81,17 +83,28 @@ from moorage.worker.throttled_log import ThrottledLog
 
 #: with more events than this in the queue, frames of the leader are dropped and counted (it sends them again)
 QUEUE_MAX: Final = 65_536
+#: subjects of output that are kept ready; beyond it all are made anew
+LOG_SUBJECTS_MAX: Final = 4096
 _TICK: Final = Tick()
 
 log = logging.getLogger("moorage.worker")
 _TURN_OVER: Final = TurnOver()
 
 _decode_wanted: Final = Decoder[Wanted](Wanted)
+_NUMBER: Final = re.compile(r"[0-9]{1,15}")
 _decode_answer: Final[dict[str, Callable[[bytes], object]]] = {
     "join": Decoder[Joined | Problem](Joined | Problem),
     "renew": Decoder[Renewed | Problem](Renewed | Problem),
     "fact": Decoder[FactAck | Problem](FactAck | Problem),
 }
+
+
+class _Answer(NamedTuple):
+    """The leader's answer to our frame `number`, not decoded yet."""
+
+    verb: AnswerVerb
+    number: int
+    payload: bytes
 
 
 class Host(Protocol):
@@ -283,18 +296,19 @@ class Agent:
             self.dropped["queue-full"] += 1
         elif join_n != str(self.members.session.join_n):
             self.dropped["answer-of-another-session"] += 1
+        elif verb not in _decode_answer or not _NUMBER.fullmatch(number):
+            self.dropped["answer-to-nothing"] += 1  # nobody who hears our inbox's name may end the agent with it
         else:
-            self.enqueue((verb, number, delivery.data))
+            self.enqueue(_Answer(cast(AnswerVerb, verb), int(number), delivery.data))
 
     def _event_of(self, item: object) -> object | None:
         """Decode an item of the queue; None for what is no valid frame."""
         try:
             if type(item) is Delivery:
                 return _decode_wanted(item.data)
-            if type(item) is tuple:
-                verb, number, data = item
-                answer: object = _decode_answer[verb](data)
-                return AnswerRefused(verb, int(number), answer) if type(answer) is Problem else answer
+            if type(item) is _Answer:
+                answer = _decode_answer[item.verb](item.payload)
+                return AnswerRefused(item.verb, item.number, answer) if type(answer) is Problem else answer
         except Refused as refused:
             self.dropped[f"undecodable: {refused.code}"] += 1
             return None
@@ -484,7 +498,7 @@ class Agent:
         base = name[:3]
         subject = self._log_subjects.get(base)
         if subject is None:
-            if len(self._log_subjects) > 4096:
+            if len(self._log_subjects) > LOG_SUBJECTS_MAX:
                 self._log_subjects.clear()
             subject = self._log_subjects[base] = self.subjects.log(*base)
         self.host.post(subject, payload)

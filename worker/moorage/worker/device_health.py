@@ -6,7 +6,8 @@ while is `probation_s` and doubles with every failure within a day, up to a day,
 ever longer. A failure that only a reset cures waits for one: the next boot of the machine starts the probation, and so
 does nothing else but an operator's word, which ends it at once.
 
-What must survive a restart of the agent is in `Record`s, which the shell keeps; times are seconds of CLOCK_BOOTTIME.
+What must survive a restart of the agent is in `DeviceRecord`s, which the shell keeps; times are seconds of
+CLOCK_BOOTTIME.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FORGET_S: Final = 86400.0
 UNRESPONSIVE_S: Final = 30.0
 
 
-class Record(msgspec.Struct, omit_defaults=True):
+class DeviceRecord(msgspec.Struct, omit_defaults=True):
     """One device's past. `failed_s` -1: it has not failed, or was told to be well."""
 
     kind: str = ""
@@ -62,13 +63,13 @@ class DeviceHealth:
         *,
         boot: str,
         now: float,
-        past: dict[str, Record] | None = None,
+        past: dict[str, DeviceRecord] | None = None,
         past_boot: str = "",
         probation_s: float = PROBATION_S,
     ) -> None:
         self._ids = [f"{device.vendor}/{device.uuid or device.index}" for device in devices]
-        self._records = [(past or {}).get(name) or Record() for name in self._ids]
-        self._now: list[Fault | None] = [None] * len(devices)
+        self._records = [(past or {}).get(name) or DeviceRecord() for name in self._ids]
+        self._faults: list[Fault | None] = [None] * len(devices)
         self._silent_s = [-1.0] * len(devices)
         self._probation_s = probation_s
         self.boot = boot
@@ -78,7 +79,7 @@ class DeviceHealth:
             for record in self._records:
                 self._booted(record, now)
 
-    def _booted(self, record: Record, now: float) -> None:
+    def _booted(self, record: DeviceRecord, now: float) -> None:
         """The machine was reset: its clock began anew, and error counters with it."""
         record.errors = 0
         if record.failed_s >= 0:
@@ -105,7 +106,7 @@ class DeviceHealth:
         elif now - self._silent_s[slot] >= UNRESPONSIVE_S:
             faults += (Fault("unresponsive", Gravity.FAILED, "the GPU does not answer"),)
         worst = gravest(faults)
-        self._now[slot] = worst
+        self._faults[slot] = worst
         if worst is not None and worst.gravity >= Gravity.FAILED:
             self.happened(slot, worst, now)
         elif record.failed_s >= 0 and record.clean_s < 0 and worst is None and reading.health != "unresponsive":
@@ -137,7 +138,7 @@ class DeviceHealth:
             return
         over_s = record.clean_s + self.probation_of(slot)
         if record.clean_s >= 0 and not record.needs_reset and now >= max(over_s, record.failed_s + FORGET_S):
-            self._records[slot] = Record(errors=record.errors)
+            self._records[slot] = DeviceRecord(errors=record.errors)
             self.changed = True
 
     # ------------------------------------------------------------------------------------------- what is made of it
@@ -148,7 +149,7 @@ class DeviceHealth:
         return min(PROBATION_S_MAX, self._probation_s * float(1 << min(flaps, 16)))
 
     def verdict(self, slot: int, now: float) -> Verdict:
-        record, fault = self._records[slot], self._now[slot]
+        record, fault = self._records[slot], self._faults[slot]
         if record.failed_s >= 0:
             if record.clean_s < 0 or record.needs_reset:
                 return Verdict(record.kind, record.detail, ends=True, recorded=True)
@@ -170,14 +171,14 @@ class DeviceHealth:
         self.well_n = n
         known = [slot for slot in slots if 0 <= slot < len(self._records)]
         for slot in known:
-            self._records[slot] = Record(errors=self._records[slot].errors)
+            self._records[slot] = DeviceRecord(errors=self._records[slot].errors)
             self._silent_s[slot] = -1.0
-            self._now[slot] = None
+            self._faults[slot] = None
         self.changed = True
         return known
 
-    def records(self) -> dict[str, Record]:
+    def records(self) -> dict[str, DeviceRecord]:
         """What to keep, by device; only those with a past."""
         self.changed = False
-        empty = Record()
+        empty = DeviceRecord()
         return {name: record for name, record in zip(self._ids, self._records, strict=True) if record != empty}

@@ -17,7 +17,7 @@ import msgspec
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device, Unwell
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.worker.device_health import DeviceHealth, Record
+from moorage.worker.device_health import DeviceHealth, DeviceRecord
 from moorage.worker.inventory.base import SlotReading
 from moorage.worker.inventory.faults import Fault
 from moorage.worker.pool import GpuPool, SlotState
@@ -30,7 +30,7 @@ CLOSED_BY: Final = "health"
 
 class _File(msgspec.Struct):
     boot: str
-    devices: dict[str, Record]
+    devices: dict[str, DeviceRecord]
 
 
 _decode: Final = msgspec.json.Decoder(_File).decode

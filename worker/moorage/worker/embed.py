@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -29,7 +28,8 @@ from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
 from moorage.schemas.errors import refuse
 from moorage.worker.agent import Agent
-from moorage.worker.drivers.handler import LABEL_PREFIX, Handler, HandlerDriver
+from moorage.worker.drivers.handler import LABEL_PREFIX, HandlerDriver
+from moorage.worker.drivers.handler_call import Handler
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.handler_context import HANDLER_NAME, HandlerContext
 from moorage.worker.handler_results import ResultStore
@@ -39,7 +39,7 @@ from moorage.worker.inventory.nvml import open_nvml
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.pool import GpuPool
-from moorage.worker.run import simulated_of
+from moorage.worker.run import facts_of_simulated, simulated_of
 from moorage.worker.settings import WorkerSettings
 
 HANDLERS_MAX: Final = 32
@@ -155,8 +155,7 @@ class EmbeddedWorker:
                 on_overdue=self._on_overdue,
             )
             labels = settings.labels | {f"{LABEL_PREFIX}{name}": "1" for name in self._handlers}
-            # nothing to take up again; wall seconds grow over every restart, faster than joins are asked
-            journal = MemoryJournal(join_n=int(time.time()))
+            journal = MemoryJournal.of_this_start()
             settings = msgspec.structs.replace(settings, labels=labels)
             self._agent = Agent(host, worker, settings, facts, inventory, [self._driver], journal)
             await host.add(self._agent)
@@ -169,13 +168,7 @@ class EmbeddedWorker:
         host = self._host
         if host is None:
             raise refuse("failed-precondition", "the worker is not open")
-        stopped = asyncio.get_running_loop().create_task(stop.wait())
-        try:
-            await asyncio.wait((stopped, host.failed), return_when=asyncio.FIRST_COMPLETED)
-            if host.failed.done():
-                host.failed.result()
-        finally:
-            stopped.cancel()
+        await host.serve(stop)
 
     async def close(self) -> None:
         """Ask what runs to stop, each job within its grace (at most a minute), then leave the fleet and disconnect."""
@@ -216,10 +209,7 @@ class EmbeddedWorker:
             return facts, await open_nvml() if self._inventory is None else self._inventory
         if len(hosts) != 1 or self._inventory is not None:
             raise refuse("failed-precondition", "an embedded worker has the devices of one host", field="$.simulate")
-        host = hosts[0]
-        machine = f"{facts.machine}-{worker}"
-        simulated = HostFacts(worker, worker, machine, facts.boot, host.cpu_milli, host.memory_mib)
-        return simulated, SimulatedInventory(host)
+        return facts_of_simulated(hosts[0], worker, facts), SimulatedInventory(hosts[0])
 
     async def _close(self, inventory: Inventory) -> None:
         self._agent = None

@@ -9,22 +9,18 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
-from moorage.schemas.job import Secret
 
 #: where the daemon of an MPS host keeps its sockets and logs unless the request says otherwise
 MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SECRET_BYTES_MAX: Final = 32 * 1024
 
 #: Names that decide what a job can see or whom it shares with: never the request's own.
 RESERVED: Final = frozenset(
@@ -48,10 +44,7 @@ RESERVED_PREFIX: Final = "MOORAGE_"
 _INTERFACE_NAMES: Final = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 #: a uuid as ROCm's runtime takes it; a device without one shows GPU-XX
 _ROCM_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{16}")
-_SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _TF_PATHS: Final = ("PATH", "LD_PRELOAD", "LD_LIBRARY_PATH")  # these three and no others
-
-SecretFault = Literal["name", "folder", "missing", "not-a-file", "readable-by-others", "too-large", "not-text"]
 
 
 class SharingUnavailable(MoorageError):
@@ -61,26 +54,6 @@ class SharingUnavailable(MoorageError):
         self.mode: Final[Sharing] = mode
         self.path: Final = path
         super().__init__(problem("failed-precondition", f"{mode} is unavailable here: {message}", found=path or None))
-
-
-class SecretRefused(MoorageError):
-    """A secret cannot be resolved. Holds its name and what is wrong; never a byte of its value."""
-
-    def __init__(self, name: str, fault: SecretFault) -> None:
-        self.name: Final = name
-        self.fault: Final[SecretFault] = fault
-        super().__init__(problem("failed-precondition", f"secret {name[:80]!r}: {_SECRET_FAULTS[fault]}", found=fault))
-
-
-_SECRET_FAULTS: Final[dict[SecretFault, str]] = {
-    "name": "a name has 1..128 letters, digits, '_', '.', '-' and is not '.' or '..'",
-    "folder": "the worker's folder of secrets is missing, or others may write to it",
-    "missing": "there is no such file in the worker's folder of secrets",
-    "not-a-file": "it is not a regular file",
-    "readable-by-others": "its file must be readable by its owner alone (mode 0600 or 0400)",
-    "too-large": f"it has more than {SECRET_BYTES_MAX} bytes",
-    "not-text": "it is not UTF-8 text without NUL",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,32 +94,45 @@ def gpu_environment(
     traceparent: str = "",
     simulated: bool = False,
 ) -> JobEnvironment:
-    """The variables of one member for exactly the `devices` of its lease, in the lease's order.
+    """The variables of one member: those of `device_environment`, its own name, and how it meets its gang.
 
-    A member without devices is told that there are none: libraries that find no variable would use every GPU of the
-    host. Shared modes are checked against this host: raises SharingUnavailable where an MPS directory is missing, the
-    time-slicing file is not a regular file, or the lease is not the device that `time_slice_index` names. Simulated
-    workers offer every mode and have no daemon, so nothing is checked for them.
+    Raises SharingUnavailable.
     """
     spec = gpu_spec or GpuSpec()
-    environment = JobEnvironment(
-        MOORAGE_JOB=job,
-        MOORAGE_TENANT=tenant,
-        MOORAGE_REPLICA=str(replica),
-        MOORAGE_ATTEMPT=str(attempt),
-        MOORAGE_FENCE=str(fence),
-        MOORAGE_GPU_UUIDS=",".join(device.uuid for device in devices),
-        MOORAGE_GPU_INDICES=_indices(devices),
-    )
-    environment.update(_visible_devices(devices))
-    if devices and mode == "mps":
-        environment.update(_mps_directories(spec, must_exist=not simulated))
-    if devices and mode == "time-slice":
-        _check_time_slice(spec, devices, must_exist=not simulated)
+    environment = device_environment(devices, mode, spec, simulated=simulated)
+    environment |= {
+        "MOORAGE_JOB": job,
+        "MOORAGE_TENANT": tenant,
+        "MOORAGE_REPLICA": str(replica),
+        "MOORAGE_ATTEMPT": str(attempt),
+        "MOORAGE_FENCE": str(fence),
+    }
     if gang is not None:
         environment.update(_gang_variables(gang, replica, (spec.distributed or Distributed()).backend))
     if traceparent:
         environment["TRACEPARENT"] = traceparent
+    return environment
+
+
+def device_environment(
+    devices: Sequence[Device], mode: Sharing, spec: GpuSpec, *, simulated: bool = False
+) -> JobEnvironment:
+    """The variables that show a process exactly the `devices` of its lease, in the lease's order.
+
+    A lease without devices says that there are none: libraries that find no variable would use every GPU of the
+    host. Shared modes are checked against this host: raises SharingUnavailable where an MPS directory is missing, the
+    time-slicing file is not a regular file, or the lease is not the device that `time_slice_index` names. Simulated
+    workers offer every mode and have no daemon, so nothing is checked for them.
+    """
+    environment = JobEnvironment(
+        MOORAGE_GPU_UUIDS=",".join(device.uuid for device in devices),
+        MOORAGE_GPU_INDICES=_indices(devices),
+        **_visible_devices(devices),
+    )
+    if devices and mode == "mps":
+        environment.update(_mps_directories(spec, must_exist=not simulated))
+    if devices and mode == "time-slice":
+        _check_time_slice(spec, devices, must_exist=not simulated)
     return environment
 
 
@@ -275,82 +261,3 @@ def apply_tf_paths(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _components(value: str, target: str) -> list[str]:
     return [part for part in re.split(r"[: ]" if target == "LD_PRELOAD" else ":", value) if part]
-
-
-# ------------------------------------------------------------------------------------------------------- secrets
-
-
-def resolve_secrets(requested: Mapping[str, str | Secret], folder: Path | None) -> JobEnvironment:
-    """The request's variables with each secret read from the file of that name in `folder`.
-
-    The folder is one that only the agent reads; nobody else may be able to write to it, and each file must be
-    readable by its owner alone. One newline at the end of a file is dropped. At most `SECRET_BYTES_MAX` bytes.
-    Raises SecretRefused.
-    """
-    return JobEnvironment(
-        (name, value if isinstance(value, str) else _read_secret(value.secret, folder))
-        for name, value in requested.items()
-    )
-
-
-def trouble_with_secrets(folder: Path) -> str:
-    """Why no secret, or which one, could be read from this folder now; "" where nothing stands in the way."""
-    try:
-        mode = folder.stat().st_mode
-        names = sorted(entry.name for entry in os.scandir(folder))
-    except OSError as error:
-        return f"{folder} cannot be read: {error.strerror}"
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{folder} may be written to by others (mode {stat.S_IMODE(mode):o})"
-    for name in names:
-        if name.startswith(".") or not _SECRET_NAME.fullmatch(name):
-            continue  # nobody's secret
-        try:
-            _read_secret(name, folder)
-        except SecretRefused as refused:
-            return str(refused)
-    return ""
-
-
-def _read_secret(name: str, folder: Path | None) -> str:
-    if not _SECRET_NAME.fullmatch(name) or name in (".", ".."):
-        raise SecretRefused(name, "name")
-    if folder is None:
-        raise SecretRefused(name, "folder")
-    try:
-        folder_number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        raise SecretRefused(name, "folder") from None
-    try:
-        if os.fstat(folder_number).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise SecretRefused(name, "folder")
-        return _read_secret_file(name, folder_number)
-    finally:
-        os.close(folder_number)
-
-
-def _read_secret_file(name: str, folder_number: int) -> str:
-    try:
-        # Non-blocking, so that a FIFO cannot hold the agent up before it is looked at.
-        number = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder_number)
-    except OSError:
-        raise SecretRefused(name, "missing") from None
-    try:
-        about = os.fstat(number)
-        if not stat.S_ISREG(about.st_mode):
-            raise SecretRefused(name, "not-a-file")
-        if about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise SecretRefused(name, "readable-by-others")
-        with open(number, "rb", closefd=False) as file:
-            value = file.read(SECRET_BYTES_MAX + 1)
-    finally:
-        os.close(number)
-    if len(value) > SECRET_BYTES_MAX:
-        raise SecretRefused(name, "too-large")
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        raise SecretRefused(name, "not-text") from None
-    if "\0" in text:
-        raise SecretRefused(name, "not-text")
-    return text.removesuffix("\n")

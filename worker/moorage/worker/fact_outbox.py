@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.schemas.frames import Fact, FactFrame
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 
 #: 4,096 facts are some 300 KiB as msgpack, well under the server's 1 MiB
 FACTS_PER_FRAME_MAX: Final = 4096

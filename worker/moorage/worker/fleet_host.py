@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -19,7 +18,8 @@ from moorage.schemas.errors import MoorageError, Refused
 from moorage.schemas.frames import Look, RollCall
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.worker.agent import Agent
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
+from moorage.worker.proctree import boottime_s
 
 AGENTS_MAX: Final = 10_000
 #: messages that wait for the socket; beyond it new ones are dropped and counted: all of them are said again
@@ -32,11 +32,6 @@ _TIMER_S_MAX: Final = 5.0
 log = logging.getLogger("moorage.worker")
 
 _decode_for_all: Final = Decoder[RollCall | Look](RollCall | Look)
-
-
-def boottime_s() -> float:
-    """Seconds since boot, suspended time included (clock_gettime(2), CLOCK_BOOTTIME)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class FleetHost:
@@ -95,6 +90,16 @@ class FleetHost:
         self._dirty.pop(agent, None)
         await agent.close()
 
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises what an agent that broke raised."""
+        stopped = self._loop.create_task(stop.wait())
+        try:
+            await asyncio.wait((stopped, self.failed), return_when=asyncio.FIRST_COMPLETED)
+            if self.failed.done():
+                self.failed.result()
+        finally:
+            stopped.cancel()
+
     async def close(self) -> None:
         """Remove all agents, send what is queued."""
         for agent in list(self.agents.values()):
@@ -124,7 +129,7 @@ class FleetHost:
     # ------------------------------------------------------------------------------------------- what agents use
 
     def now(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return boottime_s()
 
     def post(self, subject: str, payload: bytes, reply: str = "") -> None:
         self._outgoing_bytes += len(payload)

@@ -29,7 +29,6 @@ INLINE_BYTES_MAX: Final = 32 * 1024
 CHUNK_BYTES: Final = 128 * 1024
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5
-_NO_STREAM: Final = 503
 _SECOND_NS: Final = 10**9
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -185,7 +184,7 @@ class ResultStore:
 
     async def _append(self, bucket: str, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
         answer = await self._jetstream.append(subject, payload, headers)
-        if isinstance(answer, JsError) and answer.code == _NO_STREAM:
+        if isinstance(answer, JsError) and answer.nobody_listens:
             await self._make(bucket)
             answer = await self._jetstream.append(subject, payload, headers)
         if isinstance(answer, JsError):

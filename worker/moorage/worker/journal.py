@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -177,6 +178,11 @@ class MemoryJournal:
         self.state = JournalState()
         self.state.join_n = join_n
         self.torn_bytes = 0
+
+    @classmethod
+    def of_this_start(cls) -> MemoryJournal:
+        """For a worker with nothing to take up again: wall seconds grow over every restart, faster than joins do."""
+        return cls(join_n=int(time.time()))
 
     def placed(self, places: list[Place]) -> None:
         """Written before the driver is told, so that a restarted agent knows what its supervisor runs."""

@@ -9,7 +9,7 @@ from moorage.schemas.frames import Goodbye, Join, Renew
 from moorage.schemas.subjects import WORKER_VERBS, Subjects
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.journal import MemoryJournal
-from moorage.worker.leases.session import LeaseSession
+from moorage.worker.lease_session import LeaseSession
 from moorage.worker.member_messages import SendFacts, SendGoodbye, SendJoin, SendRenew
 from moorage.worker.pool import GpuPool
 from moorage.worker.reporter import Reporter

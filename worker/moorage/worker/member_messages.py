@@ -17,6 +17,8 @@ from moorage.schemas.job import Request
 
 #: (tenant, job, replica, attempt, fence): the name of a member everywhere
 MemberName = tuple[str, str, int, int, int]
+#: the frames of a worker that the leader answers
+AnswerVerb = Literal["join", "renew", "fact"]
 
 #: the phases of a member here, and where each may go; "over" is no phase but the tombstone that is left
 PHASES: Final[dict[str, frozenset[str]]] = {
@@ -167,7 +169,7 @@ class NotFree(msgspec.Struct, frozen=True):
 class AnswerRefused(msgspec.Struct, frozen=True):
     """The leader answered a join, renewal or fact frame with an error frame."""
 
-    verb: Literal["join", "renew", "fact"]
+    verb: AnswerVerb
     number: int
     problem: Problem
 

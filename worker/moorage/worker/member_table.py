@@ -15,7 +15,8 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Fact, FactKind, Held, Place, Start
 from moorage.schemas.request_cache import RequestCache
 from moorage.worker.fact_outbox import FactOutbox
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.inventory.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
+from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import (
     HELD_PHASE,
     PHASES,
@@ -47,9 +48,6 @@ from moorage.worker.tombstones import TOMBSTONES_MAX, Tombstones
 #: members held at once; a placement beyond it is refused
 MEMBERS_MAX: Final = 16_384
 DETAIL_CHARS_MAX: Final = 200
-FREE_WAIT_S: Final = 10.0
-PROBE_S: Final = 0.25
-PROBE_QUARANTINED_S: Final = 5.0
 #: minus SIGKILL: the exit code of a member whose end nobody could observe
 CODE_LOST: Final = -9
 

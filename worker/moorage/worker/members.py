@@ -12,7 +12,8 @@ from typing import Any
 
 from moorage.schemas.errors import in_a_line
 from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, Renewed, RollCall, Wanted
-from moorage.worker.leases.session import NEVER_S, LeaseSession
+from moorage.worker.inventory.base import FREE_WAIT_S
+from moorage.worker.lease_session import NEVER_S, LeaseSession
 from moorage.worker.member_messages import (
     AnswerRefused,
     Claims,
@@ -45,7 +46,7 @@ from moorage.worker.member_messages import (
     TurnOver,
     Well,
 )
-from moorage.worker.member_table import FREE_WAIT_S, Defect, MemberTable
+from moorage.worker.member_table import Defect, MemberTable
 from moorage.worker.tombstones import TOMBSTONES_MAX
 
 

@@ -50,8 +50,12 @@ class OutputBounds(NamedTuple):
 class Output(NamedTuple):
     """The two files of a member: bytes on disk, and the newer one's time."""
 
-    bytes: int
-    mtime_s: float
+    bytes: int = 0
+    mtime_s: float = 0.0
+
+    def with_file(self, about: os.stat_result) -> Output:
+        """With one more file of the member."""
+        return Output(self.bytes + about.st_blocks * BLOCK_BYTES, max(self.mtime_s, about.st_mtime))
 
 
 class OutputKeeper:
@@ -81,10 +85,7 @@ class OutputKeeper:
                     about = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                before = found.get(matched[1], Output(0, 0.0))
-                found[matched[1]] = Output(
-                    before.bytes + about.st_blocks * BLOCK_BYTES, max(before.mtime_s, about.st_mtime)
-                )
+                found[matched[1]] = found.get(matched[1], Output()).with_file(about)
         return found
 
     def begin(self, scanned: dict[str, Output], living: Iterable[str]) -> None:
@@ -166,12 +167,8 @@ class OutputKeeper:
         doomed: dict[str, Output] = {}
         while self._finished:
             digest, (at, output) = next(iter(self._finished.items()))
-            if (
-                now - at <= bounds.keep_s
-                and total <= bounds.bytes_max
-                and len(self._finished) <= bounds.members_max
-                and spare > 0
-            ):  # fmt: skip
+            fits = total <= bounds.bytes_max and len(self._finished) <= bounds.members_max and spare > 0
+            if fits and now - at <= bounds.keep_s:
                 break
             del self._finished[digest]
             total -= output.bytes
@@ -195,8 +192,7 @@ class OutputKeeper:
                 about = os.stat(self._folder / f"{digest}.{stream}", follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            before = found or Output(0, 0.0)
-            found = Output(before.bytes + about.st_blocks * BLOCK_BYTES, max(before.mtime_s, about.st_mtime))
+            found = (found or Output()).with_file(about)
         return found
 
     def _clear(self, doomed: dict[str, Output]) -> None:

@@ -11,7 +11,7 @@ from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.names import is_job, is_tenant
 from moorage.worker.drivers.base import Driver
-from moorage.worker.leases.session import LeaseSession
+from moorage.worker.lease_session import LeaseSession
 from moorage.worker.shell import Shell
 
 #: pages of output that are read at once; the leader asks again

@@ -18,7 +18,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Sharing
@@ -161,7 +160,7 @@ class GpuPool:
         """
         wanted = tuple(dict.fromkeys(slot for slot in slots if 0 <= slot < self.capacity()))
         modes = [state.mode for state in self.slot_states()]
-        if taken := tuple(slot for slot in wanted if modes[slot] and not modes[slot] == mode != "exclusive"):
+        if taken := tuple(slot for slot in wanted if modes[slot] and (mode == "exclusive" or modes[slot] != mode)):
             raise SlotsRefused("leased", taken)
         number = self._table.take(wanted, mode, holder, local=False, again=True)
         if wanted:
@@ -321,9 +320,6 @@ class GpuPool:
             self._release(self._abandoned.popleft())
 
 
-_T = TypeVar("_T")
-
-
-def _is_dead(waiter: asyncio.Future[_T]) -> bool:
+def _is_dead(waiter: asyncio.Future[GpuLease]) -> bool:
     """Cancelled, or of a loop that is gone: nobody will ever take what it is given."""
     return waiter.done() or waiter.get_loop().is_closed()

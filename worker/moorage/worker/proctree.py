@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
@@ -50,10 +51,9 @@ def become_subreaper() -> None:
         raise OSError(number, os.strerror(number))
 
 
-def boot_id() -> str:
-    """The machine's boot id: a new one after every boot."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
+def boot_id(root: Path = Path("/")) -> str:
+    """The kernel's random name of this boot (random(4)): one for all containers of a host."""
+    return (root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def boottime_s() -> float:
@@ -182,8 +182,8 @@ def kill_trees(roots: Iterable[int]) -> int:
 class Scan:
     """What a look through every environment found."""
 
-    marked: dict[int, list[Process]]
-    """By the index of the marks that they carry."""
+    marked: dict[str, list[Process]]
+    """By the name of the marks that they carry."""
     others: list[Process]
     """All live user processes of users that matter, for a look at their sessions."""
     unreadable: list[Process]
@@ -198,14 +198,14 @@ def state_mark_of(entries: Iterable[bytes]) -> bytes | None:
     return next((entry for entry in entries if entry.startswith(_STATE_MARK_ENTRY)), None)
 
 
-def scan_marks(marks: list[tuple[bytes, ...]], own_uid: int) -> Scan:
-    """Look for each set of marks in every /proc/PID/environ. A set matches where all of it is present.
+def scan_marks(marks: Mapping[str, tuple[bytes, ...]], own_uid: int) -> Scan:
+    """Look for each named set of marks in every /proc/PID/environ. A set matches where all of it is present.
 
     A set without a state folder's mark, as an older supervisor wrote it, matches no process that carries one: that is
     another deployment's. Where this process is not root, processes of other users are left out: its children could
     not become them, set-user-ID programs aside.
     """
-    wanted = [(index, frozenset(entries)) for index, entries in enumerate(marks) if entries]
+    wanted = [(name, frozenset(entries)) for name, entries in marks.items() if entries]
     found = Scan(marked={}, others=[], unreadable=[], state_marks={})
     for process in all_processes():
         if process.dead or process.kernel_thread or process.pid == os.getpid():
@@ -224,9 +224,9 @@ def scan_marks(marks: list[tuple[bytes, ...]], own_uid: int) -> Scan:
             found.state_marks[process.pid] = state_mark
         if not environ or (state_mark is not None and not any(entry.startswith(_MARK_ENTRIES) for entry in environ)):
             found.unreadable.append(process)
-        for index, entries in wanted:
+        for name, entries in wanted:
             if entries <= environ and state_mark == state_mark_of(entries):
-                found.marked.setdefault(index, []).append(process)
+                found.marked.setdefault(name, []).append(process)
     return found
 
 

@@ -18,7 +18,7 @@ from moorage.worker.inspection import inspect
 from moorage.worker.inventory.base import Inventory, SlotReading
 from moorage.worker.inventory.faults import Fault, Gravity
 from moorage.worker.inventory.host import HostFacts
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import HealthChanged, Log
 from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool

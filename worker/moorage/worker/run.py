@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -23,19 +22,20 @@ from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.process import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.environment import trouble_with_secrets
 from moorage.worker.fleet_host import FleetHost
 from moorage.worker.inventory.base import Inventory
 from moorage.worker.inventory.host import HostFacts, folder_machine, host_facts
 from moorage.worker.inventory.machine import open_machine
-from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory, load_hosts, simulated_hosts
+from moorage.worker.inventory.simulated import SimulatedHost, SimulatedInventory
 from moorage.worker.inventory.simulated_faults import FILE_NAME as FAULTS_FILE
 from moorage.worker.inventory.simulated_faults import FaultFile
+from moorage.worker.inventory.simulated_hosts import load_hosts, simulated_hosts
 from moorage.worker.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.leases.protocol import SOCKET_NAME
 from moorage.worker.leases.server import LeaseServer
 from moorage.worker.output_keeper import OutputBounds
 from moorage.worker.policy import Policy
+from moorage.worker.secret_files import trouble_with_secrets
 from moorage.worker.settings import WorkerSettings
 
 SUPERVISOR_FOLDER: Final = "supervisor"
@@ -137,13 +137,9 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
 async def run(settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event) -> None:
     """`start`, then serve until `stop` is set. Raises what an agent that broke raised."""
     worker = await start(settings, target)
-    stopped = asyncio.get_running_loop().create_task(stop.wait())
     try:
-        await asyncio.wait((stopped, worker.host.failed), return_when=asyncio.FIRST_COMPLETED)
-        if worker.host.failed.done():
-            worker.host.failed.result()
+        await worker.host.serve(stop)
     finally:
-        stopped.cancel()
         await worker.stop()
 
 
@@ -173,6 +169,11 @@ def simulated_of(settings: WorkerSettings) -> list[SimulatedHost] | None:
         return simulated_hosts(word, name=settings.worker or "sim")
     except (ValueError, OSError, msgspec.MsgspecError) as error:
         raise refuse("failed-precondition", f"no simulated fleet: {error}", field="$.simulate", found=word) from error
+
+
+def facts_of_simulated(host: SimulatedHost, worker: str, facts: HostFacts) -> HostFacts:
+    """A simulated host on the machine of these facts: another machine for each worker id."""
+    return HostFacts(worker, worker, f"{facts.machine}-{worker}", facts.boot, host.cpu_milli, host.memory_mib)
 
 
 def _check(settings: WorkerSettings, hosts: list[SimulatedHost] | None) -> None:
@@ -214,11 +215,9 @@ async def _put_agents(
     faults = FaultFile(settings.state_dir / FAULTS_FILE)
     for simulated in hosts:
         name = settings.worker if settings.worker and len(hosts) == 1 else simulated.name
-        of_host = HostFacts(
-            name, name, f"{facts.machine}-{name}", facts.boot, simulated.cpu_milli, simulated.memory_mib
-        )
         inventory = SimulatedInventory(simulated, faults, name)
-        worker.agents.append(_agent(worker.host, name, settings, of_host, inventory, link))
+        simulated_facts = facts_of_simulated(simulated, name, facts)
+        worker.agents.append(_agent(worker.host, name, settings, simulated_facts, inventory, link))
 
 
 def _agent(
@@ -243,8 +242,7 @@ def _agent(
     drivers += [_own_driver(word)() for word in settings.drivers if is_own(word)]
     journal: MemoryJournal
     if not any(driver.traits.remembers for driver in drivers):
-        # nothing to take up again; wall seconds grow over every restart, faster than joins are asked
-        journal = MemoryJournal(join_n=int(time.time()))
+        journal = MemoryJournal.of_this_start()
     else:
         path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
         with _used_as_state(settings.state_dir):

@@ -14,6 +14,7 @@ from moorage.schemas.names import LABEL_KEY, WORKER, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.worker.device_health import PROBATION_S
+from moorage.worker.inventory.base import FREE_WAIT_S
 from moorage.worker.policy import check_rules
 
 SECTION: Final = "worker"
@@ -22,7 +23,6 @@ LEASE_UIDS_MAX: Final = 64
 LOAD_S_DEFAULT: Final = 2.0
 #: at most so many load frames a second when leases change
 LOADS_ON_CHANGE_PER_S_MAX: Final = 5
-FREE_WAIT_S_DEFAULT: Final = 10.0
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 OUTPUT_CAP_BYTES_DEFAULT: Final = 64 * _MIB
@@ -66,7 +66,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     free_wait_s: Annotated[
         float,
         setting("How long a device may keep a dead job's memory before it is quarantined.", unit="s", ge=0, le=600),
-    ] = FREE_WAIT_S_DEFAULT
+    ] = FREE_WAIT_S
     probation: Annotated[
         float,
         setting(

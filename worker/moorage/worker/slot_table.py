@@ -31,7 +31,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Record:
+class LeaseRecord:
     """The pool's side of a lease. It does not point at the lease, so that a forgotten one can be collected."""
 
     slots: tuple[int, ...]
@@ -51,7 +51,7 @@ class SlotTable:
         if len(identities) != len(devices):
             raise ValueError("two devices of a pool have the same vendor and uuid")
         self.slots = [Slot(device) for device in devices]
-        self.leases: dict[int, Record] = {}
+        self.leases: dict[int, LeaseRecord] = {}
         self.free = len(self.slots)  # the second account, checked against the slots at every take and release
         self.sharers_max: dict[Sharing, int] = {"exclusive": 1}
         for mode in _SHARED:
@@ -111,14 +111,14 @@ class SlotTable:
         """A new lease on these slots, by its number. Raises PoolCorrupted where `why_not` was not asked."""
         number = self._next_lease
         self._next_lease += 1
-        self.leases[number] = Record(positions, local, holder, again)
+        self.leases[number] = LeaseRecord(positions, local, holder, again)
         for position in positions:
             slot = self.slots[position]
             if slot.free:
                 self.free -= 1
             if self.free < 0:
                 raise PoolCorrupted("more slots are taken than there are")
-            if not (slot.mode is None or slot.mode == mode != "exclusive"):
+            if slot.mode is not None and (mode == "exclusive" or slot.mode != mode):
                 raise PoolCorrupted(f"slot {position} is held in {slot.mode}")
             slot.mode = mode
             slot.holders.append(number)
@@ -128,7 +128,7 @@ class SlotTable:
         record = self.leases.get(number)
         return record.phase if record else "released"
 
-    def step(self, number: int, phase: Phase) -> Record:
+    def step(self, number: int, phase: Phase) -> LeaseRecord:
         """The lease is in that phase from now on. Raises PoolCorrupted for a step that there is not."""
         now = self.phase(number)
         if phase not in PHASES[now]:

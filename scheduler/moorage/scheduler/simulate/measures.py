@@ -173,9 +173,18 @@ def grouped(runs: Iterable[Run], by: Callable[[Run], str]) -> dict[str, list[Run
 
 
 def report_of(
-    trace: str, settings: dict[str, Any], hosts: int, gpus: int, runs: list[Run], timeline: Timeline, *,
-    decisions: int, records: int, cut_at_ms: int | None, never: dict[str, str],
-) -> Report:  # fmt: skip
+    trace: str,
+    settings: dict[str, Any],
+    hosts: int,
+    gpus: int,
+    runs: list[Run],
+    timeline: Timeline,
+    *,
+    decisions: int,
+    records: int,
+    cut_at_ms: int | None,
+    never: dict[str, str],
+) -> Report:
     """The whole run, summed up. `runs` in the order of the jobs' coming."""
     classes = grouped(runs, class_of)
     tenants = {name: waits_of(group) for name, group in grouped(runs, lambda run: run.job.tenant).items()}

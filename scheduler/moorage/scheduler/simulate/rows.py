@@ -31,9 +31,13 @@ def trouble(path: Path, line: int, why: str, **fields: Any) -> Refused:
 def too_long(path: Path, line: int, unit: str) -> Refused:
     """`raise too_long(path, 3, "bytes")`: no more than the bound was read of that line."""
     return trouble(
-        path, line, "the line is too long", found=f"more than {LINE_MAX} {unit}", allowed=f"at most {LINE_MAX}",
+        path,
+        line,
+        "the line is too long",
+        found=f"more than {LINE_MAX} {unit}",
+        allowed=f"at most {LINE_MAX}",
         next="is a quote or the end of a line missing there?",
-    )  # fmt: skip
+    )
 
 
 class Row:
@@ -51,9 +55,11 @@ class Row:
         if not value.isascii() and value != _printable(value):
             found = value.encode("utf-8", "surrogateescape")[:_FOUND_CHARS_MAX]
             raise self.trouble(
-                f"{column} is {found!r}, which is no UTF-8", found=repr(found), allowed="UTF-8",
+                f"{column} is {found!r}, which is no UTF-8",
+                found=repr(found),
+                allowed="UTF-8",
                 next="save the file as UTF-8",
-            )  # fmt: skip
+            )
         return value
 
     def text(self, column: str, empty: bool = False) -> str:
@@ -124,10 +130,13 @@ def read_rows(path: Path, needed: tuple[str, ...], known: Collection[str] | None
                 if len(cells) > len(names):
                     surplus = _printable(cells[len(names)])[:_FOUND_CHARS_MAX]
                     raise trouble(
-                        path, line, f"cell {len(names) + 1} is {surplus!r}, in no column: the first line names "
-                        f"{len(names)}", found=f"{len(cells)} cells", allowed=f"at most {len(names)} cells",
+                        path,
+                        line,
+                        f"cell {len(names) + 1} is {surplus!r}, in no column: the first line names {len(names)}",
+                        found=f"{len(cells)} cells",
+                        allowed=f"at most {len(names)} cells",
                         next="take it out, or quote the cell before it that holds a comma",
-                    )  # fmt: skip
+                    )
                 yield Row(path, line, dict(zip(names, cells, strict=False)))
     except OSError as error:
         raise trouble(path, 0, f"cannot be read: {error.strerror}", next="name a file that is there") from None
@@ -144,9 +153,12 @@ def _cells(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
             return
         except csv.Error as error:
             raise trouble(
-                path, line, f"no CSV: {error}", allowed="cells split by commas, quotes closed",
+                path,
+                line,
+                f"no CSV: {error}",
+                allowed="cells split by commas, quotes closed",
                 next="look for a quote that is not closed",
-            ) from None  # fmt: skip
+            ) from None
         if len(cells) > 1 or (cells and cells[0].strip()):
             yield line, cells
 
@@ -167,19 +179,29 @@ def _check_names(
     for at, name in enumerate(names):
         if (first := names.index(name)) < at:
             raise trouble(
-                path, line, f"column {at + 1} is {name[:_FOUND_CHARS_MAX]!r} as column {first + 1} is", found=found,
-                allowed="each name once", next="take one of them out, or name it otherwise",
-            )  # fmt: skip
+                path,
+                line,
+                f"column {at + 1} is {name[:_FOUND_CHARS_MAX]!r} as column {first + 1} is",
+                found=found,
+                allowed="each name once",
+                next="take one of them out, or name it otherwise",
+            )
         if known is not None and name not in known:
             raise trouble(
-                path, line, f"column {at + 1}, {name[:_FOUND_CHARS_MAX]!r}, is none of a trace", found=found,
+                path,
+                line,
+                f"column {at + 1}, {name[:_FOUND_CHARS_MAX]!r}, is none of a trace",
+                found=found,
                 allowed=", ".join(known),
-            )  # fmt: skip
+            )
     if missing := [name for name in needed if name not in names]:
         raise trouble(
-            path, line, f"the first line must name {', '.join(needed)}; it lacks {missing[0]}", found=found,
+            path,
+            line,
+            f"the first line must name {', '.join(needed)}; it lacks {missing[0]}",
+            found=found,
             allowed=", ".join(known or needed),
-        )  # fmt: skip
+        )
 
 
 def _printable(text: str) -> str:

@@ -53,7 +53,15 @@ def simulate(
         cut_ms = world.now_ms
     runs = list(world.runs.values())
     report = report_of(
-        trace, dict(settings), len(hosts), world.gpus, runs, timeline,
-        decisions=world.decided, records=world.records, cut_at_ms=cut_ms, never=world.never() if cut_ms is None else {},
-    )  # fmt: skip
+        trace,
+        dict(settings),
+        len(hosts),
+        world.gpus,
+        runs,
+        timeline,
+        decisions=world.decided,
+        records=world.records,
+        cut_at_ms=cut_ms,
+        never=world.never() if cut_ms is None else {},
+    )
     return Simulated(report, runs, timeline.points)

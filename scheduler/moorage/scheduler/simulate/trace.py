@@ -70,9 +70,19 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _COLUMNS: Final = (
-    "at_s", "runs_s", "tenant", "job", "gpu", "replicas", "gang", "priority", "cpu_milli", "memory_mib", "workload",
+    "at_s",
+    "runs_s",
+    "tenant",
+    "job",
+    "gpu",
+    "replicas",
+    "gang",
+    "priority",
+    "cpu_milli",
+    "memory_mib",
+    "workload",
     "timeout_s",
-)  # fmt: skip
+)
 _NEEDED: Final = ("at_s", "runs_s")
 _read_line: Final = msgspec.json.Decoder(_Line).decode
 
@@ -93,9 +103,13 @@ def once(path: Path, numbered: Iterable[tuple[int, TraceJob]]) -> Iterator[Trace
         name = job.request.job
         if (first := lines.setdefault((job.tenant, name), line)) != line:
             raise trouble(
-                path, line, f"job {name} of tenant {job.tenant} stands on line {first} already", found=name,
-                allowed="names of which each tenant has one", next="name one of the two otherwise, or take it out",
-            )  # fmt: skip
+                path,
+                line,
+                f"job {name} of tenant {job.tenant} stands on line {first} already",
+                found=name,
+                allowed="names of which each tenant has one",
+                next="name one of the two otherwise, or take it out",
+            )
         yield job
 
 

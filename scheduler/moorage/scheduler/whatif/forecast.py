@@ -8,9 +8,8 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS
-from moorage.scheduler.core.state import QUEUED
 from moorage.scheduler.whatif.child import ask
-from moorage.scheduler.whatif.future import Future, Quantile
+from moorage.scheduler.whatif.future import Future, Quantile, waits
 
 #: jobs of the queue that one forecast is made for, the ones that came first; of more nothing is said
 JOBS_MAX: Final = 2_000
@@ -83,6 +82,6 @@ def _waiting(engine: Engine) -> list[tuple[str, str]]:
     found = []
     for num in nums[:JOBS_MAX]:
         job = engine.state.jobs.get(num)
-        if job is not None and any(replica.state == QUEUED for replica in job.replicas):
+        if job is not None and waits(job):
             found.append((job.tenant, job.name))
     return found

@@ -13,7 +13,17 @@ from typing import Final, Literal, NamedTuple
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queueing.durations import Estimate
 from moorage.scheduler.core.records import GangPhase
-from moorage.scheduler.core.state import AT_CLAIMED, AT_EXITED, AT_RUNNING, CANCELLING, ENDING, Job, Member, started_ms
+from moorage.scheduler.core.state import (
+    AT_CLAIMED,
+    AT_EXITED,
+    AT_RUNNING,
+    CANCELLING,
+    ENDING,
+    QUEUED,
+    Job,
+    Member,
+    started_ms,
+)
 from moorage.scheduler.whatif.play import LOOK_MS, Held, MemberName, Play
 
 #: moments and processor seconds that one look ahead may take; what did not start by then is unknown
@@ -58,9 +68,15 @@ class Future(Play):
         """Go on with a member as its worker would from here."""
         replica, job = member.replica, member.replica.job
         held = Held(
-            job.tenant, job.name, replica.index, member.attempt, member.fence, member.worker.id,
-            [], member.phase == AT_RUNNING,
-        )  # fmt: skip
+            job.tenant,
+            job.name,
+            replica.index,
+            member.attempt,
+            member.fence,
+            member.worker.id,
+            [],
+            member.phase == AT_RUNNING,
+        )
         if held.name in self.held:
             return  # of the record that was in flight
         if member.phase == AT_EXITED:
@@ -121,6 +137,11 @@ class Future(Play):
                 at = min(at, self.time_ms + LOOK_MS)
             self.go_to(at)
             self.settle()
+
+
+def waits(job: Job) -> bool:
+    """Whether any of its replicas is still in the queue."""
+    return any(replica.state == QUEUED for replica in job.replicas)
 
 
 def remaining(engine: Engine, job: Job, elapsed_ms: int) -> Estimate | None:

@@ -17,9 +17,9 @@ from moorage.scheduler.core.operate.orders import level_problem
 from moorage.scheduler.core.queries.explain import NEVER_REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
-from moorage.scheduler.core.state import QUEUED, Job
+from moorage.scheduler.core.state import Job
 from moorage.scheduler.whatif.child import ask
-from moorage.scheduler.whatif.future import Future, Quantile
+from moorage.scheduler.whatif.future import Future, Quantile, waits
 from moorage.schemas.codec import canonical
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Accepted, Device, Hello, Join
@@ -179,7 +179,7 @@ class _Plan(Future):
 
     def _edit(self, planned: Planned) -> None:
         engine, asked = self.engine, self._asked
-        waiting = {job.num for job in engine.state.jobs.values() if _waits(job)}
+        waiting = {job.num for job in engine.state.jobs.values() if waits(job)}
         for worker in asked.drain:
             engine.offer(WorkerOrder("drain", worker, "plan", "", True))
         for number, host in enumerate(one for group in asked.add for one in [group] * group.count):
@@ -202,7 +202,7 @@ class _Plan(Future):
             engine.offer(order)
         self.record()
         self.record()  # who waited for a new host is placed behind its join
-        started = [engine.state.jobs[num] for num in sorted(waiting) if not _waits(engine.state.jobs[num])]
+        started = [engine.state.jobs[num] for num in sorted(waiting) if not waits(engine.state.jobs[num])]
         planned.starting = _concerned(started, self._tenant)
 
     def _submit(self, planned: Planned, request: Request) -> None:
@@ -264,10 +264,6 @@ class _Plan(Future):
 
         self.pass_time(all_empty)
         planned.empty = {worker.id: empty.get(worker.id) for worker in workers}
-
-
-def _waits(job: Job) -> bool:
-    return any(replica.state == QUEUED for replica in job.replicas)
 
 
 def _concerned(jobs: list[Job], tenant: str) -> dict[str, Any]:

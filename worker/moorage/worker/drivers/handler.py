@@ -15,9 +15,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast
 
@@ -29,15 +28,15 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
-from moorage.worker.environment import lay_over, resolve_secrets
+from moorage.worker.drivers.handler_call import Exited, Handler, at_once, contained, in_thread, words_of
+from moorage.worker.environment import lay_over
 from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancelled, HandlerContext
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
-from moorage.worker.leases.session import NEVER_S
+from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
+from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
 
-#: a coroutine function, or a plain one for a thread; its result is bytes, text, what JSON can hold, or None
-Handler = Callable[[HandlerContext], Awaitable[object]] | Callable[[HandlerContext], object]
 Overdue = Callable[[HandlerContext], None]
 
 #: running at once, each with a task or a thread
@@ -80,42 +79,22 @@ class _ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
     value: object = msgspec.UNSET
 
 
-class _Exited(msgspec.Struct, frozen=True):
-    """Instead of a result: the function asked the whole process to exit."""
-
-    error: SystemExit
-
-
 class _Running:
-    """One run of a function."""
+    """One run of a function: its context and its work once there are any, and what has been asked of it."""
 
-    __slots__ = (
-        "checkpoint",
-        "context",
-        "grace",
-        "keeping",
-        "newest",
-        "notice",
-        "offsets",
-        "overdue",
-        "reason",
-        "saying",
-        "timeout",
-        "work",
-    )
+    context: HandlerContext
+    work: asyncio.Future[object]
 
     def __init__(self) -> None:
-        self.context: HandlerContext
-        self.work: asyncio.Future[object]
         self.reason = ""  # why it was asked to stop: end, fence or timeout
         self.overdue = False
-        self.keeping = False  # it returned, and its result is being kept
+        self.storing = False  # it returned, and its result is being stored
         self.grace: asyncio.TimerHandle | None = None
         self.timeout: asyncio.TimerHandle | None = None
         self.checkpoint: asyncio.TimerHandle | None = None
         self.notice: asyncio.TimerHandle | None = None  # told to save itself; then it is asked to stop
-        self.newest: tuple[float, str] | None = None
-        self.saying = False
+        self.newest_progress: tuple[float, str] | None = None
+        self.progress_due = False  # somebody will look at the newest soon
         self.offsets = {"out": 0, "err": 0}
 
 
@@ -197,14 +176,14 @@ class HandlerDriver(Driver):
 
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
         running = self._running.get(name)
-        if running is not None and not running.keeping:
+        if running is not None and not running.storing:
             if running.notice is not None:
                 running.notice.cancel()
             self._ask_to_stop(running, grace_s, "fence" if why == "fence" else "end", why)
 
     def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
         running = self._running.get(name)
-        if running is None or running.keeping or running.reason or running.notice is not None:
+        if running is None or running.storing or running.reason or running.notice is not None:
             return None
         if running.context.request.workload.checkpoint_signal is None:
             return self.end(name, grace_s, why)
@@ -257,9 +236,9 @@ class HandlerDriver(Driver):
         running = _Running()
 
         def say_progress(fraction: float, text: str) -> None:
-            running.newest = (fraction, text)
-            if not running.saying:  # at worst two threads both see False: then it is looked at twice
-                running.saying = True
+            running.newest_progress = (fraction, text)
+            if not running.progress_due:  # at worst two threads both see False: then it is looked at twice
+                running.progress_due = True
                 with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever would listen
                     loop.call_soon_threadsafe(self._say_progress, running)
 
@@ -278,9 +257,9 @@ class HandlerDriver(Driver):
         loop = asyncio.get_running_loop()
         context = running.context
         if inspect.iscoroutinefunction(handler):
-            running.work = loop.create_task(_contained(handler(context)), name=f"handler {context.job}")
+            running.work = loop.create_task(contained(handler(context)), name=f"handler {context.job}")
         else:
-            running.work = _in_thread(handler, context) if self._threads else _at_once(handler, context)
+            running.work = in_thread(handler, context) if self._threads else at_once(handler, context)
         running.work.add_done_callback(lambda work: self._returned(running, work))
         run = context.request.workload
         if checkpoint_in_s is not None:
@@ -294,7 +273,7 @@ class HandlerDriver(Driver):
 
     def _ask_to_stop(self, running: _Running, grace_s: float, reason: str, why: str) -> None:
         """Once; a second word can only shorten the wait. A coroutine is cancelled once, so that it can clean up."""
-        if running.overdue or running.keeping or running.work.done():
+        if running.overdue or running.storing or running.work.done():
             return
         if not running.reason:
             running.reason = reason
@@ -325,20 +304,20 @@ class HandlerDriver(Driver):
                 work.exception()  # looked at, so that the loop does not complain of it
             return
         error: BaseException | None = asyncio.CancelledError() if work.cancelled() else work.exception()
-        if error is None and isinstance(exited := work.result(), _Exited):
+        if error is None and isinstance(exited := work.result(), Exited):
             error = exited.error
         if isinstance(error, asyncio.CancelledError | HandlerCancelled):
             self._over(running, CODE_ENDED, running.reason or running.context.cancel_reason or "cancelled by itself")
         elif error is not None:
             text = "".join(traceback.format_exception(error))
             self._say(running, "err", text[-TRACEBACK_CHARS_MAX:])
-            self._over(running, CODE_FAILED, _words_of(error))
+            self._over(running, CODE_FAILED, words_of(error))
         elif running.reason or running.notice is not None:
             self._over(running, 0, running.reason or "end")  # what it saved is for the next attempt
         elif (value := work.result()) is None:
             self._over(running, 0, "exit")
         else:
-            running.keeping = True
+            running.storing = True
             task = asyncio.get_running_loop().create_task(self._keep(running, value))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -354,7 +333,7 @@ class HandlerDriver(Driver):
             self._over(running, CODE_FAILED, f"the result could not be kept: not within {STORE_S_MAX:g} s")
             return
         except Exception as error:  # whatever it was, the job is over, and its GPUs are free
-            why = error.problem.message if isinstance(error, MoorageError) else _words_of(error)
+            why = error.problem.message if isinstance(error, MoorageError) else words_of(error)
             self._over(running, CODE_FAILED, f"the result could not be kept: {why}")
             return
         small = inline(result)
@@ -385,16 +364,16 @@ class HandlerDriver(Driver):
         """Say the newest, then let the next one wait."""
         if running.context.name not in self._running or self._closed:
             return
-        if running.newest is None:
-            running.saying = False
-            if running.newest is None:  # again: a thread may have set it before it could see that nobody looks
+        if running.newest_progress is None:
+            running.progress_due = False
+            if running.newest_progress is None:  # again: a thread may have set it before it could see that nobody looks
                 return
-            running.saying = True
+            running.progress_due = True
         self._flush_progress(running)
         asyncio.get_running_loop().call_later(1 / PROGRESS_PER_S_MAX, self._say_progress, running)
 
     def _flush_progress(self, running: _Running) -> None:
-        newest, running.newest = running.newest, None
+        newest, running.newest_progress = running.newest_progress, None
         if newest is not None:
             self._say(running, "out", encode(_Progress(*newest)).decode() + "\n")
 
@@ -404,59 +383,3 @@ class HandlerDriver(Driver):
         behind = running.offsets[stream] = offset + len(text.encode())
         frame = frames.Output(context.attempt, stream, offset, text, end=end, next=behind)
         self.publish(context.name, encode(frame))
-
-
-async def _contained(work: Awaitable[object]) -> object:
-    """`sys.exit` in a task ends the event loop, and so the service, for one job's bad words (argparse says it so)."""
-    try:
-        return await work
-    except SystemExit as error:
-        return _Exited(error)
-
-
-def _words_of(error: BaseException) -> str:
-    """In a line or so; some errors cannot say what they are."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception as broken:
-        return f"{type(error).__name__}, whose text raises {type(broken).__name__}"
-
-
-def _in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
-    """Call a plain function in a thread of its own: a pool's threads could all be held by functions that hang, and
-    those of asyncio's pool are waited for at the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[object] = loop.create_future()
-
-    def call() -> None:
-        came = _outcome(handler, context)
-        with contextlib.suppress(RuntimeError):  # the loop is gone
-            loop.call_soon_threadsafe(_settle, future, *came)
-
-    try:
-        threading.Thread(target=call, name=f"handler {context.job}", daemon=True).start()
-    except RuntimeError as error:  # no room for one more: this job's failure alone
-        future.set_exception(error)
-    return future
-
-
-def _at_once(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
-    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    _settle(future, *_outcome(handler, context))
-    return future
-
-
-def _outcome(handler: Handler, context: HandlerContext) -> tuple[object, BaseException | None]:
-    try:
-        return handler(context), None
-    except StopIteration as stop:  # a future cannot hold it
-        return None, RuntimeError(f"the handler raised {stop!r}")
-    except BaseException as caught:
-        return None, caught
-
-
-def _settle(future: asyncio.Future[object], value: object, error: BaseException | None) -> None:
-    if error is None:
-        future.set_result(value)
-    else:
-        future.set_exception(error)

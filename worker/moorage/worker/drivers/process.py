@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import errno
 import logging
 import os
@@ -11,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from moorage.schemas import frames
-from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.worker.drivers.base import (
@@ -23,8 +20,9 @@ from moorage.worker.drivers.base import (
     Driver,
     Living,
 )
+from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.environment import process_environment, resolve_secrets
+from moorage.worker.environment import process_environment
 from moorage.worker.member_messages import (
     Ended,
     MemberName,
@@ -36,6 +34,7 @@ from moorage.worker.member_messages import (
 )
 from moorage.worker.output_pages import read_page
 from moorage.worker.policy import Policy
+from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import SHUTS_DOWN, Event, Output, StartMember, Unproven
@@ -44,13 +43,10 @@ from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 log = logging.getLogger("moorage.worker")
 
-#: bytes of output in one frame; the supervisor's pieces are coalesced up to it
-OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
 #: why a job ended that was ended with all that its worker runs, by `moorage up` or a service manager
 WORKER_STOPPED: Final = "its worker was stopped"
 _MIB: Final = 1024 * 1024
 _STREAMS_KEPT: Final[dict[str, Literal["stdout", "stderr"]]] = {"out": "stdout", "err": "stderr"}
-_STREAMS: Final[dict[str, Literal["out", "err"]]] = {"stdout": "out", "stderr": "err"}
 
 
 class ProcessDriver(Driver):
@@ -85,7 +81,7 @@ class ProcessDriver(Driver):
         self._failed: list[tuple[MemberName, int, str]] = []
         self._not_started: list[tuple[MemberName, str]] = []
         self._stuck: list[MemberName] = []
-        self._output = _OutputFrames()
+        self._output = OutputFrames()
 
     async def open(self) -> list[Living]:
         listed = await self._link.open(self._worker, self)
@@ -248,59 +244,6 @@ class ProcessDriver(Driver):
             cpu_milli=(resources.cpu_milli or None) if resources else None,
             memory_bytes=(resources.memory_mib * _MIB or None) if resources else None,
         )
-
-
-class _OutputFrames:
-    """Pieces of output, coalesced by member and stream. Text cut inside a character waits for its other half."""
-
-    def __init__(self) -> None:
-        self._decoders: dict[tuple[MemberName, str], codecs.IncrementalDecoder] = {}
-        self._pieces: dict[tuple[MemberName, str], tuple[int, list[bytes], int]] = {}
-        self._frames: list[tuple[MemberName, bytes]] = []
-
-    def add(self, name: MemberName, event: Output) -> None:
-        at = (name, event.stream)
-        offset, pieces, size = self._pieces.get(at, (event.offset, [], 0))
-        if pieces and (offset + size != event.offset or size + len(event.data) > OUTPUT_FRAME_BYTES_MAX):
-            self._cut(at)
-            offset, pieces, size = event.offset, [], 0
-        pieces.append(event.data)
-        self._pieces[at] = (offset, pieces, size + len(event.data))
-
-    def end(self, name: MemberName, event: ChildEnded) -> None:
-        for stream, size in (("stdout", event.stdout_bytes), ("stderr", event.stderr_bytes)):
-            at = (name, stream)
-            self._cut(at)
-            decoder = self._decoders.pop(at, None)
-            raw = decoder.getstate()[0] if decoder is not None else b""
-            text = decoder.decode(b"", final=True) if decoder is not None else ""
-            self._say(name, stream, size - len(raw), text, raw, end=True)
-
-    def take(self) -> list[tuple[MemberName, bytes]]:
-        for at in list(self._pieces):
-            self._cut(at)
-        frames, self._frames = self._frames, []
-        return frames
-
-    def _cut(self, at: tuple[MemberName, str]) -> None:
-        found = self._pieces.pop(at, None)
-        if found is None:
-            return
-        offset, pieces, _ = found
-        decoder = self._decoders.get(at)
-        if decoder is None:
-            decoder = self._decoders[at] = codecs.getincrementaldecoder("utf-8")("replace")
-        raw = decoder.getstate()[0] + b"".join(pieces)
-        offset += sum(map(len, pieces)) - len(raw)
-        text = decoder.decode(b"".join(pieces))
-        self._say(at[0], at[1], offset, text, raw[: len(raw) - len(decoder.getstate()[0])])
-
-    def _say(self, name: MemberName, stream: str, offset: int, text: str, raw: bytes, *, end: bool = False) -> None:
-        offset = max(offset, 0)
-        data = raw if "\ufffd" in text and text.encode() != raw else None
-        behind = offset + len(raw)
-        frame = frames.Output(name[3], _STREAMS[stream], offset, text, end=end, next=behind, data=data)
-        self._frames.append((name, encode(frame)))
 
 
 def _name_of(key: str) -> MemberName:

@@ -113,8 +113,7 @@ class SupervisorLink:
         try:
             listed = await supervised.list()
             ended = {event.key for event in listed.ended}
-            live = {*listed.waiting, *(each.key for each in listed.running), *(each.key for each in listed.unproven)}
-            others = {key for key in live | ended if not spared(key.partition("|")[0])}
+            others = {key for key in {*listed.living, *ended} if not spared(key.partition("|")[0])}
             if not others:
                 return
             if left := others - ended:
@@ -199,7 +198,7 @@ class SupervisorLink:
     async def _connect(self) -> Supervised:
         try:
             supervised = await Supervised.connect(self.state, arguments=self._arguments)
-            if supervised.protocol < PROTOCOL and not await _has_members(supervised):
+            if supervised.protocol < PROTOCOL and not (await supervised.list()).living:
                 # of the release before, with nothing to live on for: the next one is of ours
                 await supervised.shutdown(0.0)
                 supervised = await Supervised.connect(self.state, arguments=self._arguments)
@@ -219,8 +218,7 @@ class SupervisorLink:
         except OSError as error:
             raise SupervisorMissing(self.state, str(error)) from error
         listed = await supervised.list()
-        living = [*listed.waiting, *(each.key for each in listed.running), *(each.key for each in listed.unproven)]
-        self.keeper.begin(scanned, living)
+        self.keeper.begin(scanned, listed.living)
 
     async def _started(self, begun: list[asyncio.Future[Answer]], members: list[StartMember]) -> None:
         try:
@@ -316,11 +314,6 @@ class SupervisorLink:
             if replaced:
                 listener.on_replaced()
             listener.on_listed(_of_worker(worker, listed))
-
-
-async def _has_members(supervised: Supervised) -> bool:
-    listed = await supervised.list()
-    return bool(listed.waiting or listed.running or listed.unproven)
 
 
 def _boot_of(supervised: Supervised) -> str:

@@ -18,6 +18,11 @@ THERMAL_C: Final = 90
 #: What an idle device's used memory may differ from its baseline, in MiB: less than the smallest CUDA context, more
 #: than what a driver's own bookkeeping moves by.
 FREE_TOLERANCE_MIB: Final = 64
+#: how long a device may keep the memory of whoever is gone before it is quarantined
+FREE_WAIT_S: Final = 10.0
+#: between two looks at a device that is not seen free yet
+PROBE_S: Final = 0.25
+PROBE_QUARANTINED_S: Final = 5.0
 PROCESSES_MAX: Final = 256
 #: comm of NVIDIA MPS's daemon and server: the kernel cuts it at 15 characters
 MPS_COMM: Final = "nvidia-cuda-mps"

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from moorage.schemas.names import worker_slug
+from moorage.worker.proctree import boot_id
 
 #: Makes the machine's name ours: machine-id(5) asks that the raw one is not shown on a network.
 _APPLICATION: Final = b"moorage worker machine"
@@ -47,11 +48,6 @@ def host_facts(state_folder: Path, root: Path = _ROOT) -> HostFacts:
         cpu_milli=cpu_milli(root),
         memory_mib=memory_mib(root),
     )
-
-
-def boot_id(root: Path = _ROOT) -> str:
-    """The kernel's random name of this boot (random(4)): one for all containers of a host."""
-    return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def machine_id(state_folder: Path, root: Path = _ROOT) -> str:

@@ -1,9 +1,8 @@
 """NVIDIA devices through NVML (`pynvml`, loaded when first needed).
 
 Sources: the NVML API reference, and nvidia-smi, with whose answers this one must agree (`tests/gpu`). A library or a
-driver that is not there means no GPUs, which is no error. NVML can hang in the kernel, for one device or for all:
-every call runs in a thread of its own with a time limit, and a device whose last call has not come back is not asked
-again, so that at most one thread a device can be stuck.
+driver that is not there means no GPUs, which is no error. NVML can hang in the kernel, for one device or for all, so
+every look is a question in a thread of its own (`threads`).
 """
 
 from __future__ import annotations
@@ -11,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from moorage.schemas.frames import Device
 from moorage.worker.inventory.base import (
@@ -36,7 +38,7 @@ from moorage.worker.inventory.faults import (
     of_rows,
 )
 from moorage.worker.inventory.nvml_events import NvmlEvents
-from moorage.worker.inventory.threads import in_thread, start_thread
+from moorage.worker.inventory.threads import Question, in_thread, start_thread
 
 OPEN_TIMEOUT_S: Final = 30.0  # a first nvmlInit without persistence mode loads the driver: seconds for each device
 SAMPLE_TIMEOUT_S: Final = 2.0
@@ -65,12 +67,6 @@ class _Handle:
     raw: Any
     memory_version: Any
     baseline_mib: int
-    in_flight: asyncio.Future[SlotReading] | None = None
-    in_flight_until_s: float = 0.0  # the loop's time after which nobody waits for it any more
-
-    @property
-    def asked(self) -> bool:
-        return self.in_flight is not None and not self.in_flight.done()
 
 
 class NvmlInventory:
@@ -84,8 +80,9 @@ class NvmlInventory:
         self._api = api
         self._devices = devices
         self._handles = handles
-        self._proc = proc
-        self._timeout_s = timeout_s
+        self._questions = [
+            Question("nvml-sample", partial(_read_device, api, handle, proc), timeout_s) for handle in handles
+        ]
         self._closed = False
         self._events: NvmlEvents | None = None
         self.faults: Final = faults
@@ -98,13 +95,12 @@ class NvmlInventory:
         return self._handles[slot].baseline_mib
 
     async def sample(self) -> list[SlotReading]:
-        return list(await asyncio.gather(*(self._read(handle) for handle in self._handles)))
+        slots = range(len(self._handles))
+        return list(await asyncio.gather(*(self._reading(slot, self._questions[slot].answer) for slot in slots)))
 
     async def memory_is_free(self, slot: int) -> bool:
-        handle = self._handles[slot]
-        if handle.asked:
-            await self._read(handle)  # began before the question: its answer may be of before the device came free
-        return is_free(await self._read(handle), handle.baseline_mib)
+        reading = await self._reading(slot, self._questions[slot].fresh_answer)
+        return is_free(reading, self._handles[slot].baseline_mib)
 
     def watch(self, report: ReportFault) -> None:
         if self._handles and self._events is None and not self._closed:
@@ -120,7 +116,7 @@ class NvmlInventory:
         if events is not None:
             events.stop()
         # A call that has not come back still uses the library: then leave it to the end of the process.
-        if self._handles and not any(handle.asked for handle in self._handles):
+        if self._handles and not any(question.is_asked for question in self._questions):
 
             def shut_down() -> None:
                 if events is not None:
@@ -129,18 +125,14 @@ class NvmlInventory:
 
             start_thread("nvml-shutdown", shut_down)
 
-    async def _read(self, handle: _Handle) -> SlotReading:
+    async def _reading(self, slot: int, ask: Callable[[], Awaitable[SlotReading]]) -> SlotReading:
         if self._closed:
             return SlotReading(health="unresponsive")
-        loop = asyncio.get_running_loop()
-        if handle.in_flight is None or handle.in_flight.done():
-            handle.in_flight = in_thread("nvml-sample", lambda: _read_device(self._api, handle, self._proc))
-            handle.in_flight_until_s = loop.time() + self._timeout_s
         try:
-            async with asyncio.timeout_at(handle.in_flight_until_s):
-                reading = await asyncio.shield(handle.in_flight)
+            reading = await ask()
         except (TimeoutError, self._api.NVMLError) as error:
             return SlotReading(health="unresponsive", faults=_faults_of_error(self._api, error))
+        handle = self._handles[slot]
         if not reading.processes:
             handle.baseline_mib = min(handle.baseline_mib, reading.memory_used_mib)
         return reading
@@ -201,7 +193,8 @@ def _open(api: Any, sysfs: Path, proc: Path) -> tuple[list[Device], list[_Handle
         devices.append(device)
         handles.append(handle)
     linked = [_linked_devices(api, devices, handles, position) for position in range(len(devices))]
-    return [_with_peers(device, peers) for device, peers in zip(devices, linked, strict=True)], handles, faults
+    devices = [msgspec.structs.replace(device, peers=peers) for device, peers in zip(devices, linked, strict=True)]
+    return devices, handles, faults
 
 
 def _describe(api: Any, raw: Any, index: int, sysfs: Path) -> Device:
@@ -221,21 +214,6 @@ def _describe(api: Any, raw: Any, index: int, sysfs: Path) -> Device:
     )
 
 
-def _with_peers(device: Device, peers: list[int]) -> Device:
-    return Device(
-        device.index,
-        device.vendor,
-        device.name,
-        device.uuid,
-        device.memory_mib,
-        device.pci,
-        device.numa,
-        device.compute,
-        peers,
-        device.mig,
-    )
-
-
 def _linked_devices(api: Any, devices: list[Device], handles: list[_Handle], position: int) -> list[int]:
     """The indices reached over NVLink, directly or through a switch."""
 
@@ -245,7 +223,7 @@ def _linked_devices(api: Any, devices: list[Device], handles: list[_Handle], pos
 
     others = [other for other in range(len(devices)) if other != position]
     # A device that fails here fails again when it is read; the fleet can do without its links.
-    return [devices[other].index for other in others if _ignore_errors(api, lambda other=other: linked(other))]  # type: ignore[misc]
+    return [devices[other].index for other in others if _ignore_errors(api, partial(linked, other))]
 
 
 def _numa_node(pci: str, sysfs: Path) -> int:
@@ -322,12 +300,16 @@ def _processes(api: Any, raw: Any, proc: Path) -> tuple[DeviceProcess, ...]:
         "nvmlDeviceGetMPSComputeRunningProcesses",
         "nvmlDeviceGetGraphicsRunningProcesses",
     ):
-        entries: list[Any] = _optional(api, lambda name=name: getattr(api, name)(raw), [])  # type: ignore[misc]
-        for entry in entries:
+        for entry in _optional(api, partial(_call, api, name, raw), list[Any]()):
             used, pid = entry.usedGpuMemory, int(entry.pid)
             memory_mib = None if used is None else used // _MIB
             found.append(DeviceProcess(pid, _name_of(pid, proc), memory_mib, user_of(pid, proc)))
     return bounded(found)
+
+
+def _call(api: Any, name: str, raw: Any) -> list[Any]:
+    found: list[Any] = getattr(api, name)(raw)  # within what is asked: an older library lacks some of them
+    return found
 
 
 def _name_of(pid: int, proc: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -36,9 +37,14 @@ class Question(Generic[T]):
         async with asyncio.timeout_at(self._until_s):
             return await asyncio.shield(self._flying)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether an answer is awaited now."""
+        return self._flying is not None and not self._flying.done()
+
     async def fresh_answer(self) -> T:
         """An answer to a question asked from now on: one in flight may be of before. Raises as `answer` does."""
-        if self._flying is not None and not self._flying.done():
+        if self.is_asked:
             try:
                 await self.answer()
             except Exception:  # of before; a thread that is stuck makes the next line time out at once
@@ -58,23 +64,17 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
     # Whoever waited may have given up: then nobody is left to be told of an error.
     done.add_done_callback(lambda future: future.cancelled() or future.exception())
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    def settle(outcome: Callable[[], None]) -> None:
+        if not done.done():
+            outcome()
 
     def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
         try:
-            result = work()
+            outcome = partial(done.set_result, work())
         except BaseException as failure:  # whatever it is belongs to the one who waits
-            error = failure
+            outcome = partial(done.set_exception, failure)
         try:
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(settle, outcome)
         except RuntimeError:
             pass  # the loop is closed: nobody waits any more
 

@@ -23,7 +23,7 @@ from typing import Final
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, parse_token
-from moorage.worker.environment import RESERVED, gpu_environment
+from moorage.worker.environment import device_environment
 from moorage.worker.leases import protocol
 from moorage.worker.leases.protocol import FrameRefused, frame, read_answer
 from moorage.worker.proctree import boottime_s
@@ -80,7 +80,9 @@ class BorrowedLease:
         self.mode: Final = granted.mode
         self.simulated: Final = granted.simulated
         #: the variables that show a process exactly these devices (`CUDA_VISIBLE_DEVICES` and its kin)
-        self.environment: Final[Mapping[str, str]] = _environment(granted, spec)
+        self.environment: Final[Mapping[str, str]] = device_environment(
+            granted.devices, granted.mode, spec, simulated=granted.simulated
+        )
         self._on_asked_back = on_asked_back
         self.asked_back: AskedBack | None = None
         self._writer = writer
@@ -232,22 +234,6 @@ def _problem_of(answer: protocol.Answer | None) -> Problem:
     if isinstance(answer, Problem):
         return answer
     return problem("failed-precondition", "the agent closed the connection", next="ask again once it is back")
-
-
-def _environment(granted: protocol.Granted, spec: GpuSpec) -> dict[str, str]:
-    variables = gpu_environment(
-        granted.devices,
-        tenant="",
-        job="",
-        replica=0,
-        attempt=0,
-        fence=0,
-        mode=granted.mode,
-        gpu_spec=spec,
-        simulated=granted.simulated,
-    )
-    shown = {"MOORAGE_GPU_UUIDS", "MOORAGE_GPU_INDICES"}
-    return {name: value for name, value in variables.items() if name in RESERVED or name in shown}
 
 
 def _spec_of(token: str) -> GpuSpec:

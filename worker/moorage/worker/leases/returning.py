@@ -8,16 +8,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from moorage.schemas.gpu import Sharing
-from moorage.worker.inventory.base import Inventory
+from moorage.worker.inventory.base import PROBE_QUARANTINED_S, PROBE_S, Inventory
 from moorage.worker.leases.holder import Holder
 from moorage.worker.pool import GpuLease, GpuPool
 from moorage.worker.proctree import boottime_s, descendants
 
-FREE_WAIT_S: Final = 10.0
 #: who keeps a slot of the pool closed
 CLOSED_BY: Final = "asked back"
-PROBE_S: Final = 0.25
-PROBE_QUARANTINED_S: Final = 5.0
 
 log = logging.getLogger("moorage.worker")
 

@@ -6,9 +6,9 @@ memory is seen back at the idle baseline, and a share of one once the driver lis
 then they stay out of use, in quarantine after `free_wait_s`, as after any job. A process that lives on and keeps a
 context on the device therefore keeps the device.
 
-Borrowers wait in one line, and the first of them in the pool's own line (`GpuPool.claim`): while it waits no placement
-is taken on this host, so it is never overtaken. It gets all of its devices or none. While a process of the host shares
-a device, the fleet places nothing more on that device; other borrowers may share it, within the mode's caps.
+Borrowers wait in one queue, and the first of them in the pool's own (`GpuPool.claim`): while it waits no placement is
+taken on this host, so it is never overtaken. It gets all of its devices or none. While a process of the host shares a
+device, the fleet places nothing more on that device; other borrowers may share it, within the mode's caps.
 
 The uid of the peer must be the agent's own, root, or one of `uids` (SO_PEERCRED of unix(7)). The socket has mode 0600,
 or 0660 with a group.
@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from moorage.schemas.errors import MoorageError, Problem, problem
 from moorage.schemas.gpu import GpuSpec
-from moorage.worker.inventory.base import Inventory
+from moorage.worker.inventory.base import FREE_WAIT_S, Inventory
 from moorage.worker.leases.holder import Holder
 from moorage.worker.leases.offer import check, matching
 from moorage.worker.leases.peer import listen_alone, open_pidfd, watch
@@ -44,7 +44,7 @@ from moorage.worker.leases.protocol import (
     Returned,
     read_request,
 )
-from moorage.worker.leases.returning import FREE_WAIT_S, Returning
+from moorage.worker.leases.returning import Returning
 from moorage.worker.pool import GpuLease, GpuPool
 from moorage.worker.proctree import boottime_s
 from moorage.worker.unix_socket import peer_of
@@ -80,7 +80,7 @@ class LeaseServer:
         self._modes = modes
         self._uids = frozenset({os.geteuid(), 0, *uids})
         self._gid = gid
-        self._line = asyncio.Lock()  # asyncio's is first come, first served
+        self._queue = asyncio.Lock()  # asyncio's is first come, first served
         self._server: asyncio.Server | None = None
         self._holders: set[Holder] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -272,14 +272,14 @@ class LeaseServer:
             self._returning.free(claim.result(), holder)
 
     async def _claim(self, spec: GpuSpec) -> list[GpuLease]:
-        """All that `spec` asks for, in line."""
+        """All that `spec` asks for, in the order of arrival."""
         got: list[GpuLease] = []
         wanted = matching(spec, self._devices)
         try:
-            async with self._line:
+            async with self._queue:
                 while len(got) < spec.count:
                     lease = await self._pool.claim(wanted, spec.effective_sharing)
-                    assert lease is not None  # `_check` saw devices, and a pool never loses any
+                    assert lease is not None  # `check` saw devices, and a pool never loses any
                     got.append(lease)
                     wanted.discard(lease.slot)
         except BaseException:
@@ -289,8 +289,8 @@ class LeaseServer:
         return got
 
 
-def _refusal(message: str, found: object = None) -> Problem:
-    return problem("failed-precondition", message, found=found)
+def _refusal(message: str) -> Problem:
+    return problem("failed-precondition", message)
 
 
 async def _heard(reader: asyncio.StreamReader) -> None:

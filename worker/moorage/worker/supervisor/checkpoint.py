@@ -43,7 +43,7 @@ def takes(pid: int, number: signal.Signals) -> bool | None:
     return bool((masks.get(b"SigCgt:", 0) | blocked) & bit)
 
 
-def tell(main_pid: int, number: signal.Signals) -> int:
+def send_to_takers(main_pid: int, number: signal.Signals) -> int:
     """Signal the topmost processes below (and with) `main_pid` that take it; how many that were, 0 for none yet.
 
     `main_pid` is a child of the caller that is not reaped, so that its number is surely its own.

@@ -44,6 +44,7 @@ from moorage.worker.supervisor.protocol import (
     decode_messages,
     encode_request,
 )
+from moorage.worker.supervisor.state_folder import EXIT_HELD
 from moorage.worker.unix_socket import open_folder, peer_of
 
 CONNECT_S: Final = 10.0
@@ -449,8 +450,6 @@ async def _spawn(state: Path, arguments: Sequence[str]) -> bool:
 
     False when another one holds the folder: that is no error.
     """
-    from moorage.worker.supervisor.main import EXIT_HELD
-
     # It finds what this process found, whatever led here: a virtual environment, PYTHONPATH, an editable install.
     roots = dict.fromkeys(
         str(Path(path).parent) for path in (*moorage.__path__, os.path.dirname(str(msgspec.__file__)))

@@ -26,14 +26,14 @@ from moorage.worker.proctree import (
     read_environ,
     read_process,
 )
-from moorage.worker.supervisor.checkpoint import AGAIN_S, tell
+from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers
+from moorage.worker.supervisor.child import StartRefused, judge, signal_number
 from moorage.worker.supervisor.journal import Over, Record, Running
-from moorage.worker.supervisor.launch import Launches
+from moorage.worker.supervisor.launches import Launches
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
 from moorage.worker.supervisor.output import DRAIN_BYTES_MAX, OutputPump
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
-from moorage.worker.supervisor.spawn import StartRefused, judge, signal_number
 
 RUNNING_MAX: Final = 4096
 HELD_MAX: Final = 16384
@@ -105,8 +105,10 @@ class Jobs:
         member = Member(start=start, child=None, marks=marks_of(start.env))
         self.members[start.key] = member
         try:
-            if len(self.members) > RUNNING_MAX or len(self.members) + len(self.ended) > HELD_MAX:
-                raise StartRefused(errno.EAGAIN, "request", f"the supervisor holds {RUNNING_MAX} members")
+            if len(self.members) > RUNNING_MAX:
+                raise StartRefused(errno.EAGAIN, "request", f"the supervisor runs {RUNNING_MAX} members")
+            if len(self.members) + len(self.ended) > HELD_MAX:
+                raise StartRefused(errno.EAGAIN, "request", f"the supervisor holds {HELD_MAX} members")
             if self.fenced:
                 member.cause = "fence"
                 self._finish(member, "never-ran")
@@ -215,7 +217,7 @@ class Jobs:
             if member.notice_timer.when() <= ends_s:
                 return
             member.notice_timer.cancel()
-        elif not member.told:
+        elif not member.took_checkpoint:
             if member.checkpoint_timer is not None:
                 member.checkpoint_timer.cancel()
             self._checkpoint(member)
@@ -283,8 +285,8 @@ class Jobs:
         assert member.start.checkpoint_signal is not None
         number = signal_number(member.start.checkpoint_signal)
         with contextlib.suppress(OSError):
-            member.told = member.confirmed and tell(member.pid, number) > 0
-        if not member.told:
+            member.took_checkpoint = member.confirmed and send_to_takers(member.pid, number) > 0
+        if not member.took_checkpoint:
             member.checkpoint_timer = self._loop.call_later(AGAIN_S, self._checkpoint, member)
 
     def fence(self, grace_s: float) -> None:

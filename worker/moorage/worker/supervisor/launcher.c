@@ -7,7 +7,7 @@
  * do not touch errno, and reads its batch, which is used again only once the kernel has told that all of its children
  * have left this memory (CLONE_CHILD_CLEARTID). A child that becomes another user gets a copy of the memory instead.
  *
- * Packets, answers and the confirm pipe: see spawn.py. Both ends are one installation on one machine.
+ * Packets, answers and the confirm pipe: see launcher_client.py. Both ends are one installation on one machine.
  */
 
 #define _GNU_SOURCE

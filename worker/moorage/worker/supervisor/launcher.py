@@ -4,11 +4,11 @@ The cost of a clone grows with the memory of the process that is cloned (some 60
 memory), so this file is run by path, with `python -I -S`, and imports nothing but what it needs. Its clones are made
 with CLONE_PARENT: they are the supervisor's children, who reaps them and whose death kills them.
 
-`launcher.c` does the same at a quarter of the price, where a C compiler is there to build it (see `compiled.py`).
+`launcher.c` does the same at a quarter of the price, where a C compiler is there to build it (`compiled_launcher.py`).
 
 It reads packets from a SEQPACKET socket on the lowest descriptor after standard error. What is in a packet, and in the
-answer, stands in `spawn.py`. A child that cannot exec writes (slot, stage, error number), 4 bytes each, in the order
-of this machine, to the confirm pipe, which else closes as it execs.
+answer, stands in `launcher_client.py`. A child that cannot exec writes (slot, stage, error number), 4 bytes each, in
+the order of this machine, to the confirm pipe, which else closes as it execs.
 """
 
 import _socket

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.worker.cgroup import CgroupFolder
+from moorage.worker.supervisor.child import Child
 from moorage.worker.supervisor.output import OutputPump
 from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartMember
-from moorage.worker.supervisor.spawn import Child
 
 
 class State(enum.Enum):
@@ -72,7 +72,7 @@ class Member:
     kill_timer: asyncio.TimerHandle | None = None
     checkpoint_timer: asyncio.TimerHandle | None = None
     notice_timer: asyncio.TimerHandle | None = None
-    told: bool = False
+    took_checkpoint: bool = False
     """Whether somebody in it has taken the checkpoint signal."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     unproven: bool = False

@@ -17,8 +17,6 @@ from moorage.worker.supervisor.protocol import OUTPUT_CHUNK_BYTES_MAX, OUTPUT_FO
 
 DRAIN_BYTES_MAX: Final = 4 * 1024 * 1024
 """After the tree is gone: more than any pipe holds by default (1 MiB at most), so that its rest is surely read."""
-
-
 NOTICE_BYTES_MAX: Final = 96
 """Of the line that a file ends with when not all of its stream is in it."""
 _NOTICE: Final = re.compile(

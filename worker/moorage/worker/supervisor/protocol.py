@@ -223,6 +223,11 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
     ended: tuple[Ended, ...]
     unproven: tuple[Unproven, ...]
 
+    @property
+    def living(self) -> list[str]:
+        """The keys of those that are not proven over."""
+        return [*self.waiting, *(each.key for each in self.running), *(each.key for each in self.unproven)]
+
 
 Event: TypeAlias = Started | Ended | Output | Unproven
 Message: TypeAlias = Hello | Done | Refused | Listed | Event

@@ -19,12 +19,13 @@ from typing import Final, Protocol
 from moorage.worker.cgroup import CgroupBase
 from moorage.worker.disk_room import DiskRoom
 from moorage.worker.proctree import boottime_s
+from moorage.worker.supervisor.child import Child, Request, why_not
 from moorage.worker.supervisor.journal import Record, Starting
 from moorage.worker.supervisor.kit_pool import KitPool
+from moorage.worker.supervisor.launcher_client import CONFIRMATION, STAGES, Launcher, LauncherGone
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
 from moorage.worker.supervisor.output import OutputPump, output_paths
-from moorage.worker.supervisor.spawn import CONFIRMATION, STAGES, Child, Launcher, LauncherGone, Request, why_not
 
 SLICE_MEMBERS_MAX: Final = 16
 CONFIRM_S: Final = 1.0

@@ -1,47 +1,24 @@
-"""The supervisor's side of starting a child: judge the request, then hand it to the launcher process.
+"""A child to be started: judge the request of it, look up what it names, and put it into the launcher's words."""
 
-Why a launcher: a `preexec_fn` costs `subprocess` its vfork, and forking the supervisor itself copies its page tables.
-The launcher, `launcher.c` or else `launcher.py`, is cheap to clone; its clones are the supervisor's own children.
-
-A packet to it is a count of requests (4 bytes, and 4 of padding), then the requests, each padded to 8 bytes, together
-with descriptors: the confirm pipe's, a file in memory, and those whose places the requests name. A count of 0 says that
-the packet is in that file. The answer is as many pids, or negative error numbers, of 4 bytes. All numbers are in the
-order of this machine.
-"""
-
-import array
 import errno
 import os
 import pwd
 import resource
 import signal
-import socket
 import struct
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from moorage.schemas.printable import in_one_line
-from moorage.worker.proctree import STATE_MARK
 from moorage.worker.supervisor import launcher
 from moorage.worker.supervisor.protocol import KEY_CHARS_MAX, StartMember
 
 SEARCH_PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
-PACKET_BODY_BYTES_MAX: Final = 64 * 1024
 SECONDS_MAX: Final = 10 * 365 * 86400.0
 OUTPUT_CAP_BYTES_MAX: Final = 1 << 40
 UID_NONE: Final = (1 << 32) - 1
 """What the kernel takes for no uid at all."""
-CONFIRMATION: Final = struct.Struct("=3i")
-"""(slot, stage, error number) of a child that could not exec."""
-STAGES: Final = {
-    launcher.STAGE_CGROUP: "cgroup",
-    launcher.STAGE_LIMITS: "limits",
-    launcher.STAGE_USER: "user",
-    launcher.STAGE_CWD: "cwd",
-    launcher.STAGE_EXEC: "exec",
-}
 TOLD_CHARS_MAX: Final = 60
 """Of a program, a folder or a PATH in the words for people; all of them together fit a fact's detail."""
 _ENCODING: Final = sys.getfilesystemencoding()
@@ -62,10 +39,6 @@ class StartRefused(Exception):
         self.errno = number
         self.stage = stage
         self.message = message
-
-
-class LauncherGone(Exception):
-    """The launcher process has ended; what it was asked last may or may not have happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,80 +189,3 @@ def _resolve_user(user: str | int) -> Ids | None:
         ids = (entry.pw_uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid))
     # An unprivileged supervisor may start jobs of its own user, but may not call setgroups.
     return None if os.geteuid() != 0 and ids[0] == os.geteuid() else ids
-
-
-class Launcher:
-    """The launcher process and the socket to it."""
-
-    __slots__ = ("_channel", "pid")
-
-    def __init__(self, channel: socket.socket, pid: int) -> None:
-        self._channel = channel
-        self.pid = pid
-
-    @classmethod
-    def start(
-        cls, descriptors_soft: int, descriptors_hard: int, state_mark: str = "", program: str | None = None
-    ) -> "Launcher":
-        """Start it as a child of the calling (main) thread; children get these limits on open files.
-
-        `program` is the compiled one, None for `launcher.py`. Raises `OSError`.
-        It carries the state folder's mark, so that another deployment's supervisor does not take it for what a member
-        of its own may have become.
-        """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            words = [program] if program else [sys.executable, "-I", "-S", str(Path(launcher.__file__))]
-            pid = os.posix_spawn(
-                words[0],
-                [*words, str(descriptors_soft), str(descriptors_hard)],
-                {STATE_MARK: state_mark} if state_mark else {},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), launcher.CHANNEL),
-                ],
-            )
-        ours.setblocking(False)
-        return cls(ours, pid)
-
-    def fileno(self) -> int:
-        return self._channel.fileno()
-
-    def send(self, requests: list[Request], descriptors: list[int]) -> None:
-        """Ask for these children. The first descriptor is the confirm pipe's. Raises `LauncherGone`, `OSError`."""
-        body = b"".join((struct.pack("=ii", len(requests), 0), *requests))
-        memory = -1
-        try:
-            if len(body) > PACKET_BODY_BYTES_MAX:
-                memory = os.memfd_create("moorage-start", os.MFD_CLOEXEC)
-                with open(memory, "wb", closefd=False) as file:
-                    file.write(body)
-                os.lseek(memory, 0, os.SEEK_SET)
-                body = struct.pack("=ii", 0, 0)
-            # The second place is always the memory file's, so that the requests' places hold either way.
-            passed = [descriptors[0], memory if memory >= 0 else descriptors[0], *descriptors[1:]]
-            rights = array.array("i", passed)
-            self._channel.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        except (BrokenPipeError, ConnectionResetError):
-            raise LauncherGone from None
-        finally:
-            if memory >= 0:
-                os.close(memory)
-
-    def receive(self) -> list[int] | None:
-        """The answer to the oldest packet: pids, or negative error numbers. None when there is none yet.
-
-        Raises `LauncherGone`.
-        """
-        try:
-            data = self._channel.recv(launcher.PACKET_BYTES_MAX)
-        except BlockingIOError:
-            return None
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            raise LauncherGone
-        return list(struct.unpack(f"={len(data) // 4}i", data))
-
-    def close(self) -> None:
-        self._channel.close()

@@ -33,23 +33,14 @@ class FormerMembers:
         Raises `OSError` where nothing can be seen, with nothing done: call it again.
         """
         ended: list[Ended] = []
-        scanned = [left for left in self.waiting.values() if _needs_scan(left, self.boot_id)]
-        scan = _NO_SCAN
-        if scanned:
-            marks = [left.starting.marks for left in scanned if left.starting is not None]
-            scan = scan_marks(marks, os.geteuid())
-        places = {id(left): index for index, left in enumerate(scanned)}
+        scan = self._scan()
         for key, left in list(self.waiting.items()):
             starting = left.starting
-            if starting is None or starting.boot_id != self.boot_id:
-                proof: Proof | None = "reboot" if starting is not None else None
-            elif starting.cgroup:
-                proof = self._clear_cgroup(key, starting.cgroup)
-            else:
-                proof = self._clear_marked(key, left, starting, scan, scan.marked.get(places[id(left)], []))
+            if starting is None:
+                self._not_proven(key, (), "the journal has no start of it")
+                continue
+            proof = self._prove(key, starting, left.pid, scan)
             if proof is None:
-                if starting is None:
-                    self._not_proven(key, (), "the journal has no start of it")
                 continue
             del self.waiting[key]
             self.found.pop(key, None)
@@ -59,11 +50,28 @@ class FormerMembers:
                     reason="supervisor-died",
                     proof=proof,
                     pid=left.pid,
-                    started_boottime_s=starting.boottime_s if starting is not None else None,
+                    started_boottime_s=starting.boottime_s,
                     ended_boottime_s=now_boottime_s,
                 )
             )
         return ended
+
+    def _scan(self) -> Scan:
+        """One look through every environment for all those that have no cgroup; none where none needs it."""
+        starts = {key: left.starting for key, left in self.waiting.items()}
+        marks = {
+            key: starting.marks
+            for key, starting in starts.items()
+            if starting is not None and starting.boot_id == self.boot_id and not starting.cgroup
+        }
+        return scan_marks(marks, os.geteuid()) if marks else _NO_SCAN
+
+    def _prove(self, key: str, starting: Starting, pid: int | None, scan: Scan) -> Proof | None:
+        if starting.boot_id != self.boot_id:
+            return "reboot"
+        if starting.cgroup:
+            return self._clear_cgroup(key, starting.cgroup)
+        return self._clear_marked(key, starting, pid, scan)
 
     def drop(self, key: str) -> bool:
         """Give one up on an operator's word. False for a key that does not wait."""
@@ -84,15 +92,13 @@ class FormerMembers:
             self._not_proven(key, (), f"its cgroup cannot be cleared: {error}")
         return None
 
-    def _clear_marked(
-        self, key: str, left: Left, starting: Starting, scan: Scan, marked: list[Process]
-    ) -> Proof | None:
-        found = {process.pid: process for process in marked}
+    def _clear_marked(self, key: str, starting: Starting, main_pid: int | None, scan: Scan) -> Proof | None:
+        found = {process.pid: process for process in scan.marked.get(key, [])}
         own = state_mark_of(starting.marks)
         others = {pid for pid, mark in scan.state_marks.items() if mark != own}  # another deployment's
-        if left.pid is not None:
+        if main_pid is not None:
             for process in scan.others:
-                if process.session == left.pid and process.pid not in others and not _is_older(process, starting):
+                if process.session == main_pid and process.pid not in others and not _is_older(process, starting):
                     found[process.pid] = process
         for process in found.values():
             with contextlib.suppress(OSError):  # it is found again by the next pass
@@ -114,10 +120,6 @@ class FormerMembers:
             self._not_proven(key, doubtful, "the environment of these processes cannot be read")
             return None
         return "scan"
-
-
-def _needs_scan(left: Left, boot_id: str) -> bool:
-    return left.starting is not None and left.starting.boot_id == boot_id and not left.starting.cgroup
 
 
 def _is_older(process: Process, starting: Starting) -> bool:

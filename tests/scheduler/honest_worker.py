@@ -1,0 +1,228 @@
+"""An honest worker for tests of the pure core: it does as a real one would, and knows what it holds and has told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from moorage.schemas.codec import decode_request
+from moorage.schemas.frames import (
+    Device,
+    Fact,
+    FactFrame,
+    FactKind,
+    Held,
+    Hello,
+    Join,
+    Load,
+    Place,
+    Renew,
+    SlotLoad,
+    Unwell,
+    Wanted,
+)
+
+Key = tuple[str, str, int, int]  # tenant, job, replica, fence
+
+
+@dataclass
+class HeldMember:
+    """A member as its worker really holds it."""
+
+    place: Place
+    phase: str  # claimed, running, exited
+    keep: bool
+
+    @property
+    def key(self) -> Key:
+        return (self.place.tenant, self.place.job, self.place.replica, self.place.fence)
+
+
+@dataclass
+class Worker:
+    """An honest worker: its pool decides, its facts are numbered, kept until answered, and repeated at a join."""
+
+    id: str
+    hello: Hello
+    machine: str
+    auto: bool = True  # obeys wanted frames; else the test speaks for it
+    n: int = 0
+    boot: str = "boot-1"
+    session: str = ""
+    reign: int = 0
+    no: int = 0
+    renewals: int = 0
+    loads: int = 0
+    held: dict[Key, HeldMember] = field(default_factory=dict)
+    dead: dict[Key, str] = field(default_factory=dict)
+    gathered: list[Fact] = field(default_factory=list)
+    flying: FactFrame | None = None
+    local: set[int] = field(default_factory=set)  # slots that somebody in the worker's own process claimed
+    waiting: bool = False
+    told: Counter[str] = field(default_factory=Counter)
+    unwell: list[Unwell] = field(default_factory=list)
+    well_n: int = 0
+
+    # -------------------------------------------------------------------------------------------- the pool
+
+    def blocked(self, place: Place) -> bool:
+        """Whether the pool must refuse: a slot is taken, or shared in another mode or by too many."""
+        for slot in place.slots:
+            users = [held for held in self.held.values() if slot in held.place.slots]
+            if slot in self.local:
+                return True
+            if place.mode == "exclusive" and users:
+                return True
+            if place.mode in ("mps", "time-slice") and (
+                any(held.place.mode != place.mode for held in users)
+                or len(users) >= {"mps": 8, "time-slice": 4}[place.mode]
+            ):
+                return True
+        return False
+
+    def say(self, kind: FactKind, place: Place, code: int = 0, detail: str = "") -> None:
+        self.told[kind] += 1
+        self.gathered.append(
+            Fact(kind, place.tenant, place.job, place.replica, place.attempt, place.fence, code, detail)
+        )
+
+    # --------------------------------------------------------------------------------------------- frames
+
+    def obey(self, frame: Wanted) -> None:
+        if frame.session != self.session or frame.reign < self.reign:
+            return
+        self.reign = frame.reign
+        if frame.well:
+            self.unwell = [each for each in self.unwell if each.slot not in frame.well]
+            self.well_n = frame.well_n
+        for place in frame.place:
+            key = (place.tenant, place.job, place.replica, place.fence)
+            if key in self.held or key in self.dead:
+                continue
+            if self.blocked(place):
+                self.dead[key] = "refused"
+                self.say("refused", place, 0, "device-busy")
+                continue
+            keep = decode_request(place.body).on_partition == "keep" and not place.hold
+            self.held[key] = HeldMember(place, "claimed", keep)
+            self.say("claimed", place, 0, f"{self.id}.local:29500" if place.hold and place.replica == 0 else "")
+            if not place.hold:
+                self._start(self.held[key])
+        for start in frame.start:
+            key = (start.tenant, start.job, start.replica, start.fence)
+            held = self.held.get(key)
+            name = Place(start.tenant, start.job, start.replica, start.attempt, start.fence, [], "", True, b"")
+            if held is None:
+                if key not in self.dead:
+                    self.dead[key] = "not-held"
+                    self.say("not-held", name)
+            elif held.phase == "claimed":
+                assert start.master_port == 29500, start
+                self._start(held)
+        for end in frame.end:
+            key = (end.tenant, end.job, end.replica, end.fence)
+            held = self.held.get(key)
+            name = Place(end.tenant, end.job, end.replica, end.attempt, end.fence, [], "", False, b"")
+            if held is None:
+                if self.dead.get(key, "released") == "released":
+                    self.dead[key] = "withdrawn"
+                    self.say("withdrawn", name)
+            elif held.phase == "claimed":
+                del self.held[key]
+                self.dead[key] = "withdrawn"
+                self.say("withdrawn", held.place)
+            elif held.phase == "running":
+                self.finish(key, -15, "end")
+
+    def _start(self, held: HeldMember) -> None:
+        held.phase = "running"
+        self.say("started", held.place)
+
+    def finish(self, key: Key, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
+        held = self.held[key]
+        held.phase = "exited"
+        self.dead[key] = "exited"
+        self.say("exited", held.place, code, detail)
+        if freed:
+            self.free(key)
+
+    def free(self, key: Key) -> None:
+        self.say("freed", self.held.pop(key).place)
+
+    def fence(self) -> None:
+        """The lease ran out: everything that does not keep through a partition is ended here and now."""
+        for key, held in list(self.held.items()):
+            if held.phase == "running" and not held.keep:
+                self.finish(key, -9, "fence")
+            elif held.phase == "claimed":
+                del self.held[key]
+                self.dead[key] = "released"
+        self.session = ""
+
+    def die(self) -> None:
+        """The machine restarts: nothing runs, the journal's facts are kept."""
+        for key, held in list(self.held.items()):
+            if held.phase == "running":
+                self.finish(key, -9, "lost")
+            elif held.phase == "claimed":
+                self.dead[key] = "released"
+        self.held.clear()
+        self.boot = f"boot-{self.n + 2}"
+        self.session = ""
+
+    def join_frame(self) -> Join:
+        self.n += 1
+        if self.flying is not None:
+            self.gathered = [*self.flying.facts, *self.gathered]
+            self.flying = None
+        return Join(self.machine, self.boot, self.n, self.hello, facts=list(self.gathered), holding=self.holding())
+
+    def joined(self, session: str, facts: int) -> None:
+        self.session = session
+        self.no = 0
+        self.renewals = 0
+        self.flying = None
+        del self.gathered[:facts]
+
+    def holding(self) -> list[Held]:
+        return [
+            Held(h.place.tenant, h.place.job, h.place.replica, h.place.attempt, h.place.fence, h.phase)
+            for h in self.held.values()
+        ]
+
+    def renew_frame(self) -> Renew:
+        self.renewals += 1
+        return Renew(
+            self.session,
+            self.renewals,
+            self.no,
+            held=self.holding(),
+            busy=sorted(self.local),
+            waiting=self.waiting,
+            unwell=self.unwell,
+            well_n=self.well_n,
+        )
+
+    def fact_frame(self) -> FactFrame | None:
+        if self.flying is None and self.gathered:
+            self.flying = FactFrame(self.session, self.no + 1, self.gathered)
+            self.gathered = []
+        return self.flying
+
+    def fact_answered(self, no: int) -> None:
+        if self.flying is not None and no >= self.flying.no:
+            self.no, self.flying = self.flying.no, None
+
+    def load_frame(self, **sick: str) -> Load:
+        """`s0="ecc"` makes slot 0 sick; `f0="pid 7"` says that somebody outside holds it."""
+        self.loads += 1
+        slots = [
+            SlotLoad(device.index, health=sick.get(f"s{slot}", "ok"), foreign=sick.get(f"f{slot}", ""))
+            for slot, device in enumerate(self.hello.gpu_pool)
+        ]
+        return Load(self.id, self.boot, self.loads, self.loads, gpu_pool=slots)
+
+
+def devices(worker: str, models: Iterable[str], vendor: str = "nvidia", memory_mib: int = 81_559) -> list[Device]:
+    return [Device(i, vendor, model, f"GPU-{worker}-{i}", memory_mib) for i, model in enumerate(models)]

@@ -1,0 +1,77 @@
+"""How a handler is called: as a task, in a thread of its own, or at once; whatever it raises is its own result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from moorage.worker.handler_context import HandlerContext
+
+#: a coroutine function, or a plain one for a thread; its result is bytes, text, what JSON can hold, or None
+Handler = Callable[[HandlerContext], Awaitable[object]] | Callable[[HandlerContext], object]
+
+
+class Exited(msgspec.Struct, frozen=True):
+    """Instead of a result: the function asked the whole process to exit."""
+
+    error: SystemExit
+
+
+async def contained(work: Awaitable[object]) -> object:
+    """`sys.exit` in a task ends the event loop, and so the service, for one job's bad words (argparse says it so)."""
+    try:
+        return await work
+    except SystemExit as error:
+        return Exited(error)
+
+
+def words_of(error: BaseException) -> str:
+    """In a line or so; some errors cannot say what they are."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as broken:
+        return f"{type(error).__name__}, whose text raises {type(broken).__name__}"
+
+
+def in_thread(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
+    """Call a plain function in a thread of its own: a pool's threads could all be held by functions that hang, and
+    those of asyncio's pool are waited for at the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[object] = loop.create_future()
+
+    def call() -> None:
+        came = _outcome(handler, context)
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            loop.call_soon_threadsafe(_settle, future, *came)
+
+    try:
+        threading.Thread(target=call, name=f"handler {context.job}", daemon=True).start()
+    except RuntimeError as error:  # no room for one more: this job's failure alone
+        future.set_exception(error)
+    return future
+
+
+def at_once(handler: Handler, context: HandlerContext) -> asyncio.Future[object]:
+    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    _settle(future, *_outcome(handler, context))
+    return future
+
+
+def _outcome(handler: Handler, context: HandlerContext) -> tuple[object, BaseException | None]:
+    try:
+        return handler(context), None
+    except StopIteration as stop:  # a future cannot hold it
+        return None, RuntimeError(f"the handler raised {stop!r}")
+    except BaseException as caught:
+        return None, caught
+
+
+def _settle(future: asyncio.Future[object], value: object, error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,68 @@
+"""A member's output on its way to the log subject: the supervisor's pieces, put together into frames of text."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Final, Literal
+
+from moorage.schemas import frames
+from moorage.schemas.codec import encode
+from moorage.worker.member_messages import MemberName
+from moorage.worker.supervisor.protocol import Ended, Output
+
+#: bytes of output in one frame; the supervisor's pieces are coalesced up to it
+OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
+_STREAMS: Final[dict[str, Literal["out", "err"]]] = {"stdout": "out", "stderr": "err"}
+
+
+class OutputFrames:
+    """Pieces of output, coalesced by member and stream. Text cut inside a character waits for its other half."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[tuple[MemberName, str], codecs.IncrementalDecoder] = {}
+        self._pieces: dict[tuple[MemberName, str], tuple[int, list[bytes], int]] = {}
+        self._frames: list[tuple[MemberName, bytes]] = []
+
+    def add(self, name: MemberName, event: Output) -> None:
+        at = (name, event.stream)
+        offset, pieces, size = self._pieces.get(at, (event.offset, [], 0))
+        if pieces and (offset + size != event.offset or size + len(event.data) > OUTPUT_FRAME_BYTES_MAX):
+            self._cut(at)
+            offset, pieces, size = event.offset, [], 0
+        pieces.append(event.data)
+        self._pieces[at] = (offset, pieces, size + len(event.data))
+
+    def end(self, name: MemberName, event: Ended) -> None:
+        for stream, size in (("stdout", event.stdout_bytes), ("stderr", event.stderr_bytes)):
+            at = (name, stream)
+            self._cut(at)
+            decoder = self._decoders.pop(at, None)
+            raw = decoder.getstate()[0] if decoder is not None else b""
+            text = decoder.decode(b"", final=True) if decoder is not None else ""
+            self._say(name, stream, size - len(raw), text, raw, end=True)
+
+    def take(self) -> list[tuple[MemberName, bytes]]:
+        for at in list(self._pieces):
+            self._cut(at)
+        frames, self._frames = self._frames, []
+        return frames
+
+    def _cut(self, at: tuple[MemberName, str]) -> None:
+        found = self._pieces.pop(at, None)
+        if found is None:
+            return
+        offset, pieces, _ = found
+        decoder = self._decoders.get(at)
+        if decoder is None:
+            decoder = self._decoders[at] = codecs.getincrementaldecoder("utf-8")("replace")
+        raw = decoder.getstate()[0] + b"".join(pieces)
+        offset += sum(map(len, pieces)) - len(raw)
+        text = decoder.decode(b"".join(pieces))
+        self._say(at[0], at[1], offset, text, raw[: len(raw) - len(decoder.getstate()[0])])
+
+    def _say(self, name: MemberName, stream: str, offset: int, text: str, raw: bytes, *, end: bool = False) -> None:
+        offset = max(offset, 0)
+        data = raw if "\ufffd" in text and text.encode() != raw else None
+        behind = offset + len(raw)
+        frame = frames.Output(name[3], _STREAMS[stream], offset, text, end=end, next=behind, data=data)
+        self._frames.append((name, encode(frame)))

@@ -1,0 +1,115 @@
+"""The secrets that a request names: one small file each, in a folder of the worker's host that only its agent reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.job import Secret
+from moorage.worker.environment import JobEnvironment
+
+SECRET_BYTES_MAX: Final = 32 * 1024
+_SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+SecretFault = Literal["name", "folder", "missing", "not-a-file", "readable-by-others", "too-large", "not-text"]
+
+
+class SecretRefused(MoorageError):
+    """A secret cannot be resolved. Holds its name and what is wrong; never a byte of its value."""
+
+    def __init__(self, name: str, fault: SecretFault) -> None:
+        self.name: Final = name
+        self.fault: Final[SecretFault] = fault
+        super().__init__(problem("failed-precondition", f"secret {name[:80]!r}: {_SECRET_FAULTS[fault]}", found=fault))
+
+
+_SECRET_FAULTS: Final[dict[SecretFault, str]] = {
+    "name": "a name has 1..128 letters, digits, '_', '.', '-' and is not '.' or '..'",
+    "folder": "the worker's folder of secrets is missing, or others may write to it",
+    "missing": "there is no such file in the worker's folder of secrets",
+    "not-a-file": "it is not a regular file",
+    "readable-by-others": "its file must be readable by its owner alone (mode 0600 or 0400)",
+    "too-large": f"it has more than {SECRET_BYTES_MAX} bytes",
+    "not-text": "it is not UTF-8 text without NUL",
+}
+
+
+def resolve_secrets(requested: Mapping[str, str | Secret], folder: Path | None) -> JobEnvironment:
+    """The request's variables with each secret read from the file of that name in `folder`.
+
+    The folder is one that only the agent reads; nobody else may be able to write to it, and each file must be
+    readable by its owner alone. One newline at the end of a file is dropped. At most `SECRET_BYTES_MAX` bytes.
+    Raises SecretRefused.
+    """
+    return JobEnvironment(
+        (name, value if isinstance(value, str) else _read_secret(value.secret, folder))
+        for name, value in requested.items()
+    )
+
+
+def trouble_with_secrets(folder: Path) -> str:
+    """Why no secret, or which one, could be read from this folder now; "" where nothing stands in the way."""
+    try:
+        mode = folder.stat().st_mode
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}"
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{folder} may be written to by others (mode {stat.S_IMODE(mode):o})"
+    for name in names:
+        if name.startswith(".") or not _SECRET_NAME.fullmatch(name):
+            continue  # nobody's secret
+        try:
+            _read_secret(name, folder)
+        except SecretRefused as refused:
+            return str(refused)
+    return ""
+
+
+def _read_secret(name: str, folder: Path | None) -> str:
+    if not _SECRET_NAME.fullmatch(name) or name in (".", ".."):
+        raise SecretRefused(name, "name")
+    if folder is None:
+        raise SecretRefused(name, "folder")
+    try:
+        folder_number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        raise SecretRefused(name, "folder") from None
+    try:
+        if os.fstat(folder_number).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise SecretRefused(name, "folder")
+        return _read_secret_file(name, folder_number)
+    finally:
+        os.close(folder_number)
+
+
+def _read_secret_file(name: str, folder_number: int) -> str:
+    try:
+        # Non-blocking, so that a FIFO cannot hold the agent up before it is looked at.
+        number = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder_number)
+    except OSError:
+        raise SecretRefused(name, "missing") from None
+    try:
+        about = os.fstat(number)
+        if not stat.S_ISREG(about.st_mode):
+            raise SecretRefused(name, "not-a-file")
+        if about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise SecretRefused(name, "readable-by-others")
+        with open(number, "rb", closefd=False) as file:
+            value = file.read(SECRET_BYTES_MAX + 1)
+    finally:
+        os.close(number)
+    if len(value) > SECRET_BYTES_MAX:
+        raise SecretRefused(name, "too-large")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        raise SecretRefused(name, "not-text") from None
+    if "\0" in text:
+        raise SecretRefused(name, "not-text")
+    return text.removesuffix("\n")

@@ -1,0 +1,307 @@
+"""`Supervisor`: the members of one state folder, the agents connected to it, and the journal that outlives both."""
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+from moorage.worker.cgroup import CgroupBase
+from moorage.worker.proctree import boot_id, boottime_s, read_process
+from moorage.worker.supervisor.boottime_timer import BoottimeTimer
+from moorage.worker.supervisor.former_members import FormerMembers
+from moorage.worker.supervisor.jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
+from moorage.worker.supervisor.journal import Forgotten, Journal, Over, Record, read_journal, records_of
+from moorage.worker.supervisor.log import log
+from moorage.worker.supervisor.output import output_path
+from moorage.worker.supervisor.protocol import (
+    JOURNAL_NAME,
+    PROTOCOL,
+    SHUTS_DOWN,
+    Done,
+    End,
+    Ended,
+    Event,
+    Fence,
+    Forget,
+    Hello,
+    List,
+    Listed,
+    Message,
+    Ping,
+    Refused,
+    Request,
+    Shutdown,
+    Start,
+)
+from moorage.worker.supervisor.server import Connection
+from moorage.worker.supervisor.state_folder import state_mark
+
+CONNECTIONS_MAX: Final = 8
+LINGER_S: Final = 30.0
+"""A supervisor that nobody is connected to and that has no member waits so long for its agent, then ends."""
+
+
+class Supervisor:
+    """Everything of one state folder. Made inside the running loop."""
+
+    def __init__(
+        self,
+        state: Path,
+        cgroups: CgroupBase | None,
+        descriptors: tuple[int, int],
+        linger_s: float = LINGER_S,
+        program: str | None = None,
+    ) -> None:
+        """Raises `OSError`."""
+        self.finished = asyncio.Event()
+        self._linger_s = linger_s
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._state = state
+        self._loop = asyncio.get_running_loop()
+        self._cgroups = cgroups
+        self._connections: list[Connection] = []
+        self._records: list[Record] = []
+        self._flushing = False
+        self._shutdowns: list[tuple[Connection, int]] = []
+        self._shutting_down = False
+        machine_boot = boot_id()
+        left = read_journal(state / JOURNAL_NAME)
+        self._former = FormerMembers(machine_boot, {key: entry for key, entry in left.items() if entry.ended is None})
+        self._former_since_s = self._loop.time()
+        self._former_told = False
+        self._journal = Journal(state / JOURNAL_NAME, records_of(left))
+        self.jobs = Jobs(
+            state=state,
+            state_mark=state_mark(state),
+            boot_id=machine_boot,
+            cgroups=cgroups,
+            descriptors=descriptors,
+            emit=self._emit,
+            record=self._records.append,
+            write_ahead=self._write_ahead,
+            program=program,
+        )
+        self.jobs.ended.update((key, entry.ended) for key, entry in left.items() if entry.ended is not None)
+        me = read_process(os.getpid())
+        assert me is not None
+        self._hello = Hello(
+            protocol=PROTOCOL,
+            pid=me.pid,
+            boot_id=machine_boot,
+            start_ticks=me.start_ticks,
+            cgroup=cgroups.path if cgroups is not None else None,
+            controllers=cgroups.controllers if cgroups is not None else (),
+        )
+        if cgroups is not None:
+            cgroups.kill_former()
+        self._fence_grace_s = 0.0
+        self._fence_timer = BoottimeTimer(self._loop, self._fence_passed)
+        self._clear_former(CLEAR_DELAY_S_MIN)
+        self._linger()
+
+    # -- what is said, and what is kept of it
+
+    def _emit(self, event: Event) -> None:
+        for connection in self._connections:
+            connection.say(event)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Once a turn: the journal first, so that nothing told is lost with this process."""
+        self._flushing = False
+        if self.finished.is_set():
+            return
+        self._journal_records()
+        for connection in list(self._connections):
+            connection.flush()
+        if not self._connections and self._linger_timer is None:
+            self._linger()  # the last member may have ended
+        if self._shutting_down and not self.jobs.members:
+            self._finish()
+
+    def _journal_records(self) -> None:
+        if not self._records:
+            return
+        records = list(self._records)
+        self._records.clear()
+        try:
+            self._journal.append(records)
+            if self._journal.wants_compaction:
+                self._journal.compact(records_of(read_journal(self._state / JOURNAL_NAME)))
+        except OSError as error:
+            # An end that is not kept is told by the next supervisor as `supervisor-died`.
+            log(f"journal: {error}")
+
+    def _write_ahead(self, records: list[Record]) -> None:
+        self._journal_records()
+        self._journal.append(records)
+
+    # -- the former supervisor's members
+
+    def _clear_former(self, delay_s: float) -> None:
+        proven: list[Ended] = []
+        try:
+            proven = self._former.clear(boottime_s())
+        except OSError as error:  # no descriptor to look with: look again
+            log(f"cannot see what the last supervisor left: {error}")
+        for ended in proven:
+            self.jobs.ended[ended.key] = ended
+            self._records.append(Over(ended=ended))
+            self._emit(ended)
+        if not self._former.waiting or self.finished.is_set():
+            return
+        if not self._former_told and self._loop.time() - self._former_since_s >= UNPROVEN_AFTER_S:
+            self._former_told = True
+            for unproven in self._former.found.values():
+                self._emit(unproven)
+        later_s = min(2 * delay_s, 10 * CLEAR_DELAY_S_MAX)
+        self._loop.call_later(delay_s, self._clear_former, later_s)
+
+    # -- connections
+
+    def opened(self, connection: Connection) -> bool:
+        """A new connection; False when there are too many."""
+        if len(self._connections) >= CONNECTIONS_MAX:
+            return False
+        self._connections.append(connection)
+        self._linger()
+        connection.say(self._hello)
+        self._flush_soon()
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        """The connection has ended; members and deadlines stay as they are."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+        self._linger()
+
+    def asked(self, connection: Connection, request: Request) -> None:
+        """Carry out one request. Its answer follows the events it causes at once."""
+        answer: Message = Done(n=request.n)
+        match request:
+            case Start():
+                answer = self._start(request)
+            case End():
+                for member in request.members:
+                    grace_s, notice_s = max(0.0, member.grace_s), max(0.0, member.notice_s)
+                    self.jobs.end(member.key, "end", grace_s, member.why, notice_s)
+            case Fence():
+                answer = self._fence(request)
+            case List():
+                answer = self._listed(request.n)
+            case Forget():
+                self._forget(request)
+            case Ping():
+                pass
+            case Shutdown() if request.idle_only and not self._idle:
+                answer = Refused(n=request.n, code="busy", message="it has members")
+            case Shutdown():
+                self._shutdowns.append((connection, request.n))
+                self.shut_down(max(0.0, request.grace_s))
+                return
+        connection.say(answer)
+        self._flush_soon()
+
+    def _start(self, request: Start) -> Message:
+        if self._shutting_down:
+            return Refused(n=request.n, code="shutting-down", message="the supervisor is shutting down")
+        former = [member.key for member in request.members if member.key in self._former.waiting]
+        if former:
+            return Refused(n=request.n, code="unproven", message=f"not proven over yet: {former[0]}")
+        self.jobs.start(request.members)
+        return Done(n=request.n)
+
+    def _fence(self, request: Fence) -> Message:
+        deadline_s = request.deadline_boottime_s
+        if not (request.grace_s >= 0 and (deadline_s is None or 0 <= deadline_s < 1e9)):
+            return Refused(n=request.n, code="invalid-argument", message="deadline or grace out of bounds")
+        self._fence_grace_s = request.grace_s
+        if deadline_s is None or deadline_s > boottime_s():
+            self.jobs.fenced = False
+            self._fence_timer.arm(deadline_s)
+        else:
+            self._fence_timer.arm(None)
+            self._fence_passed()
+        return Done(n=request.n)
+
+    def _fence_passed(self) -> None:
+        log("the fence deadline passed")
+        self.jobs.fence(self._fence_grace_s)
+
+    def _listed(self, n: int) -> Listed:
+        members = self.jobs.members.values()
+        return Listed(
+            n=n,
+            waiting=tuple(member.key for member in members if not member.confirmed),
+            running=tuple(self.jobs.started(member) for member in members if member.confirmed),
+            ended=tuple(self.jobs.ended.values()),
+            unproven=(*self.jobs.unproven.values(), *self._former.found.values()),
+        )
+
+    def _forget(self, request: Forget) -> None:
+        keys = [key for key in request.keys if self.jobs.ended.pop(key, None) is not None]
+        if request.unproven:
+            keys += [key for key in request.keys if self._former.drop(key)]
+        if not keys:
+            return
+        self._records.append(Forgotten(keys=tuple(keys)))
+        if not request.keep_output:
+            for key in keys:
+                for stream in ("stdout", "stderr"):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(output_path(self._state, key, stream))
+
+    # -- the end
+
+    @property
+    def _idle(self) -> bool:
+        return not self.jobs.members and not self._former.waiting
+
+    def _linger(self) -> None:
+        """With no agent and no member there is nothing to keep alive: end, a while after both are so.
+
+        The ends that nobody took stay in the journal, where the next supervisor finds them.
+        """
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+        if not self._connections and self._idle and not self._shutting_down:
+            self._linger_timer = self._loop.call_later(self._linger_s, self._lingered)
+
+    def _lingered(self) -> None:
+        self._linger_timer = None
+        if not self._connections and self._idle:
+            log(f"no agent and no member for {self._linger_s:g} s: ending")
+            self._finish()
+
+    def shut_down(self, grace_s: float) -> None:
+        """End every member with at most this grace, then finish."""
+        if not self._shutting_down:
+            self._shutting_down = True
+            self._loop.call_later(grace_s + UNPROVEN_AFTER_S, self._finish)
+        for member in list(self.jobs.members.values()):
+            self.jobs.end(member.key, "end", min(grace_s, member.start.grace_s), SHUTS_DOWN)
+        self._flush_soon()
+
+    def _finish(self) -> None:
+        if self.finished.is_set():
+            return
+        self.finished.set()
+        self._journal_records()
+        for connection, n in self._shutdowns:
+            connection.say(Done(n=n))
+        for connection in list(self._connections):
+            connection.flush()
+            connection.close()
+        self._fence_timer.close()
+        self.jobs.launches.close()
+        self._journal.close()
+        if self._cgroups is not None:
+            with contextlib.suppress(OSError):
+                self._cgroups.remove()
