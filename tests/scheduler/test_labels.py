@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
-from moorage.scheduler.core import fleet
+from moorage.scheduler.core import fleet, shape
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.rank.table import HostTable, nearly
@@ -14,6 +15,7 @@ from moorage.scheduler.core.state import QUEUED
 from tests.scheduler.driving import Driving
 
 HOSTS = 12
+MIB = 1024 * 1024
 
 
 def named(hosts: int = HOSTS, ranker: str = "fragments", gpus: int = 1) -> Driving:
@@ -166,3 +168,39 @@ def _check(drive: Driving, asked: dict[str, dict[str, list[str]]]) -> None:
         elif replica.state == QUEUED:
             most = max((hosts[num].open.bit_count() for num in able), default=0)
             assert most < engine.shape_of(job).count, f"{name} waits beside free GPUs"
+
+
+def many_labels(number: int, keys: int, values: int, chars: int = 8) -> dict[str, list[str]]:
+    return {f"k{number}-{key}": [f"{number}-{key}-{at}".rjust(chars, "x") for at in range(values)] for key in range(keys)}
+
+
+def test_refused_requests_with_ever_other_labels_make_nothing_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape, "LABEL_BYTES_MAX", 2 * MIB)
+    drive = Driving()
+    drive.submit("j", gpu={"count": 1})
+
+    def flood(first: int, last: int) -> None:
+        for number in range(first, last):
+            assert drive.submit("j", requires=many_labels(number, 16, 16))["code"] == "conflict"
+
+    flood(0, 200)
+    tracemalloc.start()
+    try:
+        flood(200, 800)
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert grown < 6 * MIB, f"{grown} bytes for requests of which none was accepted"
+
+
+@pytest.mark.parametrize("labels", [many_labels(0, 5, 52), many_labels(0, 1, 1, chars=257)])
+def test_more_labels_than_a_request_is_counted_for_are_refused(labels: dict[str, list[str]]) -> None:
+    answer = Driving().submit("j", requires=labels)
+    assert (answer["code"], answer["field"]) == ("invalid-argument", "$.requires")
+
+
+def test_a_warning_names_few_of_many_labels() -> None:
+    drive = Driving()
+    drive.worker("w", 1)
+    [warning] = drive.submit("j", requires={"zone": [f"z{at:02}" for at in range(64)]})["warnings"]
+    assert "zone=z00 or zone=z01 or zone=z02 or …: " in warning

@@ -17,6 +17,9 @@ TEXT_BYTES_MAX: Final = 32 * 1024
 DURATION_S_MAX: Final = 366 * 86400.0
 RETRIES_MAX: Final = 1000
 LABELS_MAX: Final = 64
+#: values that `requires` lists in all, and characters of one: more take more memory than the request is counted for
+REQUIRED_MAX: Final = 256
+REQUIRED_CHARS_MAX: Final = 256
 CHECKPOINT_SIGNALS: Final = (
     "SIGUSR1",
     "SIGUSR2",
@@ -131,7 +134,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     priority: int = 50  # 0..100, higher first
     gpu: GpuSpec | None = None  # null asks for no GPU
     resources: Resources | None = None  # of the host, for each replica; null counts none
-    requires: dict[str, list[str]] = {}  # a worker's labels: each must have one of these values
+    #: a worker's labels: each must have one of these values, at most 256 in all and of 256 characters
+    requires: dict[str, list[str]] = {}
     run: Run | None = None  # required
     driver_config: dict[str, Any] = {}  # for one driver each, as `{"handler": {"input": …}}`
     deadline_s: float | None = None  # for the whole job, from its acceptance
@@ -201,6 +205,16 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return f"checkpoint_signal must be one of {', '.join(CHECKPOINT_SIGNALS)}"
         if run.timeout_s is not None and run.checkpoint_before_s >= run.timeout_s:
             return f"checkpoint_before_s must be below timeout_s = {run.timeout_s:g}"
+        return ""
+
+    @property
+    def requires_trouble(self) -> str:
+        """Why `requires` lists too much, empty for nothing: asked at admission, not of what was accepted."""
+        values = [value for values in self.requires.values() for value in values]
+        if len(values) > REQUIRED_MAX:
+            return f"requires may list {REQUIRED_MAX} values in all, found {len(values)}"
+        if any(len(value) > REQUIRED_CHARS_MAX for value in values):
+            return f"requires may list values of at most {REQUIRED_CHARS_MAX} characters"
         return ""
 
     @property
