@@ -249,6 +249,10 @@ async def test_the_doctor_looks_at_the_folder_of_secrets(tmp_path: Path, nats_ur
     (folder / "hf").chmod(0o600)
     (folder / "..data").mkdir()
     assert (await found())[0] == "ok"
+    settings.write_text(f'[worker]\nsecrets_dir = "{folder}"\nprograms_for = {{ vision = "/opt/*" }}\n')
+    assert (await found())[2] == f"{folder}: every tenant may name every secret there"
+    settings.write_text(settings.read_text() + 'secrets_for = { vision = "vision-*" }\n')
+    assert (await found())[0] == "ok"
     folder.chmod(0o770)
     assert "may be written to by others" in (await found())[2]
 

@@ -171,7 +171,8 @@ def _check(drive: Driving, asked: dict[str, dict[str, list[str]]]) -> None:
 
 
 def many_labels(number: int, keys: int, values: int, chars: int = 8) -> dict[str, list[str]]:
-    return {f"k{number}-{key}": [f"{number}-{key}-{at}".rjust(chars, "x") for at in range(values)] for key in range(keys)}
+    words = [[f"{number}-{key}-{at}".rjust(chars, "x") for at in range(values)] for key in range(keys)]
+    return {f"k{number}-{key}": of_key for key, of_key in enumerate(words)}
 
 
 def test_refused_requests_with_ever_other_labels_make_nothing_grow(monkeypatch: pytest.MonkeyPatch) -> None:
