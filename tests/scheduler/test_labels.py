@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -175,14 +177,23 @@ def many_labels(number: int, keys: int, values: int, chars: int = 8) -> dict[str
     return {f"k{number}-{key}": of_key for key, of_key in enumerate(words)}
 
 
-def test_refused_requests_with_ever_other_labels_make_nothing_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shape, "LABEL_BYTES_MAX", 2 * MIB)
+def long_driver(number: int) -> dict[str, Any]:
+    return {"run": {"argv": ["true"], "driver": f"{number}".rjust(20_000, "d")}}
+
+
+@pytest.mark.parametrize(
+    "asked", [lambda number: {"requires": many_labels(number, 16, 16)}, long_driver], ids=["labels", "driver"]
+)
+def test_refused_requests_with_ever_other_words_make_nothing_grow(
+    monkeypatch: pytest.MonkeyPatch, asked: Callable[[int], dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(shape, "WORD_BYTES_MAX", 2 * MIB)
     drive = Driving()
     drive.submit("j", gpu={"count": 1})
 
     def flood(first: int, last: int) -> None:
         for number in range(first, last):
-            assert drive.submit("j", requires=many_labels(number, 16, 16))["code"] == "conflict"
+            assert drive.submit("j", **asked(number))["code"] in ("conflict", "invalid-argument")
 
     flood(0, 200)
     tracemalloc.start()
@@ -194,10 +205,18 @@ def test_refused_requests_with_ever_other_labels_make_nothing_grow(monkeypatch: 
     assert grown < 6 * MIB, f"{grown} bytes for requests of which none was accepted"
 
 
-@pytest.mark.parametrize("labels", [many_labels(0, 5, 52), many_labels(0, 1, 1, chars=257)])
-def test_more_labels_than_a_request_is_counted_for_are_refused(labels: dict[str, list[str]]) -> None:
-    answer = Driving().submit("j", requires=labels)
-    assert (answer["code"], answer["field"]) == ("invalid-argument", "$.requires")
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"requires": many_labels(0, 5, 52)}, "$.requires"),
+        ({"requires": many_labels(0, 1, 1, chars=257)}, "$.requires"),
+        ({"run": {"argv": ["true"], "driver": "d" * 257}}, "$.run.driver"),
+        ({"gpu": {"vendor": "v" * 257}}, "$.gpu.vendor"),
+    ],
+)
+def test_more_words_than_a_request_is_counted_for_are_refused(asked: dict[str, Any], field: str) -> None:
+    answer = Driving().submit("j", **asked)
+    assert (answer["code"], answer["field"]) == ("invalid-argument", field)
 
 
 def test_a_warning_names_few_of_many_labels() -> None:

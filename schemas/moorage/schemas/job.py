@@ -17,9 +17,10 @@ TEXT_BYTES_MAX: Final = 32 * 1024
 DURATION_S_MAX: Final = 366 * 86400.0
 RETRIES_MAX: Final = 1000
 LABELS_MAX: Final = 64
-#: values that `requires` lists in all, and characters of one: more take more memory than the request is counted for
+#: values that `requires` lists in all, and characters of one, of a driver and of a vendor: more would take more memory
+#: than the request is counted for
 REQUIRED_MAX: Final = 256
-REQUIRED_CHARS_MAX: Final = 256
+WORD_CHARS_MAX: Final = 256
 CHECKPOINT_SIGNALS: Final = (
     "SIGUSR1",
     "SIGUSR2",
@@ -208,14 +209,19 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return ""
 
     @property
-    def requires_trouble(self) -> str:
-        """Why `requires` lists too much, empty for nothing: asked at admission, not of what was accepted."""
+    def length_trouble(self) -> tuple[str, str]:
+        """A field of what is asked of a host that says too much, and why; empty for none: asked at admission, not of
+        what was accepted."""
+        if len(self.workload.driver) > WORD_CHARS_MAX:
+            return "run.driver", f"driver may have at most {WORD_CHARS_MAX} characters"
+        if self.gpu is not None and self.gpu.vendor is not None and len(self.gpu.vendor) > WORD_CHARS_MAX:
+            return "gpu.vendor", f"vendor may have at most {WORD_CHARS_MAX} characters"
         values = [value for values in self.requires.values() for value in values]
         if len(values) > REQUIRED_MAX:
-            return f"requires may list {REQUIRED_MAX} values in all, found {len(values)}"
-        if any(len(value) > REQUIRED_CHARS_MAX for value in values):
-            return f"requires may list values of at most {REQUIRED_CHARS_MAX} characters"
-        return ""
+            return "requires", f"requires may list {REQUIRED_MAX} values in all, found {len(values)}"
+        if any(len(value) > WORD_CHARS_MAX for value in values):
+            return "requires", f"requires may list values of at most {WORD_CHARS_MAX} characters"
+        return "", ""
 
     @property
     def nul_trouble(self) -> str:

@@ -15,9 +15,9 @@ from moorage.schemas.job import Request
 
 #: shapes that the table holds at most, then it is emptied
 SHAPES_MAX: Final = 100_000
-#: bytes that the labels of all its shapes may take, then it is emptied too: whoever asks may list many, and a request
-#: that is refused has a shape as well. What a word takes is told from its length, so that a recording replays alike
-LABEL_BYTES_MAX: Final = 64 * 1024 * 1024
+#: bytes that the words of all its shapes may take, then it is emptied too: whoever asks may use many or long ones, and a
+#: request that is refused has a shape as well. What a word takes is told from its length: so a recording replays alike
+WORD_BYTES_MAX: Final = 64 * 1024 * 1024
 _WORD_BYTES: Final = 64
 _CHAR_BYTES: Final = 4
 
@@ -127,7 +127,7 @@ class Shapes:
 
     def __init__(self) -> None:
         self._by_key: dict[ShapeKey, Shape] = {}
-        self._label_bytes = 0
+        self._word_bytes = 0
         self._next = 0
 
     def __len__(self) -> int:
@@ -165,17 +165,17 @@ class Shapes:
         return found
 
     def _kept(self, shape: Shape) -> Shape:
-        more = _label_bytes(shape)
-        if len(self._by_key) >= SHAPES_MAX or self._label_bytes + more > LABEL_BYTES_MAX:
+        more = _word_bytes(shape)
+        if len(self._by_key) >= SHAPES_MAX or self._word_bytes + more > WORD_BYTES_MAX:
             self._by_key.clear()
-            self._label_bytes = 0
+            self._word_bytes = 0
         self._by_key[shape.key] = shape
-        self._label_bytes += more
+        self._word_bytes += more
         self._next += 1
         return shape
 
 
-def _label_bytes(shape: Shape) -> int:
-    return sum(
-        _WORD_BYTES + _CHAR_BYTES * len(word) for name, values in shape.requires.items() for word in (name, *values)
-    )
+def _word_bytes(shape: Shape) -> int:
+    labels = [word for name, values in shape.requires.items() for word in (name, *values)]
+    words = (shape.driver, shape.vendor, *shape.models, *labels)
+    return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))
