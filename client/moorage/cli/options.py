@@ -24,6 +24,9 @@ CONNECT_TIMEOUT_S_MAX: Final = 3.0
 
 Nats = Annotated[str | None, Parameter(help="URL of the server, or a nats context.", value="WHERE")]
 Json = Annotated[bool, Parameter(help="Frames as JSON, one object per line.")]
+Format = Annotated[
+    str | None, Parameter(help="One line per row; fields of --json in braces: '{job} {state}'.", value="TEXT")
+]
 Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. Else auto.")]
 
 
@@ -43,7 +46,7 @@ class LocalOptions:
 
 @dataclass(frozen=True)
 class LedgerOptions:
-    """What a verb understands that reads or writes the ledger itself, and asks no scheduler."""
+    """What a verb understands that reads or writes the ledger itself, or serves; it asks no scheduler."""
 
     __group__: ClassVar[str] = "Common"
 
@@ -77,14 +80,11 @@ class Options:
         return _settled(self)
 
 
-@dataclass(frozen=True)
-class RowOptions(Options):
-    """Those of verbs that answer in rows."""
+class _Rows:
+    """Answers in rows."""
 
-    format: Annotated[
-        str | None,
-        Parameter(help="One line per row; fields of --json in braces: '{job} {state}'.", value="TEXT"),
-    ] = None
+    json: bool
+    format: str | None
 
     def shown(self, frame: object, rows: Iterable[Any]) -> bool:
         """With --json the frame, with --format a line a row; False where neither was asked for."""
@@ -96,6 +96,20 @@ class RowOptions(Options):
             for row in rows:
                 tell(filled(self.format, row))
         return self.json or self.format is not None
+
+
+@dataclass(frozen=True)
+class RowOptions(Options, _Rows):
+    """Those of verbs that answer in rows."""
+
+    format: Format = None
+
+
+@dataclass(frozen=True)
+class LocalRowOptions(LocalOptions, _Rows):
+    """The same, of verbs that ask nobody."""
+
+    format: Format = None
 
 
 AnyOptions = LocalOptions | LedgerOptions | Options
@@ -117,6 +131,7 @@ LOCAL: Final = LocalOptions()
 OF_LEDGER: Final = LedgerOptions()
 DEFAULTS: Final = Options()
 ROWS: Final = RowOptions()
+LOCAL_ROWS: Final = LocalRowOptions()
 Work = Callable[["AsyncClient"], Awaitable[int | None]]
 
 

@@ -15,8 +15,8 @@ from moorage.schemas.job import Request
 
 #: shapes that the table holds at most, then it is emptied
 SHAPES_MAX: Final = 100_000
-#: bytes that the words of all its shapes may take, then it is emptied too: whoever asks may use many or long ones, and a
-#: request that is refused has a shape as well. What a word takes is told from its length: so a recording replays alike
+#: bytes that the words of all its shapes may take, then it is emptied too: whoever asks may use many or long ones, and
+#: a refused request has a shape as well. They are told from the words' lengths, so that a recording replays alike
 WORD_BYTES_MAX: Final = 64 * 1024 * 1024
 _WORD_BYTES: Final = 64
 _CHAR_BYTES: Final = 4
