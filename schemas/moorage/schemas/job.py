@@ -21,6 +21,7 @@ LABELS_MAX: Final = 64
 #: than the request is counted for
 REQUIRED_MAX: Final = 256
 WORD_CHARS_MAX: Final = 256
+_NO_TROUBLE: Final = ("", "")
 CHECKPOINT_SIGNALS: Final = (
     "SIGUSR1",
     "SIGUSR2",
@@ -212,16 +213,19 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     def length_trouble(self) -> tuple[str, str]:
         """A field of what is asked of a host that says too much, and why; empty for none: asked at admission, not of
         what was accepted."""
-        if len(self.workload.driver) > WORD_CHARS_MAX:
+        run, gpu = self.run, self.gpu
+        if run is not None and len(run.driver) > WORD_CHARS_MAX:
             return "run.driver", f"driver may have at most {WORD_CHARS_MAX} characters"
-        if self.gpu is not None and self.gpu.vendor is not None and len(self.gpu.vendor) > WORD_CHARS_MAX:
+        if gpu is not None and gpu.vendor is not None and len(gpu.vendor) > WORD_CHARS_MAX:
             return "gpu.vendor", f"vendor may have at most {WORD_CHARS_MAX} characters"
+        if not self.requires:
+            return _NO_TROUBLE
         values = [value for values in self.requires.values() for value in values]
         if len(values) > REQUIRED_MAX:
             return "requires", f"requires may list {REQUIRED_MAX} values in all, found {len(values)}"
         if any(len(value) > WORD_CHARS_MAX for value in values):
             return "requires", f"requires may list values of at most {WORD_CHARS_MAX} characters"
-        return "", ""
+        return _NO_TROUBLE
 
     @property
     def nul_trouble(self) -> str:
