@@ -127,3 +127,41 @@ def test_a_verb_of_two_words_is_found_by_both(
     assert "moorage tool list --help" in capsys.readouterr().err
     assert main.run(["tool", "list", "--help"]) == 0
     assert "usage: moorage tool list" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "fixes"),
+    [
+        ("run --gpus 2xH100 -- true", ("moorage run --gpu 2xH100 -- true", "moorage run --help")),
+        ("logs --nofollow train", ("moorage logs --no-follow train", "moorage logs --help")),
+        ("logs --no-folow", ("moorage logs --no-follow", "moorage logs --help")),  # and not that JOB is missing
+        ("admin limit --tenat vision", ("moorage admin limit --tenant vision", "moorage admin limit --help")),
+        ("admin feature-level --nope", ("moorage admin feature-level --help",)),
+        ("admin backup --tenant vision TO", ("moorage admin backup --help",)),  # --nats is no kind of --tenant
+        ("logs --flow train", ("moorage logs --help",)),
+        ("worker --timeout 1s", ("moorage worker --help",)),
+    ],
+)
+def test_a_mistyped_option_is_told_as_the_one_that_was_meant(line: str, fixes: tuple[str, ...]) -> None:
+    verb, rest = find(line.split())
+    assert verb is not None
+    with pytest.raises(CannotRead, match="no option --") as caught:
+        read(verb.name, verb.load(), rest)
+    assert caught.value.fixes == fixes
+
+
+@pytest.mark.parametrize("verb", ["up", "scheduler", "worker", "errors", "schema"])
+@pytest.mark.parametrize("option", ["--tenant x", "--timeout 1s"])
+def test_a_verb_that_asks_no_scheduler_takes_no_option_that_would_do_nothing(verb: str, option: str) -> None:
+    with pytest.raises(CannotRead, match="no option"):
+        read(verb, all_verbs()[verb].load(), option.split())
+
+
+def test_up_starts_its_own_server_and_is_told_of_no_other() -> None:
+    with pytest.raises(CannotRead, match="no option --nats"):
+        read("up", all_verbs()["up"].load(), ["--nats", "prod"])
+
+
+def test_a_mistyped_group_is_told_as_the_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["adminn", "limit"]) == 2
+    assert "fix: moorage admin --help" in capsys.readouterr().err

@@ -62,7 +62,8 @@ async def test_errors_are_a_table_a_page_and_frames() -> None:
 async def test_a_schema_is_the_one_that_the_documentation_has() -> None:
     names = (await moorage("schema")).out.split()
     assert {"request", "error", "event", "accepted", "hello", "wanted"} <= set(names)
-    assert (await moorage("schema", "--json")).out == msgspec.json.encode(names).decode() + "\n"
+    lines = (await moorage("schema", "--json")).out.splitlines()
+    assert [msgspec.json.decode(line) for line in lines] == [{"kind": "schema", "name": name} for name in names]
     documented = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "event.json"
     printed = await moorage("schema", "event", "--json")
     assert printed.frame == msgspec.json.decode(documented.read_bytes())
@@ -286,6 +287,10 @@ async def test_the_doctor_looks_at_the_folder_of_secrets(tmp_path: Path, nats_ur
     assert (told[0], "chmod 600" in told[3], "hunter2" in "".join(told)) == ("warn", True, False)
     (folder / "hf").chmod(0o600)
     (folder / "..data").mkdir()
+    assert (await found())[0] == "ok"
+    settings.write_text(f'[worker]\nsecrets_dir = "{folder}"\nprograms_for = {{ vision = "/opt/*" }}\n')
+    assert (await found())[2] == f"{folder}: every tenant may name every secret there"
+    settings.write_text(settings.read_text() + 'secrets_for = { vision = "vision-*" }\n')
     assert (await found())[0] == "ok"
     folder.chmod(0o770)
     assert "may be written to by others" in (await found())[2]

@@ -259,3 +259,15 @@ def test_what_others_wrote_is_shown_and_not_obeyed(
     for text in (out, err, drawn.getvalue()):
         assert shown in text
         assert not set(text) & set("\x1b\x07\x9b\u202e")
+
+
+@pytest.mark.parametrize("columns", [32, 34, 40])
+def test_no_row_is_wider_than_a_terminal_with_room_for_a_few_letters(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [["a-name-of-15-chr", "FAILED", "start-failed: there is no such program"]]
+    assert max(map(len, table(["JOB", "STATE", "WHY"], rows, stream=Terminal()).splitlines())) <= columns
+    text = Rows(["JOB", "STATE", "WHY"], stream=Terminal()).line(rows[0])
+    assert max(map(len, text.splitlines())) <= columns

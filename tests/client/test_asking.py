@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import moorage.client
 from moorage.client import (
     AsyncClient,
+    BadContext,
+    Client,
     ClientError,
     Conflict,
     NoScheduler,
@@ -78,6 +81,45 @@ async def test_a_word_that_is_no_gpu_is_refused_before_anything_is_sent(nats_url
             assert (told.value.problem.found, told.value.problem.allowed) == ("lots", "a count, a model or both")
             assert "with a count any model may be named" in told.value.fixes[0]
         assert scheduler.asked == []
+
+
+async def test_of_many_requests_the_one_that_cannot_be_is_named(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        strange: dict[str, Any] = {"run": {"argv": ["x"]}, "rum": 1}
+        cases: list[tuple[Any, dict[str, Any], str]] = [
+            (strange, {}, "$[2].rum"), (["x"], {"priority": 101}, "$.priority"),
+        ]  # fmt: skip
+        for third, fields, field in cases:
+            with pytest.raises(Rejected) as told:
+                await client.submit_many([["x"], ["x"], third], **fields)
+            assert told.value.problem.field == field
+        with pytest.raises(Rejected, match="a command is a list of words, not NoneType") as told:
+            await client.submit_many([["x"], None])  # type: ignore[list-item]
+        assert told.value.problem.field == "$[1].run.argv"
+        assert scheduler.asked == []
+
+
+async def test_jobs_to_wait_for_are_handles(nats_url: str, unique: str) -> None:
+    async with AsyncClient(nats_url, tenant=unique) as client:
+        for ask in (client.wait(["train-42"]), client.gather("train-42")):  # type: ignore[list-item, arg-type]
+            with pytest.raises(TypeError, match=r"'train-42' is no Job: .* job\('train-42'\)"):
+                await ask
+
+    def waits() -> None:
+        with Client(nats_url, tenant=unique) as client:
+            ids: list[Any] = ["train-42"]
+            for wait in (client.wait, lambda jobs: client.gather(*jobs), lambda jobs: list(client.as_completed(jobs))):
+                with pytest.raises(TypeError, match="'train-42' is no SyncJob"):
+                    wait(ids)
+
+    await asyncio.to_thread(waits)
+
+
+async def test_a_context_that_cannot_be_used_is_one_of_the_errors_of_the_client() -> None:
+    with pytest.raises(BadContext, match="there is no context 'no-such-context'") as told:
+        await AsyncClient("no-such-context").open()
+    assert isinstance(told.value, ClientError)
+    assert (told.value.code, bool(told.value.why)) == ("bad-context", True)
 
 
 async def test_no_scheduler_is_told_after_the_deadline(nats_url: str, unique: str) -> None:

@@ -104,7 +104,8 @@ async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_outpu
             if above.stat().st_uid == 0 and str(above).startswith("/tmp/"):
                 above.chmod(0o755)
         await made.scheduler()
-        agent = await made.agent("w", "1x2xT4", worker="w", secrets_dir=str(kept), **users.settings)
+        rules = users.settings | {"secrets_for": {"beta": "token"}}
+        agent = await made.agent("w", "1x2xT4", worker="w", secrets_dir=str(kept), **rules)
         await acme.leader()
         await beta.submit("victim", **shell("echo planted-output-3c; exec sleep 600"))
         await beta.reaches("victim", "RUNNING")
@@ -135,6 +136,14 @@ async def test_a_job_cannot_reach_the_supervisor_or_another_tenants_job_or_outpu
         assert "done" in text
         assert "REACHED" not in text, text
         assert "planted" not in text, text
+        # nor is a secret to be had by its name
+        named = shell("env", run={"argv": ["env"], "env": {"TOKEN": {"secret": "token"}}})
+        await acme.submit("asks", **named)
+        why = (await acme.reaches("asks", "FAILED"))["changes"][-1]["why"]
+        assert why == "start-failed: not-permitted: tenant acme may not have the secret token on this worker", why
+        await beta.submit("asks", **named)
+        await beta.reaches("asks", "SUCCEEDED")
+        assert "TOKEN=planted-91ab" in await said(made, "asks", "beta")
         # the agent pages the victim's output all the same, and ends it
         page = await beta.api("logs", {"job": "victim"})
         assert "planted-output-3c" in page["data"]["text"], page

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from moorage.scheduler.core import fleet
+from moorage.scheduler.core import fleet, shape
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.rank.table import HostTable, nearly
@@ -14,6 +17,7 @@ from moorage.scheduler.core.state import QUEUED
 from tests.scheduler.driving import Driving
 
 HOSTS = 12
+MIB = 1024 * 1024
 
 
 def named(hosts: int = HOSTS, ranker: str = "fragments", gpus: int = 1) -> Driving:
@@ -166,3 +170,57 @@ def _check(drive: Driving, asked: dict[str, dict[str, list[str]]]) -> None:
         elif replica.state == QUEUED:
             most = max((hosts[num].open.bit_count() for num in able), default=0)
             assert most < engine.shape_of(job).count, f"{name} waits beside free GPUs"
+
+
+def many_labels(number: int, keys: int, values: int, chars: int = 8) -> dict[str, list[str]]:
+    words = [[f"{number}-{key}-{at}".rjust(chars, "x") for at in range(values)] for key in range(keys)]
+    return {f"k{number}-{key}": of_key for key, of_key in enumerate(words)}
+
+
+def long_driver(number: int) -> dict[str, Any]:
+    return {"run": {"argv": ["true"], "driver": f"{number}".rjust(20_000, "d")}}
+
+
+@pytest.mark.parametrize(
+    "asked", [lambda number: {"requires": many_labels(number, 16, 16)}, long_driver], ids=["labels", "driver"]
+)
+def test_refused_requests_with_ever_other_words_make_nothing_grow(
+    monkeypatch: pytest.MonkeyPatch, asked: Callable[[int], dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(shape, "WORD_BYTES_MAX", 2 * MIB)
+    drive = Driving()
+    drive.submit("j", gpu={"count": 1})
+
+    def flood(first: int, last: int) -> None:
+        for number in range(first, last):
+            assert drive.submit("j", **asked(number))["code"] in ("conflict", "invalid-argument")
+
+    flood(0, 200)
+    tracemalloc.start()
+    try:
+        flood(200, 800)
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert grown < 6 * MIB, f"{grown} bytes for requests of which none was accepted"
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"requires": many_labels(0, 5, 52)}, "$.requires"),
+        ({"requires": many_labels(0, 1, 1, chars=257)}, "$.requires"),
+        ({"run": {"argv": ["true"], "driver": "d" * 257}}, "$.run.driver"),
+        ({"gpu": {"vendor": "v" * 257}}, "$.gpu.vendor"),
+    ],
+)
+def test_more_words_than_a_request_is_counted_for_are_refused(asked: dict[str, Any], field: str) -> None:
+    answer = Driving().submit("j", **asked)
+    assert (answer["code"], answer["field"]) == ("invalid-argument", field)
+
+
+def test_a_warning_names_few_of_many_labels() -> None:
+    drive = Driving()
+    drive.worker("w", 1)
+    [warning] = drive.submit("j", requires={"zone": [f"z{at:02}" for at in range(64)]})["warnings"]
+    assert "zone=z00 or zone=z01 or zone=z02 or …: " in warning

@@ -290,6 +290,28 @@ def test_a_flood_is_read_in_several_turns_and_in_order(monkeypatch: pytest.Monke
     assert [job.name for job in drive.state.jobs.values()] == [f"j{index}" for index in range(250)]
 
 
+def test_a_flood_of_one_tenant_holds_up_neither_another_nor_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "AT_ONCE", 100)
+    monkeypatch.setattr(intake, "WAITING_MAX", 1_000)
+    monkeypatch.setattr(intake, "WAITING_MAX_TENANT", 900)
+    drive = Driving()
+    reader = _intake(drive, {})
+    reader.put(Delivery(SUBJECTS.api("crowd", "submit"), "_INBOX.array", _array([f"a{index}" for index in range(250)])))
+    for index in range(1_500):
+        body = b'{"job":"j%d","run":{"driver":"noop"}}' % index
+        reader.put(Delivery(SUBJECTS.api("crowd", "submit"), f"_INBOX.{index}", body))
+    assert (reader.waiting, reader.counters["dropped"]) == (900, 601), "the last tenth is for the others"
+    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.own", b'{"job":"own","run":{"driver":"noop"}}'))
+    reader.put(Delivery(SUBJECTS.worker("w", "renew"), "_INBOX.renew", b'{"kind":"renew","session":"s","n":1}'))
+    assert not reader.drain(drive.now)
+    assert reader.waiting == 900, "the renewal first, then what one turn reads of the array"
+    while reader.waiting == 900:
+        assert not reader.drain(drive.now)
+    drive.tick()
+    assert drive.states("own", tenant="t") == ["QUEUED"], "read right behind the array that came before"
+    assert len(drive.state.jobs) < 400
+
+
 def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "AT_ONCE", 100)
     drive = Driving()

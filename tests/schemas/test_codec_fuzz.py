@@ -202,8 +202,8 @@ def test_messages_name_field_found_and_allowed(body: bytes, field: str, found: s
 
 
 def test_arrays_are_split_and_each_part_is_still_encoded() -> None:
-    assert split_array(b' [{"a":1}, 2 ,"x"]') == [b'{"a":1}', b"2", b'"x"']
-    parts = split_array(msgspec.msgpack.encode([{"a": 1}, 2]))
+    assert [*map(bytes, split_array(b' [{"a":1}, 2 ,"x"]'))] == [b'{"a":1}', b"2", b'"x"']
+    parts = [*map(bytes, split_array(msgspec.msgpack.encode([{"a": 1}, 2])))]
     assert [msgspec.msgpack.decode(part) for part in parts] == [{"a": 1}, 2]
 
 

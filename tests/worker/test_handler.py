@@ -233,6 +233,27 @@ async def test_what_fails_fails_with_its_word_and_its_traceback(nats_url: str, u
         await until(lambda: "LookupError" in leader.text(name_of("raises"), "err"), what="the traceback")
 
 
+async def test_a_function_s_caller_names_only_secrets_that_its_tenant_may(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "secrets"
+    folder.mkdir(mode=0o700)
+    for name in ("acme-seed", "beta-seed"):
+        (folder / name).write_text(f"planted-{name}")
+        (folder / name).chmod(0o600)
+    rules: dict[str, Any] = {"secrets_dir": folder, "secrets_for": {"acme": "acme-*"}}
+    async with world(nats_url, unique, tmp_path / "state", **rules) as (leader, service):
+        for job, secret in (("own", "acme-seed"), ("others", "beta-seed")):
+            request = body("give", run={"env": {"SEED": {"secret": secret}}})
+            await leader.want("w1", place(name_of(job), request))
+            await leader.heard("w1", "freed", name_of(job))
+        assert [context.environment["SEED"] for context in service.seen] == ["planted-acme-seed"]
+        fact = leader.seat("w1").fact("exited", name_of("others"))
+        assert fact is not None
+        assert fact.code == 126
+        assert fact.detail.startswith("start-failed: not-permitted: tenant acme may not have the secret beta-seed")
+
+
 async def test_a_request_for_another_worker_s_function_is_refused(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with world(nats_url, unique, tmp_path) as (leader, _):
         await leader.want("w1", place(name_of(), body("paint")), place(name_of("b"), body()))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moorage.schemas.errors import Refused
-from moorage.schemas.job import Request, Run
+from moorage.schemas.job import Request, Run, Secret
 from moorage.worker.policy import TENANTS_MAX, Policy
 from moorage.worker.settings import settings_from
 
@@ -79,7 +79,8 @@ def test_programs_are_whole_paths_or_bare_names(program: str, may: bool) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "TF_LD_PRELOAD", "TF_PREPEND_LD_PRELOAD"]
+    "name",
+    ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "TF_LD_PRELOAD", "TF_PREPEND_LD_PRELOAD", "GCONV_PATH", "BASH_ENV"],
 )
 def test_an_allowed_program_is_not_made_another_by_the_loader(name: str) -> None:
     some = policy(programs_for={"*": "/opt/jobs/*"})
@@ -93,6 +94,26 @@ def test_a_bare_name_is_not_looked_for_where_the_request_says(name: str) -> None
     with pytest.raises(Refused, match=f"may not set {name}"):
         some.check_program("acme", run("python3", env={name: "/tmp"}))
     some.check_program("acme", run("/opt/jobs/train", env={name: "/tmp"}))
+
+
+def test_a_tenant_names_its_own_secrets_alone() -> None:
+    env: dict[str, str | Secret] = {"SEED": "7", "TOKEN": Secret(secret="acme-hf")}
+    policy(run_as_for={"acme": "41001"}).check_secrets("beta", env)  # without the setting as ever
+    some = policy(secrets_for={"acme": "acme-* shared", "*": "shared"})
+    some.check_secrets("acme", env)
+    some.check_secrets("beta", {"TOKEN": Secret(secret="shared"), "SEED": "7"})
+    for tenant, name in (("beta", "acme-hf"), ("acme", "beta-hf"), ("acme", "Shared"), ("acme", "")):
+        with pytest.raises(Refused, match=f"not-permitted: tenant {tenant} may not have the secret {name}"):
+            some.check_secrets(tenant, {"SEED": "7", "TOKEN": Secret(secret=name)})
+    with pytest.raises(Refused):  # who is not named, where only others are
+        policy(secrets_for={"acme": "*"}).check_secrets("beta", env)
+
+
+def test_secrets_that_all_tenants_may_name_are_noticed_where_tenants_are_told_apart() -> None:
+    apart = {"run_as_for": {"acme": "41001"}}
+    assert policy(**apart).leaves_secrets_open
+    assert not policy(**apart, secrets_for={"*": ""}).leaves_secrets_open
+    assert not policy().leaves_secrets_open
 
 
 def test_a_tenants_user_is_the_workers_to_say() -> None:
@@ -119,6 +140,7 @@ def test_users_need_root_and_must_be_known(monkeypatch: pytest.MonkeyPatch) -> N
     [
         {"drivers_for": {"A.b": "process"}},
         {"programs_for": {"": "true"}},
+        {"secrets_for": {"A.b": "hf"}},
         {"run_as_for": {"acme": " "}},
         {"run_as_for": {f"t{number}": "1" for number in range(TENANTS_MAX + 1)}},
     ],

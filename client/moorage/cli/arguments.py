@@ -66,12 +66,20 @@ class Argument:
         return self.parameter.value or (_KINDS[self.kind] if self.is_option else self.field.upper())
 
 
+#: how much of a word has to be that of a known one (difflib's ratio, of words without their dashes) to be told as meant
+NEAR: Final = 0.65
+
+
 class CannotRead(Exception):
     """The line is none of this verb. `fixes` are lines that can be pasted."""
 
     def __init__(self, why: str, *fixes: str) -> None:
         super().__init__(why)
         self.fixes = fixes
+
+
+class Missing(CannotRead):
+    """What the verb needs is not on the line."""
 
 
 def arguments_of(act: Callable[..., Any]) -> list[Argument]:
@@ -121,7 +129,7 @@ class _Reader(argparse.ArgumentParser):
         what, required, missing = message.partition("the following arguments are required: ")
         if required and not what:
             listing = [self.lists[name] for name in missing.split(", ") if self.lists.get(name)]
-            raise CannotRead(f"{missing} is missing", *(f"moorage {verb}" for verb in listing), f"{self.prog} --help")
+            raise Missing(f"{missing} is missing", *(f"moorage {verb}" for verb in listing), f"{self.prog} --help")
         raise CannotRead(message.removeprefix("argument "))
 
 
@@ -137,7 +145,12 @@ def read(verb: str, act: Callable[..., Any], words: Sequence[str]) -> Callable[[
     reader.lists = {one.value: one.parameter.lists.partition(" --")[0] for one in arguments if one.value}
     for one in arguments:
         reader.add_argument(*(one.names or (one.field,)), **_for_argparse(one))
-    read_words, unknown = reader.parse_known_intermixed_args(before)
+    try:
+        read_words, unknown = reader.parse_known_intermixed_args(before)
+    except Missing:  # a mistyped option comes first: with it, what is missing may be there
+        if (word := _first_unknown(before, arguments)) is not None:
+            raise _unknown(verb, words, word, arguments) from None
+        raise
     given = vars(read_words)
     if takes_command is not None and unknown and _stands_before(unknown[0], given.get(takes_command.field), before):
         raise _unknown(verb, words, unknown[0], arguments)  # first: its value looks like a command
@@ -201,8 +214,13 @@ def _check_command(verb: str, words: list[str], bare: list[str], behind: list[st
 
         start = words.index(bare[0])
         command = [word for word in words[start:] if word != "--"]
-        fix = shlex.join(["moorage", verb, *words[:start], "--", *command])
+        fix = shlex.join(["moorage", *verb.split(), *words[:start], "--", *command])
         raise CannotRead("the command to run stands behind --", fix)
+
+
+def _first_unknown(words: Sequence[str], arguments: Sequence[Argument]) -> str | None:
+    known = {name for one in arguments for name in one.names}
+    return next((word for word in words if word.startswith("--") and word.partition("=")[0] not in known), None)
 
 
 def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Argument]) -> CannotRead:
@@ -213,11 +231,12 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
     import shlex
 
     known = [name for one in arguments for name in one.names]
-    near = difflib.get_close_matches(option, known, n=1)
+    names = {name.lstrip("-"): name for name in known}  # else the dashes are half of what a short one has in common
+    near = difflib.get_close_matches(option.lstrip("-"), names, n=1, cutoff=NEAR)
     if not near:
         return CannotRead(f"no option {option}", f"moorage {verb} --help")
-    meant = [near[0] + equals + value if one == word else one for one in words]
-    return CannotRead(f"no option {option}", shlex.join(["moorage", verb, *meant]), f"moorage {verb} --help")
+    meant = [names[near[0]] + equals + value if one == word else one for one in words]
+    return CannotRead(f"no option {option}", shlex.join(["moorage", *verb.split(), *meant]), f"moorage {verb} --help")
 
 
 def _bound(act: Callable[..., Any], arguments: Sequence[Argument], given: dict[str, Any]) -> Callable[[], int | None]:

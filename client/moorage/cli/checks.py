@@ -110,19 +110,25 @@ def _settings() -> Check:
 def _secrets() -> Check | None:
     """The folder that the settings name for a worker on this machine, as this user finds it; None where none is."""
     from moorage.cli.settings import the_file
-    from moorage.schemas.settings import settle
+    from moorage.schemas.settings import made, settle
+    from moorage.worker.policy import Policy
     from moorage.worker.secret_files import trouble_with_secrets
     from moorage.worker.settings import SECTION, WorkerSettings
 
     try:
-        folder: Path | None = settle(SECTION, WorkerSettings, file=the_file())["secrets_dir"].value
+        found = settle(SECTION, WorkerSettings, file=the_file(), defaults={"state_dir": Path()})
+        folder: Path | None = found["secrets_dir"].value
+        if folder is None:
+            return None
+        is_open = Policy.of(made(WorkerSettings, found)).leaves_secrets_open
     except MoorageError:
         return None  # the line of the settings has told it
-    if folder is None:
-        return None
     if trouble := trouble_with_secrets(folder):
         fix = f"as the worker's user: mkdir -p -m 700 {folder}; chmod 700 {folder}; chmod 600 {folder}/*"
         return Check("secrets", "warn", trouble, fix)
+    if is_open:
+        fix = "say in secrets_for which secrets are whose: moorage doctor --example has a line of it"
+        return Check("secrets", "warn", f"{folder}: every tenant may name every secret there", fix)
     return Check("secrets", "ok", f"{folder}, for this user alone")
 
 

@@ -94,6 +94,7 @@ def _show(data: dict[str, Any]) -> None:
                 ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"],
                 [_change_row(change, began) for change in changes],
                 numbers=("REV", "AFTER", "REPLICA", "TRY", "CODE"),
+                optional=("REV", "GPUS"),
             )
         )
 

@@ -15,7 +15,7 @@ from moorage.cli.console import EXIT_INTERRUPTED, emit, paint
 from moorage.cli.console import say_if_heard as say
 from moorage.cli.disk import watch_disk
 from moorage.cli.local_tools import end_jobs, until_gone, write_private
-from moorage.cli.options import Options
+from moorage.cli.options import LocalOptions
 from moorage.cli.processes import LEDGER_URL_FILE
 from moorage.schemas.units import many
 
@@ -34,7 +34,7 @@ READY_LOOK_S: Final = 0.1
 class Node:
     """One machine's moorage: the embedded server and two children, on one folder."""
 
-    def __init__(self, folder: Path, simulate: str, port: int | None, options: Options) -> None:
+    def __init__(self, folder: Path, simulate: str, port: int | None, options: LocalOptions) -> None:
         self._folder = folder
         self._simulate = simulate
         self._port = port

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
-from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded
+from moorage.cli.options import LOCAL, LOCAL_ROWS, LocalOptions, LocalRowOptions, guarded
 from moorage.cli.render import facts, table
 
 #: what helps against a reason or an error, where a line can say it; {job} and {asks} are filled in
@@ -123,7 +123,7 @@ def errors(
     code: Annotated[str | None, Parameter(help="One code; without it all of them.")] = None,
     /,
     *,
-    options: RowOptions = ROWS,
+    options: LocalRowOptions = LOCAL_ROWS,
 ) -> int:
     """What the codes of errors, of waiting and of ends mean, whose fault they are, and the exit codes."""
 
@@ -182,17 +182,18 @@ def schema(
     ] = None,
     /,
     *,
-    options: Options = DEFAULTS,
+    options: LocalOptions = LOCAL,
 ) -> int:
     """The JSON Schema of the request, or of a frame, as this release reads and writes it."""
 
     def act() -> int | None:
         known = _structs()
         if name is None:
-            if options.json:
-                emit(sorted(known))
-            else:
-                tell("\n".join(sorted(known)))
+            for each in sorted(known):
+                if options.json:
+                    emit({"kind": "schema", "name": each})
+                else:
+                    tell(each)
             return None
         struct = known.get(name.lower())
         if struct is None:

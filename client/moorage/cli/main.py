@@ -195,7 +195,8 @@ def _unknown(words: Sequence[str]) -> int:
     if words[0].startswith("-"):
         return _refuse_options_first(words)
     word = " ".join(words[:2]) if below(words[0]) else words[0]
-    near = [OURS[word]] if word in OURS else difflib.get_close_matches(word, all_verbs(), n=1)
+    known = dict.fromkeys([*all_verbs(), *(name.partition(" ")[0] for name in all_verbs() if " " in name)])
+    near = [OURS[word]] if word in OURS else difflib.get_close_matches(word, known, n=1)
     return _refuse(
         "unknown-verb", f"no verb {word!r}", words, (f"moorage {near[0]} --help" if near else "moorage --help",)
     )

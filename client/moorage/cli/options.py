@@ -24,6 +24,9 @@ CONNECT_TIMEOUT_S_MAX: Final = 3.0
 
 Nats = Annotated[str | None, Parameter(help="URL of the server, or a nats context.", value="WHERE")]
 Json = Annotated[bool, Parameter(help="Frames as JSON, one object per line.")]
+Format = Annotated[
+    str | None, Parameter(help="One line per row; fields of --json in braces: '{job} {state}'.", value="TEXT")
+]
 Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. Else auto.")]
 
 
@@ -55,7 +58,7 @@ class LocalOptions(_Settled):
 
 @dataclass(frozen=True)
 class LedgerOptions(_Settled):
-    """What a verb understands that reads or writes the ledger itself, and asks no scheduler."""
+    """What a verb understands that reads or writes the ledger itself, or serves; it asks no scheduler."""
 
     nats: Nats = None
     json: Json = False
@@ -77,14 +80,11 @@ class Options(_Settled):
     color: Color = None
 
 
-@dataclass(frozen=True)
-class RowOptions(Options):
-    """Those of verbs that answer in rows."""
+class _Rows:
+    """Answers in rows."""
 
-    format: Annotated[
-        str | None,
-        Parameter(help="One line per row; fields of --json in braces: '{job} {state}'.", value="TEXT"),
-    ] = None
+    json: bool
+    format: str | None
 
     def shown(self, frame: object, rows: Iterable[Any]) -> bool:
         """With --json the frame, with --format a line a row; False where neither was asked for."""
@@ -98,10 +98,25 @@ class RowOptions(Options):
         return self.json or self.format is not None
 
 
+@dataclass(frozen=True)
+class RowOptions(Options, _Rows):
+    """Those of verbs that answer in rows."""
+
+    format: Format = None
+
+
+@dataclass(frozen=True)
+class LocalRowOptions(LocalOptions, _Rows):
+    """The same, of verbs that ask nobody."""
+
+    format: Format = None
+
+
 LOCAL: Final = LocalOptions()
 OF_LEDGER: Final = LedgerOptions()
 DEFAULTS: Final = Options()
 ROWS: Final = RowOptions()
+LOCAL_ROWS: Final = LocalRowOptions()
 Work = Callable[["AsyncClient"], Awaitable[int | None]]
 
 

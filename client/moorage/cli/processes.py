@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from moorage.bus.logged import begin_log
 from moorage.cli.arguments import Parameter
-from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.console import emit
+from moorage.cli.options import OF_LEDGER, LedgerOptions, guarded
 from moorage.cli.settings import FILE_HELP, flags_of, the_file
 from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, SchedulerSettings
+from moorage.schemas.errors import Problem
 from moorage.schemas.settings import unknown_variables
 from moorage.worker.settings import WorkerSettings
 
@@ -36,7 +38,7 @@ def scheduler(
     *,
     settings: Annotated[Path | None, Parameter(help=FILE_HELP)] = None,
     flags: SchedulerFlags = _NO_SCHEDULER_FLAGS,
-    options: Options = DEFAULTS,
+    options: LedgerOptions = OF_LEDGER,
 ) -> int:
     """Run a scheduler in the foreground. Run several: one leads, the others stand by.
 
@@ -45,7 +47,7 @@ def scheduler(
     """
 
     def act() -> int:
-        from moorage.scheduler.main import log_settings, run
+        from moorage.scheduler.main import log_settings, print_problem, run
         from moorage.scheduler.settings import scheduler_settings
 
         file = the_file(settings)
@@ -53,7 +55,13 @@ def scheduler(
         target = find_ledger(held)
         begin_log(held.log_level)
         log_settings(found)
-        return run(held, target)
+
+        def tell(told: Problem) -> None:
+            if options.json:
+                emit(told)
+            print_problem(told)
+
+        return run(held, target, tell)
 
     gc.enable()
     return guarded(options, act)
@@ -76,7 +84,7 @@ def worker(
     *,
     settings: Annotated[Path | None, Parameter(help=FILE_HELP)] = None,
     flags: WorkerFlags = _NO_WORKER_FLAGS,
-    options: Options = DEFAULTS,
+    options: LedgerOptions = OF_LEDGER,
 ) -> int:
     """Run a worker in the foreground: this machine's GPUs, or simulated ones.
 

@@ -16,7 +16,9 @@ __all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
 T = TypeVar("T")
 
 GAP: Final = "  "
+#: what the last column should have, and with what it is still better cut than wrapped by the terminal
 LAST_COLUMN_MIN: Final = 12
+LAST_COLUMN_LEAST: Final = 4
 
 _STATE_STYLE: Final = {
     "RUNNING": "green",
@@ -61,7 +63,7 @@ def table(
         at = list(header).index(name)
         header, widths = _without(header, at), _without(widths, at)
         texts = [_without(row, at) for row in texts]
-    last = max(_room(columns, widths), LAST_COLUMN_MIN)
+    last = _last(columns, widths)
     lines = [paint(_line(header, widths, header, numbers, last), "dim", stream)]
     for row in texts:
         lines.append(_line(row, widths, header, numbers, last, stream))
@@ -85,7 +87,7 @@ class Rows:
         if not self._stream.isatty():
             return "\t".join(cell.replace("\t", " ") for cell in texts)
         self._widths = [max(width, len(text)) for width, text in zip(self._widths, texts, strict=True)]
-        last = max(_room(shutil.get_terminal_size().columns, self._widths), LAST_COLUMN_MIN)
+        last = _last(shutil.get_terminal_size().columns, self._widths)
         line = _line(texts, self._widths, self._header, self._numbers, last, self._stream)
         if self._begun:
             return line
@@ -97,6 +99,12 @@ class Rows:
 def _room(columns: int, widths: Sequence[int]) -> int:
     """What the columns before leave for the last one."""
     return columns - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
+
+
+def _last(columns: int, widths: Sequence[int]) -> int:
+    """How wide the last column is; where the others leave next to nothing, the terminal wraps it."""
+    room = _room(columns, widths)
+    return room if room >= LAST_COLUMN_LEAST else LAST_COLUMN_MIN
 
 
 def _without(cells: Sequence[T], at: int) -> list[T]:

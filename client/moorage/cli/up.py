@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.options import DEFAULTS, Options, guarded
+from moorage.cli.options import LOCAL, LocalOptions, guarded
 from moorage.cli.settings import FILE_HELP, UP, UpSettings, flags_of, the_file
 from moorage.schemas.settings import made, settle
 from moorage.schemas.settings_file import FILE_VARIABLE
@@ -37,7 +37,7 @@ def up(
     *,
     settings: Annotated[Path | None, Parameter(help=FILE_HELP)] = None,
     flags: UpFlags = _NO_FLAGS,
-    options: Options = DEFAULTS,
+    options: LocalOptions = LOCAL,
 ) -> int:
     """Server, scheduler and worker on this machine, in one command.
 
@@ -50,7 +50,7 @@ def up(
     return guarded(options, lambda: asyncio.run(_up(settings, flags, options)))
 
 
-async def _up(given: Path | None, flags: Any, options: Options) -> int:
+async def _up(given: Path | None, flags: Any, options: LocalOptions) -> int:
     from moorage.client.target import home
 
     file = the_file(given)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from moorage.bus.simulated_clock import SimulatedClock
     from moorage.client.client import AsyncClient
     from moorage.client.errors import (
+        BadContext,
         BatchRejected,
         ClientError,
         Conflict,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Accepted",
     "AsyncClient",
+    "BadContext",
     "BatchRejected",
     "Change",
     "Claimed",
@@ -92,6 +94,7 @@ _HOME: Final = {
     "moorage.bus.simulated_clock": ("SimulatedClock",),
     "moorage.client.client": ("AsyncClient",),
     "moorage.client.errors": (
+        "BadContext",
         "BatchRejected",
         "ClientError",
         "Conflict",

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from moorage.client.asking import decode_accepted, decode_act, decode_batch, done
 from moorage.client.batches import frames_of
-from moorage.client.connected import Connected, data_of
-from moorage.client.errors import BatchRejected, rejected
+from moorage.client.connected import (
+    Connected,
+    data_of,
+)
+from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
 from moorage.client.values import Duration, Fields, seconds, who
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
@@ -123,7 +126,13 @@ class AsyncClient(Connected):
         """
         from moorage.client.job import Job
 
-        built = [self._requests.encoded(what, gpu, None, fields) for what in many]
+        built: list[tuple[Request, bytes]] = []
+        for at, what in enumerate(many):
+            try:
+                built.append(self._requests.encoded(what, gpu, None, fields))
+            except Rejected as error:
+                of_all = {*fields, *(["gpu"] if gpu is not None else [])}
+                raise error if of_all & set(error.problem.field.split(".")) else of_batch(error, at) from None
         answers: list[Accepted | Problem] = []
         frames = frames_of(body for _, body in built)
         for at in range(0, len(frames), FRAMES_AT_ONCE):

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
 
 import msgspec
 
+from moorage.bus import errors as bus
 from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import again, ask, decode_answer
-from moorage.client.errors import NotPermitted, no_server, rejected
+from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
 from moorage.client.target import find_context, find_tenant
 from moorage.client.values import Duration, RequestBuilder, seconds
 from moorage.schemas.codec import encode
@@ -100,7 +101,7 @@ class Connected:
         await self.close()
 
     async def open(self) -> None:
-        """Connect. Raises `Unreachable`, `NotPermitted`, `bus.errors.BadContext`, and RuntimeError where it is open."""
+        """Connect. Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError where it is open."""
         if self._loop is not None:
             raise RuntimeError("the client is open already")
         self._loop = asyncio.get_running_loop()
@@ -113,6 +114,8 @@ class Connected:
                 raise no_server(error) from None
             if isinstance(error, NotAuthorized | PermissionRefused):
                 raise NotPermitted(error.problem) from None
+            if isinstance(error, bus.BadContext):
+                raise BadContext(error.problem) from None
             raise
 
     async def _connect(self) -> Link:

@@ -110,6 +110,10 @@ class NotPermitted(ClientError):
     """NATS refused the credentials, or this user may not use that subject, or borrow from this host's worker."""
 
 
+class BadContext(ClientError):
+    """The NATS context or URL that was named cannot be used: `why` says which, and what is wrong with it."""
+
+
 class Unreachable(ClientError):
     """There is no NATS server, or the connection to it was lost and did not come back in time."""
 
@@ -193,6 +197,11 @@ def not_now(answer: Problem, where: str, timeout_s: float) -> ClientError:
 def rejected(code: str, message: str, **fields: Any) -> Rejected:
     """What the scheduler would refuse too, told before it is asked; fields as those of `schemas.errors.problem`."""
     return Rejected(problem(code, message, **fields))
+
+
+def of_batch(error: Rejected, at: int) -> Rejected:
+    """What is wrong with one of several requests, with its number in the field: `$[2].gpu.count`."""
+    return type(error)(msgspec.structs.replace(error.problem, field=f"$[{at}]{error.problem.field.removeprefix('$')}"))
 
 
 def client_problem(

@@ -18,6 +18,7 @@ import msgspec
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import TimedOut, Unreachable, client_problem, rejected
 from moorage.client.job import Job, Result, decided, result_of
+from moorage.client.values import handles
 from moorage.client.watch import REPAIR_S, REPAIR_S_FIRST, RETRY_S
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -59,7 +60,7 @@ class Gathering:
 
     def __init__(self, client: AsyncClient, jobs: Iterable[Job]) -> None:
         self._client = client
-        self._jobs = list({job.id: job for job in jobs}.values())
+        self._jobs = list({job.id: job for job in handles(jobs, Job)}.values())
         for job in self._jobs:
             if job.tenant != client.tenant:  # under this tenant the same id would be another job
                 raise rejected(

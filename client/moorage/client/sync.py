@@ -19,7 +19,7 @@ from moorage.client.errors import BatchRejected
 from moorage.client.job import Result
 from moorage.client.sync_admin import SyncAdmin
 from moorage.client.transport import ClientTransport
-from moorage.client.values import Duration, Fields
+from moorage.client.values import Duration, Fields, handles
 from moorage.schemas.frames import Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
@@ -160,17 +160,17 @@ class Client:
 
     def as_completed(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> Iterator[SyncJob]:
         """As `AsyncClient.as_completed`; yields the handles that were given."""
-        handles = {job.id: job for job in jobs}
-        for over in self._thread.iterate(self._twin.as_completed([job.twin for job in handles.values()], timeout)):
-            yield handles[over.id]
+        given = {job.id: job for job in handles(jobs, SyncJob)}
+        for over in self._thread.iterate(self._twin.as_completed([job.twin for job in given.values()], timeout)):
+            yield given[over.id]
 
     def gather(self, *jobs: SyncJob, timeout: Duration | None = None) -> list[Result]:
         """As `AsyncClient.gather`."""
-        return self._thread.call(self._twin.gather(*(job.twin for job in jobs), timeout=timeout))
+        return self._thread.call(self._twin.gather(*(job.twin for job in handles(jobs, SyncJob)), timeout=timeout))
 
     def wait(self, jobs: Iterable[SyncJob], timeout: Duration | None = None) -> list[Result]:
         """As `AsyncClient.wait`."""
-        return self._thread.call(self._twin.wait([job.twin for job in jobs], timeout))
+        return self._thread.call(self._twin.wait([job.twin for job in handles(jobs, SyncJob)], timeout))
 
     def events(self) -> Iterator[Event]:
         """As `AsyncClient.events`."""

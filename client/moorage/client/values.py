@@ -8,8 +8,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from moorage.schemas.names import JOB_ID_DIGITS, is_job
 from moorage.schemas.units import duration_s
 
 Duration = float | str
+
+H = TypeVar("H")
 
 _DIGITS: Final = 14
 _CHANCE_BITS: Final = 25
@@ -159,10 +161,10 @@ def build_request(
         body = msgspec.to_builtins(what)
     elif isinstance(what, Mapping):
         body = dict(what)
-    elif isinstance(what, str | bytes):
+    elif isinstance(what, str | bytes) or not isinstance(what, Iterable):
         raise rejected(
             "invalid-argument",
-            "a command is a list of words, not one text",
+            f"a command is a list of words, not {'one text' if isinstance(what, str | bytes) else type(what).__name__}",
             field="$.run.argv",
             found=str(what),
             next="use a list, as ['python3', '/srv/train.py'], or ['sh', '-c', '…']",
@@ -348,3 +350,14 @@ def gpu_spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
             next="for example 1xH100, 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%; with a count any model may be named, as"
             " 1xTITAN",
         ) from None
+
+
+def handles(jobs: Iterable[H], kind: type[H]) -> Iterator[H]:
+    """These handles, as they come. Raises TypeError for what is none of this kind of client."""
+    for job in jobs:
+        if not isinstance(job, kind):
+            made = f"job({job!r})" if isinstance(job, str) else "job(id)"
+            raise TypeError(
+                f"{job!r} is no {kind.__name__}: name jobs by their handles, as submit or {made} makes them"
+            )
+        yield job

@@ -21,7 +21,7 @@ from moorage.scheduler import question_queue
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Submit
 from moorage.scheduler.core.records import actor, by_tenant
-from moorage.scheduler.question_queue import QuestionQueue, overloaded
+from moorage.scheduler.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import FactFrame, Goodbye, Hello, Join, Load, Renew
@@ -31,7 +31,9 @@ from moorage.schemas.subjects import API_VERBS, Subjects
 
 log = logging.getLogger("moorage.intake")
 
+#: messages that wait to be decoded, and requests of one tenant among them: the rest is for the others
 WAITING_MAX: Final = 100_000
+WAITING_MAX_TENANT: Final = 90_000
 BATCH_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 200
 #: one turn of the loop decodes up to so many requests; so many bytes of other messages (some 1 µs) count like one
@@ -74,7 +76,9 @@ class Intake:
         self._answer = answer
         self._on_read = on_read
         self._on_admin = on_admin
-        self._raw: deque[Delivery] = deque()
+        self._raw: deque[Delivery] = deque()  # of workers and operators
+        #: requests of tenants, in turns: one that sends as fast as it can, or what is slow to read, holds up itself
+        self._requests: RoundRobin[Delivery] = RoundRobin(WAITING_MAX_TENANT)
         self._array: _Array | None = None  # the batch of requests that is being read
         self._skip = len(subjects.prefix) + 1
         self._questions = QuestionQueue(self._skip)
@@ -95,30 +99,37 @@ class Intake:
         if self.waiting >= WAITING_MAX:
             self.counters["dropped"] += 1
             return
-        tenant = self._questions.tenant_of(delivery.subject)
-        if not tenant:
+        subject, skip = delivery.subject, self._skip
+        if subject[skip : skip + 4] != "api.":
             self._raw.append(delivery)
-        elif not self._questions.put(tenant, delivery):
+            return
+        asker = self._questions.tenant_of(subject)
+        if not asker:
+            if not self._requests.put(subject[skip + 4 :].partition(".")[0], delivery):
+                self.counters["dropped"] += 1
+        elif not self._questions.put(asker, delivery):
             self.counters["overloaded"] += 1
-            self._refuse(delivery, Refused(overloaded(tenant)))
+            self._refuse(delivery, Refused(overloaded(asker)))
 
     @property
     def waiting(self) -> int:
-        return len(self._raw) + self._questions.size
+        return len(self._raw) + self._requests.size + self._questions.size
 
     def drain(self, mono_ms: int) -> bool:
         """Decode what waits and offer it to the engine, as much as fits one turn of the loop; whether that was all."""
-        raw, questions, room = self._raw, self._questions, AT_ONCE
-        while room > 0 and (self._array is not None or raw):
+        raw, requests, questions, room = self._raw, self._requests, self._questions, AT_ONCE
+        while room > 0 and raw:
+            room -= self._try(raw.popleft(), None, room, mono_ms)
+        while room > 0 and (self._array is not None or requests.size):
             array = self._array
-            delivery = raw.popleft() if array is None else array.delivery
+            delivery = requests.take() if array is None else array.delivery
             room -= self._try(delivery, array, room, mono_ms)
         ends = time.monotonic() + question_queue.QUESTIONS_S
         while questions.size:
             self._try(questions.take(), None, 1, mono_ms)
             if time.monotonic() >= ends:
                 break
-        return self._array is None and not raw and not questions.size
+        return self._array is None and not self.waiting
 
     def _try(self, delivery: Delivery, array: _Array | None, room: int, mono_ms: int) -> int:
         """Handle a message, or the next part of an array; returns how much of the turn it took."""
@@ -216,7 +227,7 @@ class Intake:
         array.read += len(bodies)
         if array.read == len(array.bodies):
             self._array = None
-        for position, body in enumerate(bodies, first):
+        for position, body in enumerate(map(bytes, bodies), first):
             try:
                 name, asked = read(body)
             except Refused as refused:

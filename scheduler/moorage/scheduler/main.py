@@ -32,7 +32,7 @@ from moorage.scheduler.settings import (
     ledger_url,
     scheduler_settings,
 )
-from moorage.schemas.errors import Refused
+from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.settings import Found, declared, read_file, told, unknown_variables
 from moorage.schemas.settings_file import find_file
 from moorage.schemas.subjects import Subjects
@@ -130,21 +130,26 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def run(settings: SchedulerSettings, target: str | None = None) -> int:
+def print_problem(told: Problem) -> None:
+    """What ended a scheduler, to stderr."""
+    print(f"error[{told.code}]: {told.message}", file=sys.stderr)
+    if told.next:
+        print(f"fix: {told.next}", file=sys.stderr)
+
+
+def run(settings: SchedulerSettings, target: str | None = None, tell: Callable[[Problem], None] = print_problem) -> int:
     """`serve` on uvloop where it is there; one clear line and an exit code for what an operator can mend."""
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(serve(settings, target or settings.nats))
     except BusError as error:
-        print(f"error[{error.problem.code}]: {error}", file=sys.stderr)
-        if error.problem.next:
-            print(f"fix: {error.problem.next}", file=sys.stderr)
+        tell(error.problem)
         return EXIT_UNREACHABLE
     except LedgerBroken as error:
-        print(f"error[ledger]: {error}", file=sys.stderr)
+        tell(problem("failed-precondition", str(error)))
         return EXIT_BROKEN
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(problem("failed-precondition", str(error)))
         return EXIT_BROKEN
     return 0
 

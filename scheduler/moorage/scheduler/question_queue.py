@@ -28,14 +28,18 @@ T = TypeVar("T")
 class RoundRobin(Generic[T]):
     """One queue for each tenant, served in turns: after each item the next tenant's queue is next."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """At most so many of one tenant, else ASKED_MAX."""
+        self._most = most
         self._by_tenant: dict[str, deque[T]] = {}
         self.size = 0
 
     def put(self, tenant: str, item: T) -> bool:
         """Enqueue; False where the tenant's queue is full."""
-        mine = self._by_tenant.setdefault(tenant, deque())
-        if len(mine) >= ASKED_MAX:
+        mine = self._by_tenant.get(tenant)
+        if mine is None:
+            mine = self._by_tenant[tenant] = deque()
+        if len(mine) >= (self._most or ASKED_MAX):
             return False
         mine.append(item)
         self.size += 1
@@ -43,11 +47,13 @@ class RoundRobin(Generic[T]):
 
     def take(self) -> T:
         """Remove and return the next item; there must be one."""
+        self.size -= 1
         tenant = next(iter(self._by_tenant))
+        if len(self._by_tenant) == 1 and len(alone := self._by_tenant[tenant]) > 1:
+            return alone.popleft()
         mine = self._by_tenant.pop(tenant)
         if len(mine) > 1:
             self._by_tenant[tenant] = mine
-        self.size -= 1
         return mine.popleft()
 
 

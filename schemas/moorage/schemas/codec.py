@@ -102,16 +102,16 @@ def _told_alike(request: Request) -> Request:
     return request if request.events == "job" else msgspec.structs.replace(request, events="job")
 
 
-def split_array(payload: bytes) -> list[bytes]:
-    """The elements of a JSON or msgpack array, each still encoded. Raises `Refused`."""
+def split_array(payload: bytes) -> list[msgspec.Raw]:
+    """The elements of a JSON or msgpack array, each still encoded, in `payload`'s own bytes. Raises `Refused`."""
     if len(payload) > FRAME_BYTES_MAX:
         raise Refused(
             problem("too-large", "the frame is too large", found=len(payload), allowed=f"{FRAME_BYTES_MAX} bytes")
         )
     try:
         if is_json(payload):
-            return [bytes(part) for part in _json_array.decode(payload)]
-        return [bytes(part) for part in _msgpack_array.decode(payload)]
+            return _json_array.decode(payload)
+        return _msgpack_array.decode(payload)
     except msgspec.MsgspecError as error:
         raise Refused(explain_decode_error(error, list)) from None
     except RecursionError:

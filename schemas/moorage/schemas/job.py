@@ -17,6 +17,11 @@ TEXT_BYTES_MAX: Final = 32 * 1024
 DURATION_S_MAX: Final = 366 * 86400.0
 RETRIES_MAX: Final = 1000
 LABELS_MAX: Final = 64
+#: values that `requires` lists in all, and characters of one, of a driver and of a vendor: more would take more memory
+#: than the request is counted for
+REQUIRED_MAX: Final = 256
+WORD_CHARS_MAX: Final = 256
+_NO_TROUBLE: Final = ("", "")
 CHECKPOINT_SIGNALS: Final = (
     "SIGUSR1",
     "SIGUSR2",
@@ -131,7 +136,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     priority: int = 50  # 0..100, higher first
     gpu: GpuSpec | None = None  # null asks for no GPU
     resources: Resources | None = None  # of the host, for each replica; null counts none
-    requires: dict[str, list[str]] = {}  # a worker's labels: each must have one of these values
+    #: a worker's labels: each must have one of these values, at most 256 in all and of 256 characters
+    requires: dict[str, list[str]] = {}
     run: Run | None = None  # required
     driver_config: dict[str, Any] = {}  # for one driver each, as `{"handler": {"input": …}}`
     deadline_s: float | None = None  # for the whole job, from its acceptance
@@ -202,6 +208,24 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if run.timeout_s is not None and run.checkpoint_before_s >= run.timeout_s:
             return f"checkpoint_before_s must be below timeout_s = {run.timeout_s:g}"
         return ""
+
+    @property
+    def length_trouble(self) -> tuple[str, str]:
+        """A field of what is asked of a host that says too much, and why; empty for none: asked at admission, not of
+        what was accepted."""
+        run, gpu = self.run, self.gpu
+        if run is not None and len(run.driver) > WORD_CHARS_MAX:
+            return "run.driver", f"driver may have at most {WORD_CHARS_MAX} characters"
+        if gpu is not None and gpu.vendor is not None and len(gpu.vendor) > WORD_CHARS_MAX:
+            return "gpu.vendor", f"vendor may have at most {WORD_CHARS_MAX} characters"
+        if not self.requires:
+            return _NO_TROUBLE
+        values = [value for values in self.requires.values() for value in values]
+        if len(values) > REQUIRED_MAX:
+            return "requires", f"requires may list {REQUIRED_MAX} values in all, found {len(values)}"
+        if any(len(value) > WORD_CHARS_MAX for value in values):
+            return "requires", f"requires may list values of at most {WORD_CHARS_MAX} characters"
+        return _NO_TROUBLE
 
     @property
     def nul_trouble(self) -> str:

@@ -383,6 +383,7 @@ _EXAMPLES: Final[dict[Any, str]] = {
     "port": "4222",
     "drivers_for": '{ vision = "process" }',
     "programs_for": '{ vision = "/opt/vision/* python3" }',
+    "secrets_for": '{ vision = "vision-* hugging-face" }',
     "run_as": '"nobody"',
     "run_as_for": '{ vision = "41001" }',
 }

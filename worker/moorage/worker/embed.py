@@ -38,6 +38,7 @@ from moorage.worker.inventory.host import HostFacts, host_facts
 from moorage.worker.inventory.nvml import open_nvml
 from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.journal import MemoryJournal
+from moorage.worker.policy import Policy
 from moorage.worker.pool import GpuPool
 from moorage.worker.run import facts_of_simulated, simulated_of
 from moorage.worker.settings import WorkerSettings
@@ -153,6 +154,7 @@ class EmbeddedWorker:
                 interface=settings.interface,
                 simulated=inventory.simulated,
                 on_overdue=self._on_overdue,
+                policy=Policy.of(settings),
             )
             labels = settings.labels | {f"{LABEL_PREFIX}{name}": "1" for name in self._handlers}
             journal = MemoryJournal.of_this_start()

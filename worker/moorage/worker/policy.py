@@ -1,9 +1,9 @@
-"""What this worker lets tenants do: which drivers, which programs, and as which user of the host.
+"""What this worker lets tenants do: which drivers, programs and secrets, and as which user of the host.
 
 The worker's own word, whatever a scheduler sends; of the drivers it tells the scheduler, which then sends nothing in
 vain, and still looks by itself. A driver that a tenant may not have is refused as a placement, so
-that the job goes to another worker; a program or user that it may not have fails the attempt at once, since no other
-try would do better here. Both name what was found and what is allowed, in the job's own story.
+that the job goes to another worker; a program, secret or user that it may not have fails the attempt at once, since no
+other try would do better here. Both name what was found and what is allowed, in the job's own story.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS
-from moorage.schemas.job import Request, Run
+from moorage.schemas.job import Request, Run, Secret
 from moorage.schemas.names import TENANT, is_tenant
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ TENANTS_MAX: Final = 1_000
 #: characters of rules that a join tells at most: a quarter of what its hello may take in the ledger
 TOLD_CHARS_MAX: Final = 16 * 1024
 _SHOWN_MAX: Final = 5
-#: variables by which a request could have an allowed program load or find another one (ld.so(8), exec(3))
-_LOADING: Final = ("LD_", "TF_LD_", "TF_PREPEND_LD_")
+#: variables by which a request could have an allowed program load or find another one (ld.so(8), exec(3), iconv(1)), or
+#: an allowed script run another first (bash(1))
+_LOADING: Final = ("LD_", "TF_LD_", "TF_PREPEND_LD_", "GCONV_PATH", "BASH_ENV")
 _FINDING: Final = ("PATH", "TF_PATH", "TF_PREPEND_PATH")
 
 
@@ -41,9 +42,11 @@ class Policy:
         programs: Mapping[str, tuple[str, ...]],
         users: Mapping[str, str],
         user: str | None,
+        secrets: Mapping[str, tuple[str, ...]],
     ) -> None:
         self._drivers = drivers
         self._programs = programs
+        self._secrets = secrets
         self._users = users
         self._user = user
 
@@ -54,11 +57,17 @@ class Policy:
             {tenant: tuple(words.split()) for tenant, words in settings.programs_for.items()},
             settings.run_as_for,
             settings.run_as,
+            {tenant: tuple(words.split()) for tenant, words in settings.secrets_for.items()},
         )
 
     @property
     def changes_users(self) -> bool:
         return bool(self._users or self._user)
+
+    @property
+    def leaves_secrets_open(self) -> bool:
+        """Whether tenants are told apart in something here, and still each may have every secret."""
+        return bool(self._drivers or self._programs or self._users) and not self._secrets
 
     def check_host(self) -> None:
         """Raise `Refused` where this host cannot do what the rules say: agents start with it."""
@@ -121,6 +130,16 @@ class Policy:
                     name,
                     (),
                 )
+
+    def check_secrets(self, tenant: str, env: Mapping[str, str | Secret]) -> None:
+        """Raise `Refused` where the tenant may not have a secret that its request names, whether it exists or not."""
+        if not self._secrets:
+            return
+        allowed = self._secrets.get(tenant, self._secrets.get(OTHERS, ()))
+        for value in env.values():
+            if isinstance(value, Secret) and not any(fnmatch.fnmatchcase(value.secret, each) for each in allowed):
+                name = value.secret[:80]
+                raise _not_permitted(f"tenant {tenant} may not have the secret {name} on this worker", name, allowed)
 
     def user_of(self, tenant: str) -> str | None:
         """Whom the tenant's jobs run as; None where the request may say, or else it is the agent's own user."""

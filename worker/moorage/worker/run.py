@@ -101,6 +101,8 @@ async def start(settings: WorkerSettings, target: Context | str | None) -> Worke
     _check(settings, hosts)
     if settings.secrets_dir is not None and (trouble := trouble_with_secrets(settings.secrets_dir)):
         log.warning("secrets: %s; a job that needs it fails", trouble)
+    if settings.secrets_dir is not None and Policy.of(settings).leaves_secrets_open:
+        log.warning("secrets: every tenant may name every one of them here: secrets_for says which are whose")
 
     def on_state(state: State) -> None:
         if state is State.CONNECTED and host is not None:

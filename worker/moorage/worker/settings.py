@@ -87,6 +87,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dict[str, str],
         setting("Programs that a tenant may start, blanks between: whole paths, * in them, or names. Without it, any."),
     ] = {}
+    secrets_for: Annotated[
+        dict[str, str],
+        setting("Secrets that a tenant may name, blanks between, * in them; * is every other tenant. Without it, any."),
+    ] = {}
     run_as: Annotated[
         str | None, setting("User that runs every job; else the request's, or the agent's own. Needs root.")
     ] = None
@@ -153,7 +157,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for mode in (*self.modes, *self.sharers_max):
             if mode != "exclusive" and mode not in SHARERS_MAX:
                 raise ValueError(f"modes must be exclusive, mps or time-slice, found {mode!r}")
-        for name in ("drivers_for", "programs_for", "run_as_for"):
+        for name in ("drivers_for", "programs_for", "secrets_for", "run_as_for"):
             check_rules(name, getattr(self, name))
         if len(self.lease_uids) > LEASE_UIDS_MAX:
             raise ValueError(f"lease_uids may have at most {LEASE_UIDS_MAX} users, found {len(self.lease_uids)}")

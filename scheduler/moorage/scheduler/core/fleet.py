@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -137,7 +137,7 @@ class Fleet:
         if not cls.hosts:
             del self.classes[cls.key]
 
-    def tell_apart(self, requires: Mapping[str, frozenset[str]]) -> None:
+    def tell_apart(self, requires: Mapping[str, Sequence[str]]) -> None:
         """A request requires these labels: who has one of their values is told from who has another from now on.
 
         Asked before a class is asked whether a shape of it fits. It costs some 30 µs for each host that has one of
@@ -145,7 +145,7 @@ class Fleet:
         """
         for label, values in requires.items():
             hosts = self.labelled.get(label, {})
-            for value in sorted(values.difference(self._asked.get(label, ()))):
+            for value in sorted(set(values).difference(self._asked.get(label, ()))):
                 self._asked_count += 1
                 if self._asked_count <= ASKED_MAX:
                     self._asked.setdefault(label, set()).add(value)

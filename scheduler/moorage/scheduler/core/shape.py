@@ -13,7 +13,13 @@ from moorage.scheduler.core.records import MODE_OF, Mode
 from moorage.schemas.gpu import GpuSpec, model_matches
 from moorage.schemas.job import Request
 
+#: shapes that the table holds at most, then it is emptied
 SHAPES_MAX: Final = 100_000
+#: bytes that the words of all its shapes may take, then it is emptied too: whoever asks may use many or long ones, and
+#: a refused request has a shape as well. They are told from the words' lengths, so that a recording replays alike
+WORD_BYTES_MAX: Final = 64 * 1024 * 1024
+_WORD_BYTES: Final = 64
+_CHAR_BYTES: Final = 4
 
 ShapeKey = tuple[object, ...]
 #: worker number and slot mask, as `state.Job.avoid` has them
@@ -57,7 +63,8 @@ class Shape:
         self.driver = request.workload.driver
         self.cpu_milli = request.resources.cpu_milli if request.resources else 0
         self.memory_mib = request.resources.memory_mib if request.resources else 0
-        self.requires = {name: frozenset(values) for name, values in request.requires.items()}
+        #: a tuple shares its words with the key; a set of as many would take ten times as much
+        self.requires = {name: tuple(sorted(values)) for name, values in request.requires.items()}
         self.count = gpu.count if gpu else 0
         self.models = gpu.models if gpu else ()
         self.vendor = gpu.effective_vendor if gpu else ""
@@ -120,6 +127,7 @@ class Shapes:
 
     def __init__(self) -> None:
         self._by_key: dict[ShapeKey, Shape] = {}
+        self._word_bytes = 0
         self._next = 0
 
     def __len__(self) -> int:
@@ -157,8 +165,17 @@ class Shapes:
         return found
 
     def _kept(self, shape: Shape) -> Shape:
-        if len(self._by_key) >= SHAPES_MAX:
+        more = _word_bytes(shape)
+        if len(self._by_key) >= SHAPES_MAX or self._word_bytes + more > WORD_BYTES_MAX:
             self._by_key.clear()
+            self._word_bytes = 0
         self._by_key[shape.key] = shape
+        self._word_bytes += more
         self._next += 1
         return shape
+
+
+def _word_bytes(shape: Shape) -> int:
+    labels = [word for name, values in shape.requires.items() for word in (name, *values)]
+    words = (shape.driver, shape.vendor, *shape.models, *labels)
+    return _WORD_BYTES * len(words) + _CHAR_BYTES * sum(map(len, words))

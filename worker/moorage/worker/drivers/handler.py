@@ -34,6 +34,7 @@ from moorage.worker.handler_context import CONFIG_KEY, INPUT_KEY, HandlerCancell
 from moorage.worker.handler_results import Result, encode_result, inline, result_object
 from moorage.worker.lease_session import NEVER_S
 from moorage.worker.member_messages import Ended, MemberName, Started, StartFailed, Stuck, Traits
+from moorage.worker.policy import Policy
 from moorage.worker.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings
 
@@ -118,8 +119,10 @@ class HandlerDriver(Driver):
         simulated: bool = False,
         on_overdue: Overdue | None = None,
         threads: bool = True,
+        policy: Policy | None = None,
     ) -> None:
         super().__init__()
+        self._policy = policy or Policy({}, {}, {}, None, {})
         self._threads = threads
         self._handlers = handlers
         self._store = store
@@ -231,6 +234,7 @@ class HandlerDriver(Driver):
         """Raises SharingUnavailable, SecretRefused, Refused."""
         if len(self._running) >= RUNNING_MAX:
             raise refuse("queue-full", f"this worker runs {RUNNING_MAX} handlers already")
+        self._policy.check_secrets(assignment.name[0], assignment.run.env)
         ours = assignment.environment(interface=self._interface, simulated=self._simulated)
         loop = asyncio.get_running_loop()
         running = _Running()

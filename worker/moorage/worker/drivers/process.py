@@ -74,7 +74,7 @@ class ProcessDriver(Driver):
         self._simulated = simulated
         self._stream_output = stream_output
         self._output_cap_bytes = output_cap_bytes
-        self._policy = policy or Policy({}, {}, {}, None)
+        self._policy = policy or Policy({}, {}, {}, None, {})
         self._known: set[MemberName] = set()
         self._started: list[MemberName] = []
         self._ended: list[tuple[MemberName, int, str]] = []
@@ -223,6 +223,7 @@ class ProcessDriver(Driver):
         run, request = assignment.run, assignment.request
         tenant = assignment.name[0]
         self._policy.check_program(tenant, run)
+        self._policy.check_secrets(tenant, run.env)
         user = self._policy.user_of(tenant) or run.user
         ours = assignment.environment(interface=self._interface, simulated=self._simulated)
         requested = resolve_secrets(run.env, self._secrets_dir)

@@ -78,6 +78,9 @@ def _malformed(event: Submit) -> Problem | None:
             allowed="text without NUL",
             job=event.name,
         )
+    field, trouble = request.length_trouble
+    if field:
+        return problem("invalid-argument", trouble, field=f"$.{field}", job=event.name)
     trouble = request.checkpoint_trouble
     if not trouble:
         return None

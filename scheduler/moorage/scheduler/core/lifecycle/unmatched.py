@@ -85,7 +85,7 @@ class Unmatched:
         if count[label]:
             return "no worker has all the labels that it requires, though each of them somebody has"
         known = nsmallest(NAMES_SHOWN_MAX + 1, self._fleet.labelled.get(label, ()))
-        wanted = " or ".join(f"{label}={value}" for value in sorted(shape.requires[label]))
+        wanted = _shown((f"{label}={value}" for value in shape.requires[label]), " or ")
         has = f"the fleet has {label}={_shown(known)}" if known else f"nobody has the label {label}"
         return f"no worker is labelled {wanted}: {has}"
 
@@ -115,9 +115,9 @@ class Unmatched:
         return f"the most that one worker with such GPUs has is {size_of_largest(hosts)} of memory"
 
 
-def _shown(names: Iterable[str]) -> str:
+def _shown(names: Iterable[str], between: str = ", ") -> str:
     shown = list(names)
-    return ", ".join(shown[:NAMES_SHOWN_MAX]) + (", …" if len(shown) > NAMES_SHOWN_MAX else "")
+    return between.join([*shown[:NAMES_SHOWN_MAX], *(["…"] if len(shown) > NAMES_SHOWN_MAX else [])])
 
 
 def _driver(shape: Shape, classes: list[HostClass]) -> str:
