@@ -31,6 +31,7 @@ REPLIES_MAX: Final = 100_000
 MUX_FRAME_BYTES_MAX: Final = 512 * 1024
 MUX_MARKER: Final = "mux"
 MUX_ALL: Final = "all"
+_MUX_END: Final = f".{MUX_MARKER}"
 _TOKEN_DIGITS_MAX: Final = 18
 #: msgpack bytes around one [token, payload] pair at most: array 1, uint64 9, bin32 5.
 _PAIR_OVERHEAD_BYTES: Final = 15
@@ -243,27 +244,27 @@ class Mux:
 
 
 def split_mux_reply(reply: str) -> tuple[str, int] | None:
-    """`(subject for one coalesced frame, token)` if this reply subject opted in, else None."""
-    head, _, token = reply.rpartition(".")
-    if not head.endswith(".mux") or len(token) > _TOKEN_DIGITS_MAX or not (token.isascii() and token.isdigit()):
+    """`(inbox, token)` if this reply subject opted in to answers in one frame, else None."""
+    inbox, _, token = reply.rpartition(".")
+    if not inbox.endswith(_MUX_END) or len(token) > _TOKEN_DIGITS_MAX or not (token.isascii() and token.isdigit()):
         return None
-    return f"{head}.{MUX_ALL}", int(token)
+    return inbox, int(token)
 
 
 def mux_frames(
     answers: Mapping[str, list[tuple[int, bytes]]], bytes_max: int = MUX_FRAME_BYTES_MAX
 ) -> Iterator[Outgoing]:
-    """Answers by `all` subject, as messages ready for `send`; one a subject unless it would pass `bytes_max`.
+    """Answers by inbox, as messages ready for `send`; one an inbox unless it would pass `bytes_max`.
 
     One answer alone goes to its own subject, so that it needs no second decoding.
     """
-    for subject, pairs in answers.items():
+    for inbox, pairs in answers.items():
         for part in _split(pairs, bytes_max):
             if len(part) == 1:
                 token, payload = part[0]
-                yield f"{subject[: -len(MUX_ALL)]}{token}", payload, ""
+                yield f"{inbox}.{token}", payload, ""
             else:
-                yield subject, _encode_pairs(part), ""
+                yield f"{inbox}.{MUX_ALL}", _encode_pairs(part), ""
 
 
 def _split(pairs: list[tuple[int, bytes]], bytes_max: int) -> Iterator[list[tuple[int, bytes]]]:

@@ -24,7 +24,9 @@ def messages_of(
     `decided` takes the answers that the durable queue's reader waits for. `bytes_max` is what the server takes.
     """
     messages = outputs.messages
-    messages += coalesced([answer for answer in outputs.answers if not decided(*answer)], bytes_max)
+    # a subject has no blank, so that what has one is the reader's own
+    answers = [answer for answer in outputs.answers if " " not in answer[0] or not decided(*answer)]
+    messages += coalesced(answers, bytes_max)
     by_tenant: dict[str, list[bytes]] = {}
     for tenant, job, payload, own in outputs.events:
         if own:
