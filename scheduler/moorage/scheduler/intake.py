@@ -92,7 +92,7 @@ class Intake:
             if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood must not fill the log
                 log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
             delivery = msgspec.structs.replace(delivery, reply="")
-        if self.waiting >= WAITING_MAX:
+        if len(self._raw) + self._questions.size >= WAITING_MAX:
             self.counters["dropped"] += 1
             return
         tenant = self._questions.tenant_of(delivery.subject)
@@ -178,13 +178,13 @@ class Intake:
     # ----------------------------------------------------------------------------------------------- api
 
     def _api(self, tenant: str, verb: str, delivery: Delivery) -> None:
-        if not is_tenant(tenant):
+        if tenant not in self._engine.state.tenants and not is_tenant(tenant):
             raise refuse("invalid-argument", f"a tenant must match {TENANT.pattern}", found=tenant)
-        if verb in API_VERBS:
-            self.counters[f"api.{verb}"] += 1
         if verb == "submit":
+            self.counters["api.submit"] += 1
             self._submit(tenant, delivery)
         elif verb in API_VERBS:
+            self.counters[f"api.{verb}"] += 1
             arguments = _decode_any(delivery.data) if delivery.data else {}
             json = is_json(delivery.data)
             if verb == "cancel":
@@ -196,9 +196,10 @@ class Intake:
 
     def _submit(self, tenant: str, delivery: Delivery) -> None:
         data, headers = delivery.data, delivery.headers
-        json = is_json(data)
+        is_object = data[:1] == b"{"  # nearly all are one request in JSON
+        json = is_object or is_json(data)
         trace = headers.get("traceparent", "") if headers else ""
-        if is_array(data):
+        if not is_object and is_array(data):
             self._array = _Array(tenant, delivery, trace)
             return
         engine = self._engine
