@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import msgspec
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.bus.connection import connect
-from moorage.bus.errors import NoResponders, RequestTimeout, TooManyWaiting
-from moorage.bus.inbox import Mux, mux_frames, split_mux_reply
+from moorage.bus.errors import Disconnected, NoResponders, RequestTimeout, TooManyWaiting
+from moorage.bus.inbox import DUE_SPARE, Answers, Mux, mux_frames, split_mux_reply
 from moorage.bus.outbox import Outbox
 from moorage.bus.transport import Delivery
 from tests.waiting import until
@@ -109,6 +110,36 @@ async def test_refusals_and_bounds(nats_url: str, unique: str) -> None:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
         assert mux.waiting == 0
+
+
+async def test_one_timer_serves_all_waits_and_each_ends_at_its_own_time() -> None:
+    """Also where a later wait is due earlier, and where those that were due first were answered long ago."""
+    answers, loop = Answers("_INBOX.a"), asyncio.get_running_loop()
+    began_s = loop.time()
+    waits = {timeout_s: answers.open("s", timeout_s) for timeout_s in (0.2, 0.1, 5.0, 0.15, 0.02)}
+    for timeout_s in (0.1, 5.0):
+        answers.deliver(Delivery(answers.reply_subject(waits.pop(timeout_s)[0]), "", b""))
+    ended: dict[float, float] = {}
+
+    def note(timeout_s: float, future: asyncio.Future[list[Delivery]]) -> None:
+        ended[timeout_s] = loop.time() - began_s
+
+    for timeout_s, (_, future) in waits.items():
+        future.add_done_callback(functools.partial(note, timeout_s))
+    found = await asyncio.gather(*(future for _, future in waits.values()), return_exceptions=True)
+    assert [type(each) for each in found] == [RequestTimeout] * 3
+    assert list(ended) == [0.02, 0.15, 0.2]
+    assert all(took_s >= timeout_s - 0.002 for timeout_s, took_s in ended.items())
+    assert len(answers) == 0
+
+
+async def test_what_was_answered_is_not_remembered_until_its_time() -> None:
+    answers = Answers("_INBOX.a")
+    for _ in range(3 * DUE_SPARE):
+        token, _ = answers.open("s", 60.0)
+        answers.deliver(Delivery(answers.reply_subject(token), "", b""))
+    assert len(answers._due) <= DUE_SPARE + 1
+    answers.fail_all(Disconnected)
 
 
 class _Slow:
