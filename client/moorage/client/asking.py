@@ -77,6 +77,21 @@ async def ask(
         failed = error
     except BusError as error:
         raise unanswered(error, where, deadline_s) from None
+    return await _ask_again(asker, subject, payload, decode, deadline_s, where, on_wait, failed, began_s)
+
+
+async def _ask_again(
+    asker: Asker,
+    subject: str,
+    payload: bytes,
+    decode: Callable[[bytes], T | Problem],
+    deadline_s: float,
+    where: str,
+    on_wait: Callable[[], None] | None,
+    failed: Exception,
+    began_s: float,
+) -> T:
+    """What is left of `ask` once the first try has failed; apart from it, as what a closure shares costs every call."""
 
     async def once() -> T:
         left_s = began_s + deadline_s - time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,7 +16,7 @@ from moorage.client.connected import (
     data_of,
 )
 from moorage.client.errors import BatchRejected, rejected
-from moorage.client.values import Duration, Fields, seconds, who
+from moorage.client.values import COMMAND, Duration, Fields, seconds, who
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
@@ -41,6 +42,21 @@ What = Request | Sequence[str] | Mapping[str, Any]
 T = TypeVar("T")
 
 
+@functools.cache
+def _job_class() -> type[Job]:
+    """Cached, as an import statement costs every submit half a microsecond."""
+    from moorage.client.job import Job
+
+    return Job
+
+
+def _says_events(what: What) -> bool:
+    """Whether a request says by itself who is told of it; the words of a command do not."""
+    if isinstance(what, COMMAND):
+        return False
+    return isinstance(what, Request) or (isinstance(what, Mapping) and "events" in what)
+
+
 class AsyncClient(Connected):
     """`async with AsyncClient() as moorage: …`. Use it from one event loop.
 
@@ -63,9 +79,11 @@ class AsyncClient(Connected):
         call keep. Unless `events` says otherwise, the job's events are in the tenant's frames only until somebody
         follows it. Raises `Rejected` (`Conflict`, `QueueFull`), `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
-        if not isinstance(what, Request) and not (isinstance(what, Mapping) and "events" in what):
+        if not _says_events(what):
             fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
-        return await self._submit(*self._requests.encoded(what, gpu, key, fields))
+        request, body = self._requests.encoded(what, gpu, key, fields)
+        accepted = await self._ask("submit", body, decode_accepted)
+        return _job_class()(self, accepted.job, accepted, request)
 
     async def submit_handler(
         self,
@@ -85,13 +103,8 @@ class AsyncClient(Connected):
 
         fields.setdefault("events", "tenant")
         request = handler_request(name, input, gpu, key, fields)
-        return await self._submit(request, encode(request))
-
-    async def _submit(self, request: Request, body: bytes) -> Job:
-        from moorage.client.job import Job
-
-        accepted = await self._ask("submit", body, decode_accepted)
-        return Job(self, accepted.job, accepted, request)
+        accepted = await self._ask("submit", encode(request), decode_accepted)
+        return _job_class()(self, accepted.job, accepted, request)
 
     async def run(
         self,
@@ -111,7 +124,7 @@ class AsyncClient(Connected):
         """
         from moorage.client.running import run
 
-        if self.crowded and not isinstance(what, Request) and not (isinstance(what, Mapping) and "events" in what):
+        if self.crowded and not _says_events(what):
             fields.setdefault("events", "tenant")
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
         return await run(self, self.request(what, gpu, key, fields), timeout_s)
