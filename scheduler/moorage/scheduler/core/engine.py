@@ -408,7 +408,8 @@ class Engine:
             self.planner.filling.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
         self.planner.placing.ranker.arrived(shape, event.request.replicas)
-        for index in range(1 if shape.together > 1 else event.request.replicas):
+        self.queue.add(priority, shape, entry(num, 0), event.tenant)
+        for index in range(1, 1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)
 
     def _reply_submit(self, flight: InFlight, event: Submit, outcome: Any) -> None:
