@@ -36,7 +36,7 @@ from moorage.scheduler.core.state import State  # noqa: E402
 from moorage.scheduler.gc_schedule import GcSchedule  # noqa: E402
 from moorage.scheduler.intake import Intake  # noqa: E402
 from moorage.schemas.codec import Decoder, encode  # noqa: E402
-from moorage.schemas.frames import Device, Fact, FactFrame, Hello, Join, Joined, Renew, Wanted  # noqa: E402
+from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Hello, Join, Joined, Renew, Wanted  # noqa: E402
 from moorage.schemas.subjects import Subjects  # noqa: E402
 
 SUBJECTS = Subjects()
@@ -44,6 +44,8 @@ LEADER = 7
 IN_FLIGHT = 500
 MANY = 10_000
 BURST = 1_000
+#: as an agent with the driver noop tells of its members
+ORDER_OF_FACTS: tuple[tuple[FactKind, ...], ...] = (("claimed",), ("started",), ("exited", "freed"))
 #: jobs a round
 JOBS = {"endpoint": 4_000, "many": MANY}
 #: what a stick takes on the quiet machine; every round is scaled by the sticks beside it
@@ -208,11 +210,11 @@ class Bench:
                 self._obey(_decode_wanted(payload))
 
     def _obey(self, frame: Wanted) -> None:
-        facts = []
-        for kind in ("claimed", "started", "exited", "freed"):
+        facts: list[Fact] = []
+        for kinds in ORDER_OF_FACTS:
             for place in frame.place:
-                detail = "exit" if kind == "exited" else ""
-                facts.append(Fact(kind, place.tenant, place.job, place.replica, place.attempt, place.fence, 0, detail))
+                name = place.tenant, place.job, place.replica, place.attempt, place.fence
+                facts += [Fact(kind, *name, 0, "exit" if kind == "exited" else "") for kind in kinds]
         number = self.numbers[frame.worker] = self.numbers.get(frame.worker, 0) + 1
         self._say(frame.worker, "fact", FactFrame(frame.session, number, facts))
 

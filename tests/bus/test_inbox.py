@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import msgspec
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.bus.connection import connect
-from moorage.bus.errors import NoResponders, RequestTimeout, TooManyWaiting
-from moorage.bus.inbox import Mux, mux_frames, split_mux_reply
+from moorage.bus.errors import Disconnected, NoResponders, RequestTimeout, TooManyWaiting
+from moorage.bus.inbox import DUE_SPARE, Answers, Mux, mux_frames, split_mux_reply
 from moorage.bus.outbox import Outbox
 from moorage.bus.transport import Delivery
 from tests.waiting import until
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.any_server
 @pytest.mark.parametrize(
     ("reply", "found"),
     [
-        ("_INBOX.abc.mux.7", ("_INBOX.abc.mux.all", 7)),
-        ("_INBOX.me.abc.mux.12345", ("_INBOX.me.abc.mux.all", 12345)),
+        ("_INBOX.abc.mux.7", ("_INBOX.abc.mux", 7)),
+        ("_INBOX.me.abc.mux.12345", ("_INBOX.me.abc.mux", 12345)),
         ("_INBOX.abc.7", None),
         ("_INBOX.abc.mux.all", None),
         ("_INBOX.abc.mux.7x", None),
@@ -43,7 +44,7 @@ def test_split_mux_reply(reply: str, found: tuple[str, int] | None) -> None:
 @given(st.lists(st.tuples(st.integers(0, 10**18 - 1), st.binary(max_size=60)), max_size=40), st.integers(40, 300))
 def test_frames_keep_every_answer_in_order_within_the_bound(pairs: list[tuple[int, bytes]], bytes_max: int) -> None:
     found: list[tuple[int, bytes]] = []
-    for subject, payload, reply in mux_frames({"_INBOX.r.mux.all": pairs}, bytes_max):
+    for subject, payload, reply in mux_frames({"_INBOX.r.mux": pairs}, bytes_max):
         assert reply == ""
         if subject == "_INBOX.r.mux.all":
             assert len(payload) <= bytes_max + 5
@@ -109,6 +110,40 @@ async def test_refusals_and_bounds(nats_url: str, unique: str) -> None:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
         assert mux.waiting == 0
+
+
+async def test_one_timer_serves_all_waits_and_each_ends_at_its_own_time() -> None:
+    """Also where a later wait is due earlier, and where those that were due first were answered long ago."""
+    answers, loop = Answers("_INBOX.a"), asyncio.get_running_loop()
+    long, _ = answers.open("s", 60.0)
+    began_s = loop.time()
+    waits = {timeout_s: answers.open("s", timeout_s) for timeout_s in (0.2, 0.1, 5.0, 0.15, 0.02)}
+    for timeout_s in (0.1, 5.0):
+        answers.deliver(Delivery(answers.reply_subject(waits.pop(timeout_s)[0]), "", b""))
+    ended: dict[float, float] = {}
+
+    def note(timeout_s: float, future: asyncio.Future[list[Delivery]]) -> None:
+        ended[timeout_s] = loop.time() - began_s
+
+    for timeout_s, (_, future) in waits.items():
+        future.add_done_callback(functools.partial(note, timeout_s))
+    async with asyncio.timeout(30):
+        found = await asyncio.gather(*(future for _, future in waits.values()), return_exceptions=True)
+    assert [type(each) for each in found] == [RequestTimeout] * 3
+    assert list(ended) == [0.02, 0.15, 0.2]
+    assert all(took_s >= timeout_s - 0.002 for timeout_s, took_s in ended.items())
+    assert len(answers) == 1
+    answers.abandon(long)
+    answers.fail_all(Disconnected)
+
+
+async def test_what_was_answered_is_not_remembered_until_its_time() -> None:
+    answers = Answers("_INBOX.a")
+    for _ in range(3 * DUE_SPARE):
+        token, _ = answers.open("s", 60.0)
+        answers.deliver(Delivery(answers.reply_subject(token), "", b""))
+    assert len(answers._due) <= DUE_SPARE + 1
+    answers.fail_all(Disconnected)
 
 
 class _Slow:

@@ -35,6 +35,8 @@ from moorage.client import (
 )
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.state import Member
 from moorage.schemas.job import STATES
 from moorage.worker.drivers.handler_call import Handler
 from moorage.worker.handler_context import HandlerContext
@@ -64,6 +66,23 @@ async def test_a_job_runs_its_script_on_its_lease() -> None:
         assert (changes[1].worker, len(changes[1].gpus)) == ("sim-0001", 2)
         assert result.stdout == ",".join(changes[1].gpus) + "\n"
         assert 1000 <= changes[4].time_ms - changes[3].time_ms <= 1100
+
+
+@in_virtual_time
+async def test_what_agents_tell_of_short_jobs_is_taken_frame_by_frame() -> None:
+    """As the agents order their facts, and not as a test does: the scheduler's fast path has to know that order."""
+    taken: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        take = Draft.complete_runs
+
+        def note(draft: Draft, members: list[Member]) -> None:
+            taken.append(len(members))
+            take(draft, members)
+
+        patch.setattr(Draft, "complete_runs", note)
+        async with AsyncClient(transport=SimFleet("8xH100")) as moorage:
+            await moorage.wait(await moorage.submit_many([()] * 8, gpu="1xH100", driver="noop"))
+    assert taken == [8]
 
 
 @in_virtual_time

@@ -185,6 +185,22 @@ def test_requests_by_template_are_those_that_are_built_one_by_one() -> None:
     assert built > 500
 
 
+@pytest.mark.parametrize("what", [["true"], ()])
+def test_what_is_said_again_is_checked_once(what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is no command, as a driver may need none."""
+    encoded: list[object] = []
+
+    def note(frame: object) -> bytes:
+        encoded.append(frame)
+        return encode(frame)
+
+    monkeypatch.setattr(values, "encode", note)
+    requests = RequestBuilder()
+    bodies = [requests.encoded(what, "1xH100", f"j{number}", {"driver": "noop"})[1] for number in range(5)]
+    assert len(encoded) == 1
+    assert [msgspec.json.decode(body)["job"] for body in bodies] == [f"j{number}" for number in range(5)]
+
+
 def test_words_are_what_they_look_like() -> None:
     """1, 1.0 and True are equal, and three words."""
     requests = RequestBuilder()

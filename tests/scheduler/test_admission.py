@@ -430,6 +430,30 @@ def test_cancel_and_submit_in_one_record(order: str, sequence: int) -> None:
     assert drive.state.tenants["t"].tombstones == {}
 
 
+def test_what_stands_against_a_tenant_is_asked_for_each_record() -> None:
+    """It is asked once for all requests of a record, and not once for all."""
+    drive = Driving()
+    drive.worker("w0")
+    assert "warnings" not in drive.submit("first", gpu={})
+    drive.order("limit", tenant="t", jobs=1)
+    assert drive.submit("over", gpu={})["code"] == "failed-precondition"
+    drive.order("limit", tenant="t", jobs=0)
+    drive.order("hold", tenant="t")
+    assert drive.submit("held", gpu={})["warnings"] == ["tenant-held"]
+    drive.order("release", tenant="t")
+    drive.cancel("late")
+    assert drive.submit("late", gpu={})["state"] == "CANCELLED"
+    assert "warnings" not in drive.submit("last", gpu={})
+
+
+def test_a_malformed_request_is_refused_each_time_and_beside_others() -> None:
+    drive = Driving()
+    drive.worker("w0")
+    well, malformed = {"driver": "noop"}, {"driver": "noop", "cwd": "/a\0b"}
+    answers = [drive.submit(f"j{at}", run=run) for at, run in enumerate((well, malformed, malformed, malformed, well))]
+    assert [answer["kind"] for answer in answers] == ["accepted", "error", "error", "error", "accepted"]
+
+
 def test_tombstones_are_bounded_a_tenant_and_say_so() -> None:
     drive = Driving(Config(tombstones_max=3))
     replies = [drive.offer_cancel(f"j{index}") for index in range(5)]

@@ -114,11 +114,14 @@ KINDS: tuple[FactKind, ...] = ("claimed", "started", "exited", "freed")
 
 
 def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fact]:
-    """All facts of all members, kind by kind, and then perhaps something that is not so."""
+    """All facts of all members, in an agent's order, and then perhaps something that is not so."""
     chance = random.Random(seed)
     if chance.random() < 0.2:
         names = [*names, names[0]]
-    facts = [Fact(kind, *name, 0, "exit" if kind == "exited" else "") for kind in KINDS for name in names]
+    order: tuple[tuple[FactKind, ...], ...] = (("claimed",), ("started",), ("exited", "freed"))
+    facts = [
+        Fact(kind, *name, 0, "exit" if kind == "exited" else "") for kinds in order for name in names for kind in kinds
+    ]
     at, other = chance.randrange(len(facts)), chance.randrange(len(facts))
     match chance.randrange(6):
         case 0:

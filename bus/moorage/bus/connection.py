@@ -93,7 +93,7 @@ class Connection(Link):
             self.counters.sent_dropped += sum(1 for _ in batch)
             return 0
         client, bytes_max = self._client, self.max_payload_bytes
-        publish = client.publish
+        put, publish = client.put, client.publish
         handed = 0
         rest = iter(batch)
         client.gathers = True
@@ -104,7 +104,8 @@ class Connection(Link):
                     self._report(PayloadTooLarge(subject, len(payload), bytes_max))
                     continue
                 try:
-                    await publish(subject, payload, reply)
+                    if not put(subject, payload, reply):
+                        await publish(subject, payload, reply)
                 except nats.errors.BadSubjectError:
                     self.counters.sent_dropped += 1
                     self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
@@ -205,10 +206,12 @@ class Connection(Link):
         if not self._connected.is_set():
             timeout_s = await self._await_connected(subject, timeout_s)
         token, future = answers.open(subject, timeout_s, is_last)
+        client, reply = self._client, answers.reply_subject(token)
         try:
-            await self._client.publish(
-                subject, payload, answers.reply_subject(token), headers=dict(headers) if headers else None
-            )
+            if headers or not client.put(subject, payload, reply):
+                await client.publish(subject, payload, reply, headers=dict(headers) if headers else None)
+            else:
+                await client.write_soon()
             return await future
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
             raise Disconnected(subject) from None

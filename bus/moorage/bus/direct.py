@@ -8,8 +8,9 @@ messages one read has brought in one go, and leaves whatever else there is to na
 `DirectClient.read_at_once` does so where the loop hands over what it has read; nats-py's task, which would take it
 from a buffer in a later turn, then has to wake for what is left alone.
 
-Writing: nats-py wakes a task that writes in a later turn of the loop, behind whatever else this one still does.
-`DirectClient.write` writes now.
+Writing: nats-py takes a message by coroutines that await each other, and wakes a task that writes in a later turn of
+the loop, behind whatever else this one still does. `DirectClient.put` takes a plain message by one call, and `write`
+writes now.
 
 The hooks are private names of nats-py. Where a release of it has none of the name that reads, its queue and its task
 do their work as before.
@@ -35,6 +36,8 @@ from moorage.bus.transport import Delivery, Handler
 #: a plain message's line as a server writes it: subject, subscription, reply subject, bytes of the payload
 _line: Final = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n").match
 _END_BYTES: Final = 2
+#: what no subject holds: it would end the line that names it, or a part of that
+_blank: Final = re.compile(r"[ \t\r\n]").search
 #: so much of a message waits here for its end; a larger one does in nats-py's parser, which copies nothing twice
 _PART_BYTES_MAX: Final = 64 * 1024
 
@@ -125,6 +128,25 @@ class DirectClient(Client):
     async def _tell(self, error: Exception) -> None:
         await self._error_cb(error)
 
+    def put(self, subject: str, payload: bytes, reply: str) -> bool:
+        """Take a plain message for the next `write`; False where anything stands against it: `publish` knows what."""
+        size = len(payload)
+        if self._status != Client.CONNECTED or size > self._max_payload or not subject:
+            return False
+        if _blank(subject) or _blank(reply) or self._pending_data_size + size > self._max_pending_size:
+            return False
+        message = b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), size, payload)
+        self._pending.append(message)
+        self._pending_data_size += len(message)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += size
+        return True
+
+    async def write_soon(self) -> None:
+        """Have what was put written in the next turn of the loop, with all that others put until then."""
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
+
     async def write(self) -> None:
         """Hand to the socket what was published so far; what the socket has no room for follows as ever."""
         transport = self._transport
@@ -210,7 +232,7 @@ class DirectParser(Parser):
         if self.buf:
             data = bytes(self.buf) + data
             self.buf.clear()
-        handler_of, now_s, at, size = self.nc.handler_of, time.monotonic(), 0, len(data)
+        now_s, at, size, of, handler = time.monotonic(), 0, len(data), b"", None
         while (line := _line(data, at)) is not None:
             subject, sid, reply, length = line.groups(b"")
             begin = line.end()
@@ -220,7 +242,8 @@ class DirectParser(Parser):
                     break
                 self.buf += data[at:]
                 return b"", None
-            handler = handler_of(int(sid))
+            if sid != of:  # most that come together are for one handler, and nothing ends a subscription meanwhile
+                of, handler = sid, self.nc.handler_of(int(sid))
             if handler is None:
                 break
             at = end + _END_BYTES

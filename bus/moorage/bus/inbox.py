@@ -13,7 +13,9 @@ A late answer finds its token gone and is counted, never delivered to another re
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
 
 import msgspec
@@ -29,8 +31,13 @@ WAITING_MAX: Final = 1_000_000
 REPLIES_MAX: Final = 100_000
 #: Bytes of one coalesced answer frame; a frame that would be larger is split.
 MUX_FRAME_BYTES_MAX: Final = 512 * 1024
+#: Times of answers that came already are cleared out once there are so many more of them than of those that wait.
+DUE_SPARE: Final = 10_000
+#: Event loops have no finer timers: what is due within this is due now.
+CLOCK_S: Final = 0.001
 MUX_MARKER: Final = "mux"
 MUX_ALL: Final = "all"
+_MUX_END: Final = f".{MUX_MARKER}"
 _TOKEN_DIGITS_MAX: Final = 18
 #: msgpack bytes around one [token, payload] pair at most: array 1, uint64 9, bin32 5.
 _PAIR_OVERHEAD_BYTES: Final = 15
@@ -39,29 +46,24 @@ _encode_pairs = msgspec.msgpack.Encoder().encode
 _decode_pairs = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
 
 
-class _Waiting:
-    """One awaited answer. `is_last` is None for a single reply, else says after each whether more are to come."""
+class _Waiting(msgspec.Struct, eq=False, gc=False):
+    """One awaited answer. `is_last` is None for a single reply, else says after each whether more are to come.
 
-    __slots__ = ("future", "gathered", "is_last", "subject", "timeout_s", "timer")
+    Nothing that it names knows it, so that the garbage collector need not look at a thousand of them.
+    """
 
-    def __init__(
-        self,
-        subject: str,
-        timeout_s: float,
-        timer: asyncio.TimerHandle,
-        future: asyncio.Future[list[Delivery]],
-        is_last: Callable[[Delivery], bool] | None,
-    ) -> None:
-        self.subject = subject
-        self.timeout_s = timeout_s
-        self.timer = timer
-        self.future = future
-        self.is_last = is_last
-        self.gathered: list[Delivery] = []
+    subject: str
+    timeout_s: float
+    future: asyncio.Future[list[Delivery]]
+    is_last: Callable[[Delivery], bool] | None
+    gathered: list[Delivery] | None = None  # so far, where more are to come
 
 
 class Answers:
     """The awaited answers of one inbox `<base>.<token>`.
+
+    All of them share one timer, set for the earliest that may be due: one for each would cost more than all the rest
+    of a request, and hardly any is ever due. Used in one event loop.
 
     Counters: `late` replies whose token was gone, `bad_frames` coalesced frames that did not decode.
     """
@@ -75,6 +77,9 @@ class Answers:
         self._prefix_chars = len(base) + 1
         self._next_token = 0
         self._waiting: dict[int, _Waiting] = {}
+        self._due: list[tuple[float, int]] = []  # a heap of times and tokens, of which most were answered long ago
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = math.inf
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -92,8 +97,8 @@ class Answers:
         self._next_token = token = self._next_token + 1
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Delivery]] = loop.create_future()
-        timer = loop.call_later(timeout_s, self._expire, token)
-        self._waiting[token] = _Waiting(subject, timeout_s, timer, future, is_last)
+        self._waiting[token] = _Waiting(subject, timeout_s, future, is_last)
+        self._look_at(loop, loop.time() + timeout_s, token)
         return token, future
 
     def reply_subject(self, token: int) -> str:
@@ -103,7 +108,6 @@ class Answers:
         """Stop waiting, e.g. because the caller was cancelled; a later reply is counted as late."""
         waiting = self._waiting.pop(token, None)
         if waiting is not None:
-            waiting.timer.cancel()
             waiting.future.cancel()
 
     def deliver(self, delivery: Delivery) -> None:
@@ -119,6 +123,10 @@ class Answers:
     def fail_all(self, error: Callable[[str], BusError]) -> None:
         """End every wait with `error(subject)`, e.g. when the connection drops."""
         waiting, self._waiting = self._waiting, {}
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._timer_at_s = None, math.inf
         for entry in waiting.values():
             self._fail(entry, error(entry.subject))
 
@@ -137,13 +145,17 @@ class Answers:
             del self._waiting[token]
             self._fail(entry, NoResponders(entry.subject))
             return
-        entry.gathered.append(delivery)
-        if entry.is_last is not None and len(entry.gathered) < REPLIES_MAX and not entry.is_last(delivery):
-            return  # the timer looks at when this came: to set another for each reply would cost more than the reply
+        found = [delivery]
+        if entry.is_last is not None:
+            if entry.gathered is not None:
+                entry.gathered.append(delivery)
+                found = entry.gathered
+            if len(found) < REPLIES_MAX and not entry.is_last(delivery):
+                entry.gathered = found  # `_expire` looks at when the last of them came
+                return
         del self._waiting[token]
-        entry.timer.cancel()
         if not entry.future.done():
-            entry.future.set_result(entry.gathered)
+            entry.future.set_result(found)
 
     def _deliver_frame(self, frame: Delivery) -> None:
         try:
@@ -155,19 +167,42 @@ class Answers:
         for token, payload in pairs:
             self._answer(token, Delivery(f"{self.base}.{token}", "", payload, None, received))
 
-    def _expire(self, token: int) -> None:
-        entry = self._waiting[token]
-        if entry.gathered:
-            loop, silent_s = asyncio.get_running_loop(), entry.gathered[-1].received_monotonic_s + entry.timeout_s
-            if silent_s > loop.time():
-                entry.timer = loop.call_at(silent_s, self._expire, token)
-                return
-        del self._waiting[token]
-        self._fail(entry, RequestTimeout(entry.subject, entry.timeout_s))
+    def _look_at(self, loop: asyncio.AbstractEventLoop, at_s: float, token: int) -> None:
+        """Look at that time of the loop's clock whether this token waits still."""
+        due = self._due
+        heappush(due, (at_s, token))
+        if at_s < self._timer_at_s:
+            self._set_timer(loop, at_s)
+        elif len(due) > 2 * len(self._waiting) + DUE_SPARE:
+            due[:] = [row for row in due if row[1] in self._waiting]
+            heapify(due)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at_s = loop.call_at(at_s, self._expire), at_s
+
+    def _expire(self) -> None:
+        """End the waits that are due, and set the timer for the next one that waits still."""
+        loop, due, waiting = asyncio.get_running_loop(), self._due, self._waiting
+        self._timer, self._timer_at_s = None, math.inf
+        now_s = loop.time() + CLOCK_S
+        while due and (due[0][0] <= now_s or due[0][1] not in waiting):
+            _, token = heappop(due)
+            entry = waiting.get(token)
+            if entry is None:
+                continue
+            silent_s = entry.gathered[-1].received_monotonic_s + entry.timeout_s if entry.gathered else now_s
+            if silent_s > now_s:
+                heappush(due, (silent_s, token))
+                continue
+            del waiting[token]
+            self._fail(entry, RequestTimeout(entry.subject, entry.timeout_s))
+        if due:
+            self._set_timer(loop, due[0][0])
 
     @staticmethod
     def _fail(entry: _Waiting, error: BusError) -> None:
-        entry.timer.cancel()
         if not entry.future.done():
             entry.future.set_exception(error)
 
@@ -243,27 +278,27 @@ class Mux:
 
 
 def split_mux_reply(reply: str) -> tuple[str, int] | None:
-    """`(subject for one coalesced frame, token)` if this reply subject opted in, else None."""
-    head, _, token = reply.rpartition(".")
-    if not head.endswith(".mux") or len(token) > _TOKEN_DIGITS_MAX or not (token.isascii() and token.isdigit()):
+    """`(inbox, token)` if this reply subject opted in to answers in one frame, else None."""
+    inbox, _, token = reply.rpartition(".")
+    if not inbox.endswith(_MUX_END) or len(token) > _TOKEN_DIGITS_MAX or not (token.isascii() and token.isdigit()):
         return None
-    return f"{head}.{MUX_ALL}", int(token)
+    return inbox, int(token)
 
 
 def mux_frames(
     answers: Mapping[str, list[tuple[int, bytes]]], bytes_max: int = MUX_FRAME_BYTES_MAX
 ) -> Iterator[Outgoing]:
-    """Answers by `all` subject, as messages ready for `send`; one a subject unless it would pass `bytes_max`.
+    """Answers by inbox, as messages ready for `send`; one an inbox unless it would pass `bytes_max`.
 
     One answer alone goes to its own subject, so that it needs no second decoding.
     """
-    for subject, pairs in answers.items():
+    for inbox, pairs in answers.items():
         for part in _split(pairs, bytes_max):
             if len(part) == 1:
                 token, payload = part[0]
-                yield f"{subject[: -len(MUX_ALL)]}{token}", payload, ""
+                yield f"{inbox}.{token}", payload, ""
             else:
-                yield subject, _encode_pairs(part), ""
+                yield f"{inbox}.{MUX_ALL}", _encode_pairs(part), ""
 
 
 def _split(pairs: list[tuple[int, bytes]], bytes_max: int) -> Iterator[list[tuple[int, bytes]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import tenacity
@@ -79,12 +80,13 @@ async def ask(
         failed = error
     except BusError as error:
         raise unanswered(refused() or error, where, deadline_s) from None
-
-    async def once() -> T:
-        left_s = began_s + deadline_s - time.monotonic()
-        return _answered(decode((await asker.request(subject, payload, min(TRY_S, max(left_s, 0.01)))).data))
-
+    once = partial(_once, asker, subject, payload, decode, began_s + deadline_s)  # no closure: that costs every call
     return await again(once, deadline_s, where, on_wait, failed, began_s, refused)
+
+
+async def _once(asker: Asker, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem], ends_s: float) -> T:
+    left_s = max(ends_s - time.monotonic(), 0.01)
+    return _answered(decode((await asker.request(subject, payload, min(TRY_S, left_s))).data))
 
 
 def _answered(answer: T | Problem) -> T:

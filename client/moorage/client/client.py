@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -10,12 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from moorage.client.asking import decode_accepted, decode_act, decode_batch, done
 from moorage.client.batches import frames_of
-from moorage.client.connected import (
-    Connected,
-    data_of,
-)
+from moorage.client.connected import Connected, data_of
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
-from moorage.client.values import Duration, Fields, seconds, who
+from moorage.client.values import COMMAND, Duration, Fields, seconds, who
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
@@ -39,6 +37,21 @@ FRAMES_AT_ONCE: Final = 4
 What = Request | Sequence[str] | Mapping[str, Any]
 
 T = TypeVar("T")
+
+
+@functools.cache
+def _job_class() -> type[Job]:
+    """Cached, as an import statement costs every submit half a microsecond."""
+    from moorage.client.job import Job
+
+    return Job
+
+
+def _says_events(what: What) -> bool:
+    """Whether a request says by itself who is told of it; the words of a command do not."""
+    if isinstance(what, COMMAND):
+        return False
+    return isinstance(what, Request) or (isinstance(what, Mapping) and "events" in what)
 
 
 class AsyncClient(Connected):
@@ -65,7 +78,9 @@ class AsyncClient(Connected):
         """
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
-        return await self._submit(*self._requests.encoded(what, gpu, key, fields))
+        request, body = self._requests.encoded(what, gpu, key, fields)
+        accepted = await self._ask("submit", body, decode_accepted)
+        return _job_class()(self, accepted.job, accepted, request)
 
     async def submit_handler(
         self,
@@ -85,13 +100,8 @@ class AsyncClient(Connected):
 
         fields.setdefault("events", "tenant")
         request = handler_request(name, input, gpu, key, fields)
-        return await self._submit(request, encode(request))
-
-    async def _submit(self, request: Request, body: bytes) -> Job:
-        from moorage.client.job import Job
-
-        accepted = await self._ask("submit", body, decode_accepted)
-        return Job(self, accepted.job, accepted, request)
+        accepted = await self._ask("submit", encode(request), decode_accepted)
+        return _job_class()(self, accepted.job, accepted, request)
 
     async def run(
         self,
@@ -351,8 +361,3 @@ class AsyncClient(Connected):
 
         async for frame in fleet_frames(self):
             yield frame
-
-
-def _says_events(what: What) -> bool:
-    """Whether a request says by itself on which subjects its events are."""
-    return isinstance(what, Request) or (isinstance(what, Mapping) and "events" in what)

@@ -27,7 +27,9 @@ H = TypeVar("H")
 
 _DIGITS: Final = 14
 _CHANCE_BITS: Final = 25
-_TEXT: Final = {str}
+_TEXT: Final = frozenset({str})
+#: what the words of a command are nearly always given as
+COMMAND: Final = (tuple, list)
 #: what `str` makes words of that nobody meant
 _NO_WORDS: Final = (bytes, bytearray, memoryview, type(None), list, tuple, dict, set, frozenset)
 _MODELS: Final = re.compile(r"\s*[=A-Za-z][^:@]*")
@@ -277,7 +279,7 @@ class RequestBuilder:
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[Request, bytes]:
         """As `build_request`, and the body that says it."""
-        checked = self._checked_before(what, gpu, fields or {}) if isinstance(what, tuple | list) else None
+        checked = self._checked_before(what, gpu, fields or {}) if isinstance(what, COMMAND) else None
         job = fresh_job_id() if key is None else key
         if checked is None or not isinstance(job, str) or not is_job(job):  # `build_request` says what is wrong
             request = build_request(what, gpu, key, fields)
@@ -294,7 +296,8 @@ class RequestBuilder:
             template = build_request(("a command",), gpu, None, fields)
             self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template
             self._words = None
-        if words != self._words or set(map(type, words)) != _TEXT:  # 1, 1.0 and True are equal, and three words
+        # 1, 1.0 and True are equal, and three words; and a handler has none
+        if words != self._words or not _TEXT.issuperset(map(type, words)):
             self._words = None
             try:
                 run = msgspec.structs.replace(self._template.workload, argv=_argv(words))

@@ -36,6 +36,8 @@ WAITING_MAX: Final = 100_000
 WAITING_MAX_TENANT: Final = 90_000
 BATCH_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 200
+#: subjects of tenants' submits that are remembered
+SUBMITTERS_MAX: Final = 10_000
 #: one turn of the loop decodes up to so many requests; so many bytes of other messages (some 1 µs) count like one
 AT_ONCE: Final = 4_000
 AT_ONCE_BYTES: Final = 256
@@ -82,6 +84,7 @@ class Intake:
         self._array: _Array | None = None  # the batch of requests that is being read
         self._skip = len(subjects.prefix) + 1
         self._questions = QuestionQueue(self._skip)
+        self._submitters: dict[str, str] = {}  # the tenant by the subject of its submits, where it was looked at before
         self.counters: Counter[str] = Counter()
         self.hellos: dict[str, Hello] = {}
 
@@ -96,7 +99,7 @@ class Intake:
             if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood must not fill the log
                 log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
             delivery = msgspec.structs.replace(delivery, reply="")
-        if self.waiting >= WAITING_MAX:
+        if len(self._raw) + self._questions.size >= WAITING_MAX:
             self.counters["dropped"] += 1
             return
         subject, skip = delivery.subject, self._skip
@@ -154,6 +157,10 @@ class Intake:
             self._answer(delivery.reply, encode(refused.problem, json=is_json(delivery.data)))
 
     def _take(self, delivery: Delivery, mono_ms: int) -> None:
+        tenant = self._submitters.get(delivery.subject)
+        if tenant is not None:
+            self._submit(tenant, delivery)
+            return
         parts = delivery.subject[self._skip :].split(".")
         room = parts[0]
         if room == "worker" and len(parts) == 3:
@@ -191,11 +198,13 @@ class Intake:
     def _api(self, tenant: str, verb: str, delivery: Delivery) -> None:
         if not is_tenant(tenant):
             raise refuse("invalid-argument", f"a tenant must match {TENANT.pattern}", found=tenant)
-        if verb in API_VERBS:
-            self.counters[f"api.{verb}"] += 1
         if verb == "submit":
+            if len(self._submitters) >= SUBMITTERS_MAX:
+                self._submitters.clear()
+            self._submitters[delivery.subject] = tenant
             self._submit(tenant, delivery)
         elif verb in API_VERBS:
+            self.counters[f"api.{verb}"] += 1
             arguments = _decode_any(delivery.data) if delivery.data else {}
             json = is_json(delivery.data)
             if verb == "cancel":
@@ -206,10 +215,12 @@ class Intake:
             raise refuse("unknown-verb", f"no verb {verb}", found=verb, allowed=", ".join(API_VERBS))
 
     def _submit(self, tenant: str, delivery: Delivery) -> None:
+        self.counters["api.submit"] += 1
         data, headers = delivery.data, delivery.headers
-        json = is_json(data)
+        is_object = data[:1] == b"{"  # nearly all are one request in JSON
+        json = is_object or is_json(data)
         trace = headers.get("traceparent", "") if headers else ""
-        if is_array(data):
+        if not is_object and is_array(data):
             self._array = _Array(tenant, delivery, trace)
             return
         engine = self._engine

@@ -24,12 +24,17 @@ def messages_of(
     `decided` takes the answers that the durable queue's reader waits for. `bytes_max` is what the server takes.
     """
     messages = outputs.messages
-    messages += coalesced([answer for answer in outputs.answers if not decided(*answer)], bytes_max)
+    # a subject has no blank, so that what has one is the reader's own
+    answers = [answer for answer in outputs.answers if " " not in answer[0] or not decided(*answer)]
+    messages += coalesced(answers, bytes_max)
     by_tenant: dict[str, list[bytes]] = {}
     for tenant, job, payload, own in outputs.events:
         if own:
             messages.append((subjects.event(tenant, job), payload, ""))
-        by_tenant.setdefault(tenant, []).append(payload)
+        mine = by_tenant.get(tenant)
+        if mine is None:
+            mine = by_tenant[tenant] = []
+        mine.append(payload)
     for tenant, events in by_tenant.items():
         for frame in _event_frames(tenant, seq, events):
             messages.append((subjects.events(tenant), frame, ""))
@@ -66,6 +71,8 @@ def _too_large(answer: bytes, bytes_max: int) -> bytes:
 def _event_frames(tenant: str, seq: int, events: list[bytes]) -> list[bytes]:
     """The tenant's events of this record as `Events` frames; each event is encoded already."""
     head = b'{"kind":"events","v":1,"tenant":' + msgspec.json.encode(tenant) + b',"ledger":%d,"jobs":[' % seq
+    if sum(map(len, events)) + len(events) <= EVENTS_FRAME_BYTES_MAX:  # as nearly always
+        return [head + b",".join(events) + b"]}"] if events else []
     frames: list[bytes] = []
     group: list[bytes] = []
     size = 0

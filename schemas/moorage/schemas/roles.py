@@ -26,6 +26,7 @@ ROLES: Final[dict[Role, tuple[str, tuple[str, ...]]]] = {
 #: what operators may ask of any tenant, whose events they hear as well
 OPERATOR_READS: Final = ("show", "ls", "explain", "history")
 INBOX: Final = "_INBOX"
+_INBOX_HEAD: Final = f"{INBOX}."
 #: by which JetStream of the users' account is asked from a tenant's, for results (NATS' `jetstream_api_prefix`)
 RESULT_API: Final = "$JS.moorage.API"
 #: what a server makes of a reply subject that comes from another account
@@ -112,7 +113,7 @@ def may_answer(prefix: str, asked: str, reply: str) -> bool:
     """
     if reply.startswith("$") or (reply.startswith(prefix) and reply[len(prefix) : len(prefix) + 1] in (".", "")):
         return False
-    if not reply.startswith(INBOX + "."):
+    if not reply.startswith(_INBOX_HEAD):
         return True
     parts = reply.split(".", 3)
     if len(parts) < 4 or parts[1] not in ROLES:

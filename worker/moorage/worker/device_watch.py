@@ -104,7 +104,7 @@ class DeviceWatch:
 
     def shown(self, state: SlotState, reading: SlotReading, now: float) -> tuple[str, str, str]:
         """Health, who is there from outside, and detail, for the load frame; of a lease nothing is told."""
-        foreign = "" if state.sharers else reading.foreign((os.getpid(),))
+        foreign = reading.foreign((os.getpid(),)) if reading.processes and not state.sharers else ""
         verdict = self.health.verdict(state.slot, now)
         if verdict.kind != "ok":
             return verdict.kind, foreign, verdict.detail

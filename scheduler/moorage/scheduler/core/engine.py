@@ -376,16 +376,19 @@ class Engine:
         submits, draft = self._pending.submits, flight.draft
         while submits and not draft.full:
             event = submits[0]
-            if isinstance(event, Submit) and self.retention.holds_up(draft, event.tenant, event.name):
+            if isinstance(event, QueueRead):
+                submits.popleft()
+                self._read_through(draft, event)
+            elif self.retention.holds_up(draft, event.tenant, event.name):
                 return
-            self._submit(flight, submits.popleft())
+            else:
+                submits.popleft()
+                self._submit(flight, event)
 
-    def _submit(self, flight: InFlight, event: Submit | QueueRead) -> None:
+    def _submit(self, flight: InFlight, event: Submit) -> None:
         draft = flight.draft
-        if isinstance(event, QueueRead):
-            self._read_through(draft, event)
-            return
-        event.shape = self.shape_for(event.shape, event.tenant)
+        if event.tenant in self.fleet.named:
+            event.shape = self.shapes.asked_by(event.shape, event.tenant)
         if event.shape.requires:
             self.fleet.tell_apart(event.shape.requires)
         outcome = self.admission.submit(draft, event, flight.new)
@@ -406,7 +409,8 @@ class Engine:
             self.planner.filling.fresh[num] = (event.tenant, event.request)
         shape, priority = event.shape, event.request.priority
         self.planner.placing.ranker.arrived(shape, event.request.replicas)
-        for index in range(1 if shape.together > 1 else event.request.replicas):
+        self.queue.add(priority, shape, entry(num, 0), event.tenant)
+        for index in range(1, 1 if shape.together > 1 else event.request.replicas):
             self.queue.add(priority, shape, entry(num, index), event.tenant)
 
     def _reply_submit(self, flight: InFlight, event: Submit, outcome: Any) -> None:

@@ -18,6 +18,7 @@ ROWS_MAX: Final = 2_000_000
 
 _ROW: Final = struct.Struct("<12s8sIBIB")  # key, request digest, end in s, state, history sequence in two pieces
 ROW_BYTES: Final = _ROW.size
+_LOW: Final = struct.Struct("<I")  # the first bytes of a key, which stands first in its row
 _ROW_FIRST: Final = struct.Struct("<12s12sIB")  # as snapshots held it before there was a history
 ROW_BYTES_FIRST: Final = _ROW_FIRST.size
 KEY_BYTES: Final = 12
@@ -93,16 +94,15 @@ class FinishedTable:
         self._end = number + 1
         bits, which = _from_bytes(key, "little"), key[-1]
         segment = self._segments[which]
-        slot, size = bits & len(segment) - 1, len(segment)
+        slot = bits & len(segment) - 1
         if segment[slot] != _EMPTY:
-            slot = self._look(key)[1]
-        if segment[slot] == _EMPTY:
+            slot = self._probe(segment, slot, bits, key)
+        is_new = segment[slot] == _EMPTY
+        segment[slot] = _entry(bits, number)
+        if is_new:
             filled = self._filled[which] = self._filled[which] + 1
-            segment[slot] = _entry(bits, number)
-            if filled > size * _GROW_AT:
+            if filled > len(segment) * _GROW_AT:
                 self._grow(which)
-        else:
-            segment[slot] = _entry(bits, number)
         self.row += _row_hash(bits, digest, state)
 
     def oldest_ms(self) -> int | None:
@@ -160,15 +160,23 @@ class FinishedTable:
     def _look(self, key: bytes) -> tuple[array[int], int]:
         """The segment and slot where a key stands, or where it would."""
         segment, bits = self._segments[key[-1]], _from_bytes(key, "little")
-        mask = len(segment) - 1
-        slot = bits & mask
-        if segment[slot] != _EMPTY:
-            mark = bits >> _MARK_AT & _MARK
-            while (entry := segment[slot]) != _EMPTY:
-                if entry >> _NUMBER_BITS == mark and self._unpacked(self._number(entry))[0] == key:
-                    break
-                slot = (slot + 1) & mask
-        return segment, slot
+        slot = bits & len(segment) - 1
+        return segment, slot if segment[slot] == _EMPTY else self._probe(segment, slot, bits, key)
+
+    def _probe(self, segment: array[int], slot: int, bits: int, key: bytes) -> int:
+        """The slot where a key stands, or where it would, from that on where it begins."""
+        mask, mark = len(segment) - 1, bits >> _MARK_AT & _MARK
+        while (entry := segment[slot]) != _EMPTY:
+            if entry >> _NUMBER_BITS == mark and self._unpacked(self._number(entry))[0] == key:
+                break
+            slot = (slot + 1) & mask
+        return slot
+
+    def _home(self, entry: int) -> int:
+        """Where the key of an entry begins to look, in its lowest bits: more than any segment has slots."""
+        at = self._number(entry) - self._base
+        low: int = _LOW.unpack_from(self._chunks[at // _CHUNK_ROWS], at % _CHUNK_ROWS * ROW_BYTES)[0]
+        return low
 
     def _remove(self, key: bytes, number: int) -> None:
         """Take a row out of the index, unless a newer one of its key stands there."""
@@ -179,7 +187,7 @@ class FinishedTable:
         mask = len(segment) - 1
         probe = (hole + 1) & mask
         while segment[probe] != _EMPTY:
-            home = int.from_bytes(self._unpacked(self._number(segment[probe]))[0][:8], "little") & mask
+            home = self._home(segment[probe]) & mask
             if (probe - home) & mask >= (probe - hole) & mask:
                 segment[hole] = segment[probe]
                 hole = probe
@@ -194,7 +202,7 @@ class FinishedTable:
         mask = len(segment) - 1
         for entry in old:
             if entry != _EMPTY:
-                slot = int.from_bytes(self._unpacked(self._number(entry))[0][:8], "little") & mask
+                slot = self._home(entry) & mask
                 while segment[slot] != _EMPTY:
                     slot = (slot + 1) & mask
                 segment[slot] = entry

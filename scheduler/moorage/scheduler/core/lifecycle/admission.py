@@ -26,7 +26,7 @@ from moorage.scheduler.core.state import CANCELLED, LAST_PART, REJECTED, Job, St
 from moorage.schemas.codec import NESTING_MAX, canonical, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
-from moorage.schemas.job import STATES
+from moorage.schemas.job import STATES, Request
 
 RETRY_AFTER_S: Final = 1.0
 #: pairs of shape and priority whose soonest start is remembered
@@ -127,6 +127,11 @@ class Admission:
         self._heard_at = -1  # the number of the fleet's inventory when all of it was heard
         self._asked_for: Draft | None = None
         self._heard = False
+        #: the request that was looked at last and is well-formed: alike ones share one object (`RequestCache`)
+        self._well_formed: Request | None = None
+        #: of `_of_draft`: tenants for whom no limit, hold or tombstone is set
+        self._plain: set[str] = set()
+        self._of_draft: Draft | None = None
 
     def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
         """A job to accept, or the answer that says why not. `fresh` are the jobs that this draft accepts already.
@@ -134,7 +139,12 @@ class Admission:
         Nobody waits for the answer to a request from the durable queue (those have a `sequence`). What a limit or a
         condition refuses then becomes a job that is rejected at once, of which its tenant learns by event.
         """
-        answer = _malformed(event) or self._known(draft, event, fresh)
+        if event.request is not self._well_formed:
+            malformed = _malformed(event)
+            if malformed is not None:
+                return malformed
+            self._well_formed = event.request
+        answer = self._known(draft, event, fresh)
         if answer is not None:
             return answer
         answered = event.sequence == 0
@@ -144,14 +154,19 @@ class Admission:
         moved = self._moved_on(draft, event) if event.request.if_seq is not None else None
         if moved is not None:
             return _refused(event, moved, moved.message)
-        limit = self._over_limit(draft, event)
-        if limit is not None and answered:
-            return limit
-        if self._was_cancelled(draft, event):
-            return NewJob(event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant))
-        if limit is not None:
-            return _refused(event, limit, limit.message)
-        warnings: list[str] = [HELD] if draft.is_tenant_held(event.tenant) else []
+        warnings: list[str] = []
+        if not self._is_plain(draft, event.tenant):
+            limit = self._over_limit(draft, event)
+            if limit is not None and answered:
+                return limit
+            if self._was_cancelled(draft, event):
+                return NewJob(
+                    event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant)
+                )
+            if limit is not None:
+                return _refused(event, limit, limit.message)
+            if draft.is_tenant_held(event.tenant):
+                warnings.append(HELD)
         if not self.could_ever(event.shape):
             return self._without_match(draft, event, warnings)
         if event.request.start_within_s is not None:
@@ -161,6 +176,27 @@ class Admission:
         if event.shape.models and (part := self._unmatched.part_of(event.shape)):
             warnings.append(f"{PART_OF}: {part}")
         return NewJob(event, warnings)
+
+    def _is_plain(self, draft: Draft, tenant: str) -> bool:
+        """Whether no limit, hold or tombstone of this tenant can matter: asked once a record, not for each request.
+
+        Cancels and orders come before the submits of a record, and these make none of the three.
+        """
+        if self._of_draft is not draft:
+            self._of_draft = draft
+            self._plain.clear()
+        if tenant in self._plain:
+            return True
+        known = self.state.tenants.get(tenant)
+        if (
+            draft.limits_of(tenant) != (0, 0)
+            or draft.is_tenant_held(tenant)
+            or tenant in draft.tombstones
+            or (known is not None and known.tombstones)
+        ):
+            return False
+        self._plain.add(tenant)
+        return True
 
     def _known(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> Accepted | Problem | None:
         """The answer if the job id is taken: in this draft, by a job in memory, or by one that ended recently."""

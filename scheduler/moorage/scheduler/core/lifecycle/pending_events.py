@@ -28,9 +28,11 @@ class PendingEvents:
         return len(self.submits) + self.cancels.size + len(self.rest)
 
     def add(self, event: Event) -> None:
-        if isinstance(event, Cancel) or (isinstance(event, QueueRead) and event.which == "cancel"):
+        if isinstance(event, Submit):  # most are
+            self.submits.append(event)
+        elif isinstance(event, Cancel) or (isinstance(event, QueueRead) and event.which == "cancel"):
             self.cancels.add(event)
-        elif isinstance(event, Submit | QueueRead):
+        elif isinstance(event, QueueRead):
             self.submits.append(event)
         else:
             self.rest.append(event)

@@ -65,15 +65,17 @@ def is_address(detail: str) -> bool:
 def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact]) -> list[Member]:
     """The fastest path: a frame in which every member was claimed, started, ended with success and is free.
 
-    An agent that runs many short jobs sends such frames: first all claims, then all starts, and so on. Returns the
-    members, which are written to the draft; for any other frame an empty list, and nothing was done.
+    An agent that runs many short jobs sends such frames: first all claims, then all starts, then each end followed by
+    what it frees. Returns the members, which are written to the draft; for any other frame an empty list, and nothing
+    was done.
     """
     count, rest = divmod(len(facts), 4)
     if rest or not count or facts[count - 1].kind != "claimed" or facts[-1].kind != "freed":
         return []
+    ends = facts[2 * count :]
     found: list[Member] = []
     for claimed, started, exited, freed in zip(
-        facts[:count], facts[count : 2 * count], facts[2 * count : 3 * count], facts[3 * count :], strict=True
+        facts[:count], facts[count : 2 * count], ends[::2], ends[1::2], strict=True
     ):
         job, tenant, fence = claimed.job, claimed.tenant, claimed.fence
         member = members.get((tenant, job, claimed.replica, fence))

@@ -36,7 +36,7 @@ class Unmatched:
 
     def part_of(self, shape: Shape) -> str:
         """What a model that it names is only a part of: no name in the fleet has it as a word. Empty: nothing."""
-        return self._kept(self._parts, shape, lambda shape: "; ".join(filter(None, map(self._part, shape.models))))
+        return self._kept(self._parts, shape, self._parts_of)
 
     def _kept(self, texts: dict[int, str], shape: Shape, make: Callable[[Shape], str]) -> str:
         """The text of a shape, made once for each fleet."""
@@ -47,6 +47,9 @@ class Unmatched:
                 texts.clear()
             text = texts[shape.index] = make(shape)
         return text
+
+    def _parts_of(self, shape: Shape) -> str:
+        return "; ".join(filter(None, map(self._part, shape.models)))
 
     def _part(self, model: str) -> str:
         found = {name: matched for name in self._names if (matched := model_matches(model, name))}
