@@ -20,12 +20,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
-from moorage.bus.inbox import Mux
 from moorage.bus.parentage import die_with_parent
 from moorage.bus.transport import Delivery
 from moorage.cli.arguments import Parameter
@@ -34,14 +31,18 @@ from moorage.cli.demo_jobs import Planned, fleet_file, hosts, planned
 from moorage.cli.demo_judge import Verdict, judge
 from moorage.cli.interrupts import end_in_order
 from moorage.cli.local_tools import end_jobs_now
+from moorage.client.client import AsyncClient
+from moorage.client.errors import ClientError, NoScheduler, Overloaded, Rejected
 from moorage.schemas.job import TERMINAL
-from moorage.schemas.subjects import Subjects
 
 TENANT: Final = "demo"
-SUBMIT_PATIENCE_S: Final = 30.0
+#: until all hosts have joined
+JOIN_S_MAX: Final = 30.0
+#: for each answer, a takeover included; and after the last request until all jobs are over
 PATIENCE_S: Final = 90.0
 KILL_AT: Final = 0.4
 ASK_EVERY_S: Final = 1.0
+ASK_S_MAX: Final = 2.0
 EXIT_BROKEN_PROMISE: Final = 1
 
 
@@ -150,7 +151,6 @@ class Demo:
         self.stack = stack
         self.plans = plans
         self.quiet = quiet
-        self.subjects = Subjects()
         self.following = Following()
         self.submitted_ns: dict[str, int] = {}
         self.refused: dict[str, str] = {}
@@ -158,65 +158,53 @@ class Demo:
         self.began = 0.0
 
     async def run(self) -> None:
-        async with await connect(self.stack.url, "moorage demo") as connection:
-            await connection.subscribe(self.subjects.events(TENANT), self.following.on_events)
-            mux = await Mux.open(connection)
-            await self._until_ready(connection)
+        async with AsyncClient(self.stack.url, tenant=TENANT, timeout=PATIENCE_S, name="moorage demo") as client:
+            await client.subscribe(client.subjects.events(TENANT), self.following.on_events)
+            await self._until_ready(client)
             self.began = time.monotonic()
-            background = [asyncio.create_task(self._ask(connection)), asyncio.create_task(self._cancel_endless(mux))]
+            background = [asyncio.create_task(self._ask(client)), asyncio.create_task(self._cancel_endless(client))]
             try:
                 killing = asyncio.create_task(self._kill_in_the_middle())
                 background.append(killing)  # it would start a scheduler behind the end
-                await asyncio.gather(*(self._submit(mux, plan) for plan in self.plans))
+                await asyncio.gather(*(self.submit(client, plan) for plan in self.plans))
                 await self._until_over()
                 await killing
             finally:
                 for task in background:
                     task.cancel()
                 await asyncio.gather(*background, return_exceptions=True)
-                await mux.close()
 
-    async def _until_ready(self, connection: Connection) -> None:
+    async def _until_ready(self, client: AsyncClient) -> None:
         """All hosts of the fleet have joined."""
         wanted = len(msgspec.json.decode((self.stack.folder / "fleet.json").read_bytes())["host"])
-        deadline = time.monotonic() + SUBMIT_PATIENCE_S
-        up = -1
+        deadline = time.monotonic() + JOIN_S_MAX
+        up = 0
         while up < wanted:
             if self.stack.failed() or time.monotonic() > deadline:
                 raise RuntimeError(self.stack.failed() or f"only {up} of {wanted} workers joined")
             try:
-                answer = await connection.request(self.subjects.admin("fleet"), b"{}", 1.0)
-                up = sum(1 for row in msgspec.json.decode(answer.data)["data"]["workers"] if row["state"] == "up")
-            except (BusError, KeyError):
-                up = 0
+                async with asyncio.timeout(ASK_EVERY_S):  # no longer: what must live may have ended
+                    up = sum(worker["state"] == "up" for worker in (await client.fleet())["workers"])
+            except TimeoutError:
+                continue
             await asyncio.sleep(0.05)
 
-    async def _submit(self, mux: Mux, plan: Planned) -> None:
-        """Send until answered, with the same id: answered means recorded."""
-        body = msgspec.json.encode(plan.request)
+    async def submit(self, client: AsyncClient, plan: Planned) -> None:
+        """Until answered, with the same id: answered means recorded."""
         self.submitted_ns[plan.name] = time.time_ns()
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(BusError),
-            stop=stop_after_delay(PATIENCE_S),
-            wait=wait_fixed(0.2),
-            reraise=True,
-        ):
-            with attempt:
-                answer = msgspec.json.decode((await mux.request(self.subjects.api(TENANT, "submit"), body, 5.0)).data)
-        if answer["kind"] == "accepted":
-            self.following.see(plan.name, 1, answer["state"] if answer["state"] in TERMINAL else "QUEUED")
+        try:
+            job = await client.submit(plan.request)
+        except Rejected as refused:
+            self.refused[plan.name] = refused.code
         else:
-            self.refused[plan.name] = answer["code"]
+            self.following.see(plan.name, 1, job.state if job.state in TERMINAL else "QUEUED")
 
-    async def _cancel_endless(self, mux: Mux) -> None:
+    async def _cancel_endless(self, client: AsyncClient) -> None:
         """Cancel the endless job once it runs."""
         while self.following.states.get("endless") != "RUNNING":
             self.following.changed.clear()
             await self.following.changed.wait()
-        body = msgspec.json.encode({"job": "endless", "reason": "seen enough"})
-        async for attempt in AsyncRetrying(retry=retry_if_exception_type(BusError), wait=wait_fixed(0.2)):
-            with attempt:
-                await mux.request(self.subjects.api(TENANT, "cancel"), body, 5.0)
+        await client.job("endless").cancel("seen enough")
 
     async def _kill_in_the_middle(self) -> None:
         while self.following.over() < KILL_AT * len(self.plans):
@@ -226,16 +214,16 @@ class Demo:
         await self.stack.kill_scheduler()
         self.kills += 1
 
-    async def _ask(self, connection: Connection) -> None:
+    async def _ask(self, client: AsyncClient) -> None:
         """Events are said, not promised: ask for the states now and then."""
         while True:
             await asyncio.sleep(ASK_EVERY_S)
             self._progress()
             try:
-                answer = await connection.request(self.subjects.api(TENANT, "ls"), b'{"limit":1000}', 2.0)
-                for job in msgspec.json.decode(answer.data)["data"]["jobs"]:
-                    self.following.see(job["job"], job["rev"], job["state"])
-            except BusError:
+                async with asyncio.timeout(ASK_S_MAX):
+                    for job in (await client.ls(limit=1000))["jobs"]:
+                        self.following.see(job["job"], job["rev"], job["state"])
+            except (TimeoutError, NoScheduler, Overloaded):
                 continue  # nobody leads at the moment
 
     async def _until_over(self) -> None:
@@ -342,7 +330,7 @@ async def _run(folder: Path, jobs: int, workers: int, seed: int, json: bool) -> 
     try:
         await stack.start(fleet_file(fleet))
         await demo.run()
-    except (RuntimeError, BusError) as error:
+    except (RuntimeError, BusError, ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BROKEN_PROMISE
     finally:

@@ -14,7 +14,6 @@ from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, ordinal, utc
 from moorage.cli.screen import Screen
 from moorage.cli.selectors import LISTED, ask_each, one_id
-from moorage.client.target import find_tenant
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FleetFrame
@@ -233,6 +232,8 @@ def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
     words = as_words(fix)
     if "tenant" not in data:
         return f"fix: starts now with: {fix['say']}   {words}"
+    from moorage.client.target import find_tenant
+
     tenant = data["tenant"]
     of = "" if tenant == find_tenant() else f" --tenant {tenant}"
     return f"fix: starts now with: {fix['say']}: moorage submit --instead-of {data['job']}{of} {words}"
