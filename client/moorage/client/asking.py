@@ -68,9 +68,8 @@ async def ask(
     """Send until there is an answer, for `deadline_s` seconds; the payload's ids make repeats harmless.
 
     `where` names the server for messages; `on_wait` is called before each further try; `refused` says why the server
-    does not let us in any more, if it does not. Raises `ClientError` of the
-    kind that the answer says, `NoScheduler`, `Unreachable`, `NotPermitted`, and the bus's errors for what the caller
-    did wrong.
+    does not let us in any more, if it does not. Raises `ClientError` of the kind that the answer says, `NoScheduler`,
+    `Unreachable`, `NotPermitted`, and the bus's errors for what the caller did wrong.
     """
     began_s = time.monotonic()
     try:  # nearly every answer comes at once, and tenacity's machine costs ten times what asking does

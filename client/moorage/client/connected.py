@@ -86,6 +86,7 @@ class Connected:
         self._connection: Link | None = None
         self._mux: Mux | None = None
         self._refused: BusError | None = None  # why the server lets us in no more, while it does not
+        self._why_refused = lambda: self._refused  # made once: one for each question would cost every call
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._where or 'not connected'} tenant {self.tenant}>"
@@ -206,9 +207,7 @@ class Connected:
             raise RuntimeError(NOT_OPEN)
         if self._loop is not asyncio.get_running_loop():
             raise RuntimeError("this client was opened in another event loop: open one in each")
-        return ask(
-            self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait, lambda: self._refused
-        )
+        return ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait, self._why_refused)
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
         """Call `once` until it is answered, for `timeout`; errors of the bus are raised as the SDK's."""
@@ -216,7 +215,7 @@ class Connected:
         async def call() -> T:  # tenacity awaits what a coroutine function gives, and no other
             return await once()
 
-        return await again(call, self.timeout_s, self._where, self._on_wait, refused=lambda: self._refused)
+        return await again(call, self.timeout_s, self._where, self._on_wait, refused=self._why_refused)
 
     @property
     def link(self) -> Link:
