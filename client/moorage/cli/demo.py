@@ -8,9 +8,7 @@ At the end the jobs' own records are judged: lost, started twice, double leases.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -21,16 +19,14 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
-from moorage.bus.parentage import die_with_parent
 from moorage.bus.transport import Delivery
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import say_if_heard
 from moorage.cli.demo_jobs import Planned, fleet_file, hosts, planned
 from moorage.cli.demo_judge import Verdict, judge
+from moorage.cli.demo_stack import Stack
 from moorage.cli.interrupts import end_in_order
-from moorage.cli.local_tools import end_jobs_now
 from moorage.client.client import AsyncClient
 from moorage.client.errors import ClientError, NoScheduler, Overloaded, Rejected
 from moorage.schemas.job import TERMINAL
@@ -44,85 +40,6 @@ KILL_AT: Final = 0.4
 ASK_EVERY_S: Final = 1.0
 ASK_S_MAX: Final = 2.0
 EXIT_BROKEN_PROMISE: Final = 1
-
-
-class Stack:
-    """The processes of the demo, in one folder that goes with it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.record = folder / "record"
-        self.server: EmbeddedServer | None = None
-        self.scheduler: asyncio.subprocess.Process | None = None
-        self.processes: list[asyncio.subprocess.Process] = []
-        self.spawning: asyncio.Task[asyncio.subprocess.Process] | None = None
-        self.worker: asyncio.subprocess.Process | None = None
-
-    @property
-    def url(self) -> str:
-        assert self.server is not None
-        return self.server.url
-
-    async def start(self, fleet: bytes) -> None:
-        self.record.touch()
-        (self.folder / "fleet.json").write_bytes(fleet)
-        self.server = await EmbeddedServer.start(self.folder / "nats")
-        await self.start_scheduler()
-        # a canary in the agent's environment: a job that sees it has inherited what it must not
-        environment = {**os.environ, "MOORAGE_DEMO_CANARY": "sings"}
-        self.worker = await self._spawn(
-            "worker", ["-m", "moorage.cli", "worker", "--simulate", str(self.folder / "fleet.json"),
-                       "--state", str(self.folder / "worker"), "--nats", self.url], environment,
-        )  # fmt: skip
-
-    async def start_scheduler(self) -> None:
-        assert self.server is not None
-        environment = {**os.environ, "MOORAGE_LEDGER_URL": self.server.ledger_url}
-        self.scheduler = await self._spawn("scheduler", ["-m", "moorage.scheduler", "--nats", self.url], environment)
-
-    async def _spawn(self, *words: Any) -> asyncio.subprocess.Process:
-        self.spawning = asyncio.create_task(self._start(*words))
-        return await asyncio.shield(self.spawning)
-
-    async def _start(self, name: str, arguments: list[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, preexec_fn=die_with_parent(),
-            )  # fmt: skip
-        self.processes.append(process)
-        return process
-
-    async def kill_scheduler(self) -> None:
-        """kill -9, then a new one: it folds the ledger, waits for silence, and leads."""
-        assert self.scheduler is not None
-        self.scheduler.kill()
-        await self.scheduler.wait()
-        await self.start_scheduler()
-
-    def failed(self) -> str:
-        """What a process that should live said last; empty while all live."""
-        for name, process in (("scheduler", self.scheduler), ("worker", self.worker)):
-            if process is not None and process.returncode is not None:
-                said = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()[-3:]
-                return f"the {name} ended with {process.returncode}: {' / '.join(said)}"
-        return ""
-
-    async def stop(self) -> None:
-        if self.spawning is not None:  # one whose start was cut off is known when it has started
-            await asyncio.gather(self.spawning, return_exceptions=True)
-        for process in sorted(self.processes, key=lambda process: process is not self.worker):
-            if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    async with asyncio.timeout(15):
-                        await process.wait()
-                except TimeoutError:
-                    process.kill()
-                    await process.wait()
-        await end_jobs_now(self.folder / "worker")
-        if self.server is not None:
-            await self.server.stop()
 
 
 class Following:

@@ -11,7 +11,7 @@ import msgspec
 
 from moorage.client.errors import JobFailed
 from moorage.client.steps import Step, step_of
-from moorage.client.stored_output import Joiner, Piece, newest_attempts, read_page, tail_of
+from moorage.client.stored_output import Joiner, Piece, newest_attempts, tail_of
 from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import HANDLER, Watch, driver_of
 from moorage.schemas.errors import ENDED_AS_ASKED
@@ -150,13 +150,9 @@ class Job:
         else:
             joiner = Joiner(self._client, self.id, tail)
             newest = newest_attempts(await self.show())
-            if replica is not None and replica not in newest:
-                await read_page(self._client, self.id, replica, attempt, "out", 0, 1)  # the leader says what is wrong
-            for of, last in newest.items():
-                if replica in (None, of) and (attempt or last) != 0:
-                    async for piece in joiner.kept(of, attempt or last):
-                        given += 1
-                        yield piece
+            async for piece in joiner.kept_of(newest, replica, attempt):
+                given += 1
+                yield piece
         if joiner is not None and joiner.trouble is not None and not given:
             raise joiner.trouble
 

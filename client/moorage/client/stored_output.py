@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -115,6 +115,21 @@ class Joiner:
             if attempt is None or attempt >= self._newest.get(replica, 0):
                 return error
         return None
+
+    async def kept_of(
+        self, newest: Mapping[int, int | None], replica: int | None, attempt: int | None = None
+    ) -> AsyncIterator[Piece]:
+        """The stored output of each replica's `newest` attempt, or of one `replica` or `attempt` where that is given.
+
+        Raises what the leader says of a replica that the job does not have.
+        """
+        if replica is not None and replica not in newest:
+            await read_page(self._client, self._job, replica, attempt, "out", 0, 1)
+        for each, last in newest.items():
+            wanted = attempt or last
+            if wanted != 0 and replica in (None, each):
+                async for piece in self.kept(each, wanted):
+                    yield piece
 
     async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
         """The stored output of an attempt that was not yielded yet, stdout before stderr."""

@@ -18,7 +18,7 @@ import msgspec
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
 from moorage.client.feed import Feed
-from moorage.client.stored_output import Joiner, newest_attempts, read_page
+from moorage.client.stored_output import Joiner, newest_attempts
 from moorage.client.stored_output import Piece as Piece
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -225,12 +225,8 @@ class Watch:
         if self.joiner is None or self._request is not None:
             return
         newest = newest_attempts(self.shown)
-        if self._replica is not None and self._replica not in newest:
-            await read_page(self._client, self.job, self._replica, None, "out", 0, 1)  # raises what the leader says
-        for replica, attempt in newest.items():
-            if attempt != 0 and self._replica in (None, replica):
-                async for piece in self.joiner.kept(replica, attempt):
-                    yield piece
+        async for piece in self.joiner.kept_of(newest, self._replica):
+            yield piece
         self._open_streams = {
             key for key in self._open_streams if key[1] >= (newest.get(key[0]) or 0) and not self.joiner.is_over(*key)
         }
