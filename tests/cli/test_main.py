@@ -21,13 +21,14 @@ from tests.cli.node import Ran, moorage
 
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "300ms")
 ALL = [verb.name for verbs in VERBS.values() for verb in verbs]
-#: verbs that read the ledger themselves
-OF_LEDGER = {"replay", "admin backup", "admin restore"}
+#: verbs that read the ledger themselves, or serve
+OF_LEDGER = {"replay", "admin backup", "admin restore", "scheduler", "worker"}
 #: verbs that talk to no scheduler
-ALONE = {"demo", "help", "completion", "admin nats-config", "simulate", *OF_LEDGER}
+ALONE = {"demo", "help", "completion", "admin nats-config", "simulate", "up", "errors", "schema", *OF_LEDGER}
 #: of those, options that mean something of their own, or that are of use there
 OWN_OPTIONS = {
-    ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"), ("simulate", "--json"),
+    ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"),
+    *((verb, "--json") for verb in ("simulate", "up", "errors", "schema")),
     *((verb, option) for verb in OF_LEDGER for option in ("--nats", "--json")),
 }  # fmt: skip
 
@@ -164,8 +165,8 @@ def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
         (["up", "--simulate", "8"], 2, "invalid-argument", "4x8xH100"),
         (["up", "--port", "70000"], 2, "bad-settings", "--port 4222"),
         (["up", "--data", "/proc/nothing"], 1, "failed-precondition", "--data"),
-        (["worker", "--id", "no.such.name", *NOWHERE], 2, "bad-settings", "give --id another value"),
-        (["worker", "--label", "zone", *NOWHERE], 2, "bad-settings", "--label zone=a"),
+        (["worker", "--id", "no.such.name", *NOWHERE[:2]], 2, "bad-settings", "give --id another value"),
+        (["worker", "--label", "zone", *NOWHERE[:2]], 2, "bad-settings", "--label zone=a"),
     ],
 )
 def test_a_bad_command_line_is_told_in_one_clear_line(

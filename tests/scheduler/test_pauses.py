@@ -302,14 +302,31 @@ def test_a_flood_of_one_tenant_holds_up_neither_another_nor_the_workers(monkeypa
         reader.put(Delivery(SUBJECTS.api("crowd", "submit"), f"_INBOX.{index}", body))
     assert (reader.waiting, reader.counters["dropped"]) == (900, 601), "the last tenth is for the others"
     reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.own", b'{"job":"own","run":{"driver":"noop"}}'))
+    for tenant in range(99):
+        reader.put(Delivery(SUBJECTS.api(f"t{tenant}", "submit"), "", b"{}"))
+    reader.put(Delivery(SUBJECTS.api("late", "submit"), "", b"{}"))
+    assert reader.counters["dropped"] == 602, "all tenants together have filled their line"
     reader.put(Delivery(SUBJECTS.worker("w", "renew"), "_INBOX.renew", b'{"kind":"renew","session":"s","n":1}'))
+    assert (reader.waiting, reader.counters["dropped"]) == (1_001, 602), "which is not that of the workers"
     assert not reader.drain(drive.now)
-    assert reader.waiting == 900, "the renewal first, then what one turn reads of the array"
-    while reader.waiting == 900:
+    assert reader.waiting == 999, "the renewal first, then what one turn reads of the array"
+    while reader.waiting > 890:
         assert not reader.drain(drive.now)
     drive.tick()
     assert drive.states("own", tenant="t") == ["QUEUED"], "read right behind the array that came before"
     assert len(drive.state.jobs) < 400
+
+
+def test_a_flood_of_a_worker_leaves_a_part_of_each_turn_to_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "AT_ONCE", 100)
+    drive = Driving()
+    reader = _intake(drive, {})
+    for _ in range(1_000):
+        reader.put(Delivery(SUBJECTS.worker("w", "renew"), "", b'{"kind":"renew","session":"s","n":1}'))
+    reader.put(Delivery(SUBJECTS.api("t", "submit"), "_INBOX.own", b'{"job":"own","run":{"driver":"noop"}}'))
+    assert not reader.drain(drive.now)
+    drive.tick()
+    assert drive.states("own", tenant="t") == ["QUEUED"]
 
 
 def test_an_array_is_read_in_several_turns_and_answered_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ from moorage.schemas.subjects import API_VERBS, Subjects
 
 log = logging.getLogger("moorage.intake")
 
-#: messages that wait to be decoded, and requests of one tenant among them: the rest is for the others
+#: messages of workers and operators that wait to be decoded, and as many of tenants; of these, requests of one tenant:
+#: the rest is for the others
 WAITING_MAX: Final = 100_000
 WAITING_MAX_TENANT: Final = 90_000
 BATCH_MAX: Final = 10_000
@@ -41,6 +42,8 @@ SUBMITTERS_MAX: Final = 10_000
 #: one turn of the loop decodes up to so many requests; so many bytes of other messages (some 1 µs) count like one
 AT_ONCE: Final = 4_000
 AT_ONCE_BYTES: Final = 256
+#: the part of a turn that is for tenants' requests, however much workers have said
+REQUESTS_PART: Final = 4
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
@@ -99,12 +102,15 @@ class Intake:
             if count & (count - 1) == 0:  # at 1, 2, 4, 8, …: a flood must not fill the log
                 log.warning("%s wants its answer on %s: not given, %d so far", delivery.subject, delivery.reply, count)
             delivery = msgspec.structs.replace(delivery, reply="")
-        if len(self._raw) + self._questions.size >= WAITING_MAX:
-            self.counters["dropped"] += 1
-            return
         subject, skip = delivery.subject, self._skip
         if subject[skip : skip + 4] != "api.":
-            self._raw.append(delivery)
+            if len(self._raw) >= WAITING_MAX:
+                self.counters["dropped"] += 1
+            else:
+                self._raw.append(delivery)
+            return
+        if self._requests.size + self._questions.size >= WAITING_MAX:
+            self.counters["dropped"] += 1
             return
         asker = self._questions.tenant_of(subject)
         if not asker:
@@ -121,7 +127,8 @@ class Intake:
     def drain(self, mono_ms: int) -> bool:
         """Decode what waits and offer it to the engine, as much as fits one turn of the loop; whether that was all."""
         raw, requests, questions, room = self._raw, self._requests, self._questions, AT_ONCE
-        while room > 0 and raw:
+        for_requests = AT_ONCE // REQUESTS_PART if requests.size or self._array is not None else 0
+        while room > for_requests and raw:
             room -= self._try(raw.popleft(), None, room, mono_ms)
         while room > 0 and (self._array is not None or requests.size):
             array = self._array
