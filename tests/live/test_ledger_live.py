@@ -28,6 +28,7 @@ from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.records import FORMAT, Act, Record, encode_record
 from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
+from moorage.scheduler.reign import take_snapshot
 from moorage.scheduler.snapshots import Snapshots, follow_and_write, recover
 from moorage.scheduler.write_stall import NOT_CONNECTED, stall_problem
 from moorage.schemas.codec import decode_request
@@ -502,6 +503,74 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
         assert recovered.seq < state.snapshot[1]
         await reader.follow(recovered)
         assert recovered.digest == state.digest
+
+
+async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_is_on_its_way(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record may take long. A second one of the same records was written meanwhile, and removed before its name."""
+    monkeypatch.setattr(reign, "SNAPSHOT_LOOK_S", 0.05)
+    monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
+    written: list[SnapshotTaken] = []
+    begun = 0
+
+    async def take(command: list[str]) -> SnapshotTaken | None:
+        nonlocal begun
+        begun += 1
+        taken = await take_snapshot(command)
+        if taken is not None:
+            written.append(taken)
+        return taken
+
+    monkeypatch.setattr(reign, "take_snapshot", take)
+    follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", unique]
+    async with (
+        desk(nats_server, unique) as here,
+        await connect(nats_server.url, "world") as world,
+        await connect(nats_server.ledger_url, "ledger") as ledger,
+        stack(nats_server, unique) as made,
+        caller(made) as acme,
+    ):
+        scheduler = service.Scheduler(
+            world, ledger, subjects=here.subjects, snapshot_command=follower, snapshot_records=5
+        )
+        running = asyncio.create_task(scheduler.run())
+        try:
+            await until(lambda: scheduler.leading.is_set() or running.done(), what="the first reign")
+            assert scheduler.reign is not None
+            engine = scheduler.reign.engine
+            offer, held = engine.offer, list[SnapshotTaken]()
+            late = 2  # the name of the second one is late: the first one is there to be purged for it
+
+            def hold_back(event: Any) -> None:
+                if isinstance(event, SnapshotTaken) and len(written) == late:
+                    held.append(event)
+                else:
+                    offer(event)
+
+            monkeypatch.setattr(engine, "offer", hold_back)
+
+            async def submitted_until(holds: Callable[[], bool]) -> bool:
+                await acme.submit(f"job-{secrets.token_hex(4)}")
+                return holds()
+
+            await until(lambda: submitted_until(lambda: bool(held)), 30, "the second snapshot")
+            since_ms, seq = engine.state.time_ms, engine.state.seq
+            await until(
+                lambda: submitted_until(lambda: engine.state.time_ms > since_ms + 1000 and engine.state.seq > seq + 10),
+                30,
+                "a second of ledger time, and records for two more",
+            )
+            assert begun == late
+            offer(held[0])
+            await until(lambda: submitted_until(lambda: len(written) > late), 30, "the next one")
+            assert engine.state.snapshot is not None
+            for name, _, digest in filter(None, (engine.state.snapshot, engine.state.snapshot_before)):
+                await here.snapshots.read(name, digest)
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
 
 
 # ------------------------------------------------------------------------------------------------------- two schedulers

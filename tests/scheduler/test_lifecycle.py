@@ -425,6 +425,42 @@ def test_kept_then_the_worker_comes_back_with_it(stage: str) -> None:
     assert drive.states("j") == ["SUCCEEDED"]
 
 
+@pytest.mark.parametrize("back", ["with it", "without it"])
+def test_kept_though_it_was_asked_to_end_since_it_may_not_have_heard_that(back: str) -> None:
+    """The drain did not get through the partition, and the job lives on: a second attempt would run beside it."""
+    drive = alone("RUNNING", on_partition="keep")
+    worker = drive.workers["w0"]
+    place_frame(drive)
+    drive.operate("drain", "w0", within_s=1.0)
+    drive.pass_time(2_000, renew=False)
+    assert drive.states("j") == ["ENDING"]
+    drive.worker("other", 2)
+    for _ in range(14):
+        drive.pass_time(10_000, renew=False)
+        drive.renew("other")
+    assert drive.engine.fleet.hosts, "the other worker is there"
+    assert drive.states("j") == ["LOST_KEPT"], "never placed again before somebody speaks"
+    if back == "without it":
+        worker.held.clear()
+        drive.join(worker)
+        drive.settle()
+        assert (drive.states("j"), drive.placed_on("j"), drive.replica("j").attempt) == (["RUNNING"], ["other"], 2)
+        return
+    drive.join(worker)
+    drive.pass_time(2_000)
+    assert drive.states("j") == ["ENDING"], "the worker is still drained"
+    worker.finish(next(iter(worker.held)), 143)
+    drive.settle()
+    assert (drive.states("j"), drive.placed_on("j"), drive.replica("j").losses) == (["RUNNING"], ["other"], 0)
+
+
+def test_what_ends_for_good_is_not_kept() -> None:
+    drive = alone("RUNNING", on_partition="keep")
+    drive.cancel("j")
+    drive.pass_time(40_000, renew=False)
+    assert drive.states("j") == ["CANCELLED"]
+
+
 def place_frame(drive: Driving) -> None:
     """Let the worker really hold what the ledger placed there, its facts withheld by the partition."""
     worker = drive.workers["w0"]

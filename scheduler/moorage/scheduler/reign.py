@@ -345,8 +345,11 @@ class Reign:
         if scheduler.snapshot_command is None:
             return
         purged = state.snapshot
+        taken: SnapshotTaken | None = None
         while True:
             await asyncio.sleep(SNAPSHOT_LOOK_S)
+            if taken is not None and (state.snapshot is None or state.snapshot[0] != taken.name):
+                continue  # the record that names it is on its way: who purged now would remove what that names
             try:
                 if state.snapshot != purged and state.snapshot is not None and state.snapshot_before is not None:
                     await scheduler.ledger.purge_below(state.snapshot_before[1] + 1)

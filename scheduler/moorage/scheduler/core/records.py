@@ -166,12 +166,14 @@ class Act:
     HALF_LIFE: Final = "half-life"  # ms: from now on usage is counted, and decays so
 
 
-#: not an act, but in `LEVEL_OF` like one: the notice in an END step
+#: not acts, but in `LEVEL_OF` like them: the notice in an END step, and LOSE with LOST_KEPT of what is ENDING
 NOTICE: Final = "notice"
+KEPT_WHILE_ENDING: Final = "kept-while-ending"
 #: the feature level that the ledger must have before a record may hold one of these, as schedulers that know only the
 #: level before could not fold it. All others are always allowed
 LEVEL_OF: Final[dict[str, int]] = {
     NOTICE: 2,
+    KEPT_WHILE_ENDING: 2,
     Act.HEALTH: 2,
     Act.WELL: 2,
     Act.AVOID: 2,

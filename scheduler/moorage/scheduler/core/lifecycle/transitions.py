@@ -12,7 +12,7 @@ from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet import Fleet
-from moorage.scheduler.core.records import NOTICE, NOTICE_S_MAX, Act, Count, GangPhase, Op
+from moorage.scheduler.core.records import KEPT_WHILE_ENDING, NOTICE, NOTICE_S_MAX, Act, Count, GangPhase, Op
 from moorage.scheduler.core.shape import Shape
 from moorage.scheduler.core.state import (
     AT_EXITED,
@@ -437,17 +437,27 @@ class Lifecycle:
             if draft.phase_of(member) == AT_EXITED:
                 draft.free(member)
                 continue
-            # a PLACED one may be running, too: perhaps only its facts did not get through the partition
-            keeps = state in _ON_WORKER and draft.gang_of(replica.job)[0] == GangPhase.NONE
             if state == LOST_KEPT:
                 if why != "lost":
                     to = self._next_after(replica, Count.LOSS)
                     self._lost(draft, replica, to, why)
                     self._back_to_queue(draft, replica, to, Count.LOSS)
-            elif why == "lost" and keeps and self.request_of(replica.job).on_partition == "keep":
+            elif why == "lost" and self._may_live_on(draft, replica, state):
                 draft.keep_lost(replica, "worker lost, on_partition keep: waits for the worker or an operator")
             else:
                 self._never_ran(draft, Op.LOSE, replica, member, state, f"worker {worker.id}: {why}", Count.LOSS)
+
+    def _may_live_on(self, draft: Draft, replica: Replica, state: int) -> bool:
+        """Whether a replica of a lost worker may live on there by `on_partition`, so that it must not be placed again.
+
+        A PLACED one may be running, too: perhaps only its facts did not get through the partition. One that is ENDING
+        may not have heard that it is to end.
+        """
+        if self.request_of(replica.job).on_partition != "keep" or draft.gang_of(replica.job)[0] != GangPhase.NONE:
+            return False
+        if state == ENDING:
+            return self._after_ending(draft, replica) == QUEUED and draft.level_allows(KEPT_WHILE_ENDING)
+        return state in _ON_WORKER
 
     def _lost(self, draft: Draft, replica: Replica, to: int, why: str) -> None:
         member = draft.held_by(replica)
