@@ -90,9 +90,8 @@ def test_what_is_new_waits_for_the_level_and_says_so() -> None:
 
 def test_each_act_is_in_the_table_and_no_record_holds_one_too_early() -> None:
     acts = {tag for name, tag in vars(Act).items() if not name.startswith("_")}
-    assert acts - KNOWN - STOPS == LEVEL_OF.keys() - {NOTICE, KEPT_WHILE_ENDING}, (
-        "a new act stands in LEVEL_OF with its level"
-    )
+    no_acts = {NOTICE, KEPT_WHILE_ENDING}
+    assert acts - KNOWN - STOPS == LEVEL_OF.keys() - no_acts, "a new act stands in LEVEL_OF with its level"
     assert set(LEVEL_OF.values()) <= set(range(2, FORMAT + 1))
     state = Driving(level=BEFORE).engine.state
     for tag, level in LEVEL_OF.items():
