@@ -449,26 +449,30 @@ def ahead(seq: int) -> State:
     return state
 
 
+@contextlib.asynccontextmanager
+async def leader_with_snapshots(server: Server, subjects: Subjects) -> AsyncIterator[service.Scheduler]:
+    """A scheduler in this process that leads, and has a snapshot written every five records by a real process."""
+    follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", subjects.prefix]
+    async with await connect(server.url, "world") as world, await connect(server.ledger_url, "ledger") as ledger:
+        scheduler = service.Scheduler(world, ledger, subjects=subjects, snapshot_command=follower, snapshot_records=5)
+        running = asyncio.create_task(scheduler.run())
+        try:
+            await until(lambda: scheduler.leading.is_set() or running.done(), what="the first reign")
+            yield scheduler
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+
 async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader's own part, in this process for its small numbers; the follower is a real process."""
     monkeypatch.setattr(reign, "SNAPSHOT_LOOK_S", 0.05)
     monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
-    follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", unique]
-    async with (
-        desk(nats_server, unique) as here,
-        await connect(nats_server.url, "world") as world,
-        await connect(nats_server.ledger_url, "ledger") as ledger,
-        stack(nats_server, unique) as made,
-        caller(made) as acme,
-    ):
-        scheduler = service.Scheduler(
-            world, ledger, subjects=here.subjects, snapshot_command=follower, snapshot_records=5
-        )
-        running = asyncio.create_task(scheduler.run())
-        try:
-            await until(lambda: scheduler.leading.is_set() or running.done(), what="the first reign")
+    async with desk(nats_server, unique) as here, stack(nats_server, unique) as made, caller(made) as acme:
+        async with leader_with_snapshots(nats_server, here.subjects) as scheduler:
             assert scheduler.reign is not None
             state = scheduler.reign.engine.state
             seen: set[Any] = set()
@@ -487,10 +491,6 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
                 return {subject.rpartition(".")[2] for subject in kept.subjects} == set(named)
 
             await until(cut_to_the_newest, 30, "the newest two snapshots alone")
-        finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
         reader = Ledger(here.js, here.subjects, 0)
         recovered = await recover(reader, here.snapshots)
         await reader.follow(recovered)
@@ -523,54 +523,42 @@ async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_
         return taken
 
     monkeypatch.setattr(reign, "take_snapshot", take)
-    follower = [sys.executable, "-m", "moorage.scheduler.snapshots", "--prefix", unique]
     async with (
         desk(nats_server, unique) as here,
-        await connect(nats_server.url, "world") as world,
-        await connect(nats_server.ledger_url, "ledger") as ledger,
         stack(nats_server, unique) as made,
         caller(made) as acme,
+        leader_with_snapshots(nats_server, here.subjects) as scheduler,
     ):
-        scheduler = service.Scheduler(
-            world, ledger, subjects=here.subjects, snapshot_command=follower, snapshot_records=5
+        assert scheduler.reign is not None
+        engine = scheduler.reign.engine
+        offer, held = engine.offer, list[SnapshotTaken]()
+        late = 2  # the name of the second one is late: the first one is there to be purged for it
+
+        def hold_back(event: Any) -> None:
+            if isinstance(event, SnapshotTaken) and len(written) == late:
+                held.append(event)
+            else:
+                offer(event)
+
+        monkeypatch.setattr(engine, "offer", hold_back)
+
+        async def submitted_until(holds: Callable[[], bool]) -> bool:
+            await acme.submit(f"job-{secrets.token_hex(4)}")
+            return holds()
+
+        await until(lambda: submitted_until(lambda: bool(held)), 30, "the second snapshot")
+        since_ms, seq = engine.state.time_ms, engine.state.seq
+        await until(
+            lambda: submitted_until(lambda: engine.state.time_ms > since_ms + 1000 and engine.state.seq > seq + 10),
+            30,
+            "a second of ledger time, and records for two more",
         )
-        running = asyncio.create_task(scheduler.run())
-        try:
-            await until(lambda: scheduler.leading.is_set() or running.done(), what="the first reign")
-            assert scheduler.reign is not None
-            engine = scheduler.reign.engine
-            offer, held = engine.offer, list[SnapshotTaken]()
-            late = 2  # the name of the second one is late: the first one is there to be purged for it
-
-            def hold_back(event: Any) -> None:
-                if isinstance(event, SnapshotTaken) and len(written) == late:
-                    held.append(event)
-                else:
-                    offer(event)
-
-            monkeypatch.setattr(engine, "offer", hold_back)
-
-            async def submitted_until(holds: Callable[[], bool]) -> bool:
-                await acme.submit(f"job-{secrets.token_hex(4)}")
-                return holds()
-
-            await until(lambda: submitted_until(lambda: bool(held)), 30, "the second snapshot")
-            since_ms, seq = engine.state.time_ms, engine.state.seq
-            await until(
-                lambda: submitted_until(lambda: engine.state.time_ms > since_ms + 1000 and engine.state.seq > seq + 10),
-                30,
-                "a second of ledger time, and records for two more",
-            )
-            assert begun == late
-            offer(held[0])
-            await until(lambda: submitted_until(lambda: len(written) > late), 30, "the next one")
-            assert engine.state.snapshot is not None
-            for name, _, digest in filter(None, (engine.state.snapshot, engine.state.snapshot_before)):
-                await here.snapshots.read(name, digest)
-        finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+        assert begun == late
+        offer(held[0])
+        await until(lambda: submitted_until(lambda: len(written) > late), 30, "the next one")
+        assert engine.state.snapshot is not None
+        for name, _, digest in filter(None, (engine.state.snapshot, engine.state.snapshot_before)):
+            await here.snapshots.read(name, digest)
 
 
 # ------------------------------------------------------------------------------------------------------- two schedulers

@@ -37,10 +37,9 @@ class Estimates:
 
         By its time limit, else nine of ten such runs; `accepted_ms` is when its job was accepted.
         """
-        run = request.workload
-        after = after_ms(request)
-        if run.timeout_s is not None:
-            return int(run.timeout_s * 1000) + after
+        after, limit_ms = after_ms(request), _limit_ms(request)
+        if limit_ms is not None:
+            return limit_ms + after
         found = self.durations.estimate(tenant, workload_of(request), shape, None, accepted_ms)
         return found.p90_ms + after if found is not None else None
 
@@ -49,9 +48,7 @@ class Estimates:
         workload = workload_of(request)
         if self.durations.longest_sibling_ms(tenant, workload, shape, accepted_ms) >= 0:
             return None
-        limit_s = request.workload.timeout_s
-        limit_ms = None if limit_s is None else int(limit_s * 1000)
-        found = self.durations.estimate(tenant, workload, shape, limit_ms)
+        found = self.durations.estimate(tenant, workload, shape, _limit_ms(request))
         return found.p50_ms + after_ms(request) if found is not None else None
 
     def longest_sibling_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int:
@@ -122,9 +119,14 @@ class Estimates:
 
     def _read(self, job: Job) -> RunsAs:
         request, shape = self.request_of(job), self.shape_of(job)
-        limit_s = request.workload.timeout_s
-        limit_ms = None if limit_s is None else int(limit_s * 1000)
-        return RunsAs(shape, groups_of(job.tenant, workload_of(request), shape), limit_ms, request.priority)
+        groups = groups_of(job.tenant, workload_of(request), shape)
+        return RunsAs(shape, groups, _limit_ms(request), request.priority)
+
+
+def _limit_ms(request: Request) -> int | None:
+    """How long it may run by its own time limit; None without one."""
+    limit_s = request.workload.timeout_s
+    return None if limit_s is None else int(limit_s * 1000)
 
 
 def after_ms(request: Request) -> int:
