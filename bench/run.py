@@ -200,6 +200,7 @@ QUESTIONS: dict[str, Callable[[], Awaitable[Figures]]] = {
     "queued": queued,
     "processes": real_processes,
     "sdk-callers": sdk.sdk_callers,
+    "sdk-results": sdk.results,
     "sdk-batches": sdk.batches,
     "sdk-followers": sdk.followers,
     "sdk-stopped-follower": sdk.stopped_follower,

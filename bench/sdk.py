@@ -1,4 +1,4 @@
-"""What the SDK costs: its callers beside bare inboxes, its followers, one that stops reading, and large batches."""
+"""What the SDK costs: callers beside bare inboxes, results, followers, one that stops reading, and large batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final, Literal, TypedDict
 
@@ -28,6 +28,7 @@ JOBS = 20_000
 TURNS = 10
 STOPPED_JOBS = 5000
 BATCH = 10_000
+RESULTS = 10_000
 FOLLOWED = 1000
 FOLLOWED_JOBS = 3000
 FOLLOWED_TURNS = 10
@@ -97,6 +98,37 @@ async def sdk_callers() -> Figures:
     figures = {f"1,000 callers, {name}, jobs/s": JOBS / seconds for name, seconds in took.items()}
     figures |= {f"1,000 callers, {name}, callers' CPU µs a job": used / JOBS * 1e6 for name, used in cpu_s.items()}
     return figures | {"1,000 callers, SDK / bare inboxes": took["bare inboxes"] / took["SDK"]}
+
+
+async def results() -> Figures:
+    """`submit` and `Job.result`, and `run`, by so many callers at once in one process."""
+    figures: Figures = {}
+    async with stack(FLEET) as it, AsyncClient(it.url, tenant="t0", timeout=60.0) as moorage:
+
+        async def submit_and_result() -> None:
+            await (await moorage.submit((), **ASKS)).result()
+
+        async def run() -> None:
+            await moorage.run((), **ASKS)
+
+        for name, once in (("submit and result", submit_and_result), ("run", run)):
+            for at_once in (1, 100, CALLERS):
+                left = min(RESULTS, 400 * at_once)
+                figures[f"{name}, {at_once:,} at once, jobs/s"] = await _rate(once, left, at_once)
+    return figures
+
+
+async def _rate(once: Callable[[], Awaitable[None]], count: int, at_once: int) -> float:
+    """How often a second, after some to warm up."""
+
+    async def caller(times: int) -> None:
+        for _ in range(times):
+            await once()
+
+    await asyncio.gather(*(caller(1) for _ in range(at_once)))
+    began = time.monotonic()
+    await asyncio.gather(*(caller(count // at_once) for _ in range(at_once)))
+    return count // at_once * at_once / (time.monotonic() - began)
 
 
 async def batches() -> Figures:

@@ -472,11 +472,12 @@ async def test_refused_permissions_reach_their_caller(tmp_path: Path, unique: st
                 await limited.subscribe("closed.>", lambda _: None)
             assert subscription.value.operation == "subscription"
             heard: list[Delivery] = []
-            await limited.subscribe("open.a", heard.append)
+            ahead = [await limited.subscribe_ahead(subject, heard.append) for subject in ("Closed.b", "open.a")]
             await limited.send([("open.a", b"", "")])
-            await until(lambda: heard)
-            assert limited.counters.permission_refusals == 2
-            assert [type(error) for error in told] == [PermissionRefused, PermissionRefused]
+            await until(lambda: heard)  # in the order in which they were sent, so that both are known by now
+            assert [each.refused and each.refused.operation for each in ahead] == ["subscription", None]
+            assert limited.counters.permission_refusals == 3
+            assert [type(error) for error in told] == [PermissionRefused] * 3
             assert limited.counters.reconnects == 0
     finally:
         await server.stop()

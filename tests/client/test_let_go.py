@@ -106,8 +106,9 @@ async def _in_a_crowd(client: AsyncClient) -> None:
 
 @pytest.mark.parametrize("once", [_result, _events, _logs, _run, _wait, _frames, _in_a_crowd])
 async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
-    node: Node, unique: str, once: Callable[[AsyncClient], Awaitable[None]]
+    node: Node, unique: str, once: Callable[[AsyncClient], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("moorage.client.feed.STANDS_S", 0.0)
     async with AsyncClient(node.url, tenant=unique) as client:
         link: Any = client.link
         await client.ls()
@@ -116,6 +117,7 @@ async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
 
         async def nothing_is_left() -> None:
             await until(lambda: len(asyncio.all_tasks()) == tasks, 10, "the tasks of before")
+            await until(lambda: client.feed._timer is None, 10, "it stands no more")
             assert (len(link._subscriptions), len(client.watches), len(client.endless)) == (subscriptions, 0, 0)
 
         assert await at_every_step(lambda: once(client), nothing_is_left) >= 1

@@ -44,6 +44,8 @@ from moorage.client.sync_handles import SyncWatch
 #: what only the async side has, with the reason
 ASYNC_ALONE = {
     "subscribe": "its handler runs in the loop",
+    "subscribe_ahead": "its handler runs in the loop",
+    "expect": "asked by the SDK itself",
     "again": "its coroutine runs in the loop",
     "saw": "fed by the SDK itself",
     "learn": "fed by the SDK itself",

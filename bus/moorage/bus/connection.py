@@ -48,7 +48,6 @@ WATCH_INTERVAL_S: Final = 1.0
 _CANCEL_AGAIN_S: Final = 0.05
 
 _PERMISSION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
-_REFUSED_FILTERS_MAX: Final = 1_000
 
 
 class Connection(Link):
@@ -67,7 +66,6 @@ class Connection(Link):
         self._watching: asyncio.Task[None] | None = None
         self._round_trips: set[asyncio.Task[None]] = set()
         self._subscriptions: list[Subscription] = []
-        self._refused_filters: dict[str, PermissionRefused] = {}
 
     def __repr__(self) -> str:
         return f"<Connection {self.name!r} {self.context.safe_url} {self.state.value}>"
@@ -126,24 +124,36 @@ class Connection(Link):
         Returns when the server knows of it. Raises `PermissionRefused`, `BadSubject`, `ConnectionClosed`; waits for
         a reconnect up to FLUSH_TIMEOUT_S, and if none came takes effect when it does.
         """
-        if self._closing:
-            raise ConnectionClosed(self.name)
-        check_filter(subject)
-        subscription = Subscription(self._forget, subject, handler, queue)
-        self._refused_filters.pop(subject.lower(), None)
-        self._subscriptions.append(subscription)
+        subscription = await self.subscribe_ahead(subject, handler, queue)
         try:
-            if self._connected.is_set():
-                await quietly(subscription.start(self._client))
             await self.flush(FLUSH_TIMEOUT_S)
         except (RequestTimeout, Disconnected):
             return subscription
         except BaseException:  # cancelled, or closed: nobody has it, so nobody could end it
             await self._forget(subscription)
             raise
-        if (refused := self._refused_filters.pop(subject.lower(), None)) is not None:
+        if subscription.refused is not None:
             await self._forget(subscription)
-            raise refused
+            raise subscription.refused
+        return subscription
+
+    async def subscribe_ahead(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
+        """As `subscribe`, but waits for no round trip: the server knows of it before whatever is sent from now on.
+
+        Once something sent after it is answered, its `refused` tells whether the server let it be. Raises `BadSubject`,
+        `ConnectionClosed`; while disconnected it takes effect with the next connection.
+        """
+        if self._closing:
+            raise ConnectionClosed(self.name)
+        check_filter(subject)
+        subscription = Subscription(self._forget, subject, handler, queue)
+        self._subscriptions.append(subscription)
+        try:
+            if self._connected.is_set():
+                await quietly(subscription.start(self._client))
+        except BaseException:  # cancelled: nobody has it, so nobody could end it
+            await self._forget(subscription)
+            raise
         return subscription
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
@@ -309,8 +319,10 @@ class Connection(Link):
         if refused.operation == "publish":
             for table in self._tables:
                 table.fail_subject(refused.subject, refused)
-        elif len(self._refused_filters) < _REFUSED_FILTERS_MAX:  # each waits for its `subscribe` to fetch it
-            self._refused_filters[refused.subject] = refused
+        else:
+            for subscription in self._subscriptions:
+                if subscription.subject.lower() == refused.subject:
+                    subscription.refused = refused
         self._report(refused)
 
 

@@ -90,6 +90,9 @@ class Link:
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscribed:
         raise NotImplementedError
 
+    async def subscribe_ahead(self, subject: str, handler: Handler, queue: str = "") -> Subscribed:
+        raise NotImplementedError
+
     async def exchange(
         self,
         answers: Answers,

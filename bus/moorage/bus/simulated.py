@@ -54,8 +54,9 @@ _NO_RESPONDERS: Final = {STATUS_HEADER: "503"}
 
 
 class SimulatedSubscription:
-    """A standing subscription; its handler is called as a message arrives, as `Connection` does."""
+    """A standing subscription; its handler is called as a message arrives, as `Connection` does. None is `refused`."""
 
+    refused: None = None
     __slots__ = ("connection", "handler", "open", "pattern", "prefix", "queue", "subject")
 
     def __init__(self, connection: SimulatedConnection, subject: str, handler: Handler, queue: str) -> None:
@@ -307,15 +308,20 @@ class SimulatedConnection(Link):
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> SimulatedSubscription:
         """As `Connection.subscribe`."""
-        self._check_open()
-        check_filter(subject)
-        subscription = SimulatedSubscription(self, subject, handler, queue)
-        self._account.add(subscription)
+        subscription = await self.subscribe_ahead(subject, handler, queue)
         try:
             await asyncio.sleep(0)
         except BaseException:
             await subscription.unsubscribe()
             raise
+        return subscription
+
+    async def subscribe_ahead(self, subject: str, handler: Handler, queue: str = "") -> SimulatedSubscription:
+        """As `Connection.subscribe_ahead`."""
+        self._check_open()
+        check_filter(subject)
+        subscription = SimulatedSubscription(self, subject, handler, queue)
+        self._account.add(subscription)
         return subscription
 
     async def flush(self, timeout_s: float = 5.0) -> None:

@@ -9,6 +9,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from moorage.bus.dialing import quietly
 from moorage.bus.direct import callback_of
+from moorage.bus.errors import PermissionRefused
 from moorage.bus.transport import Handler
 
 Forget = Callable[["Subscription"], Awaitable[None]]
@@ -17,10 +18,10 @@ Forget = Callable[["Subscription"], Awaitable[None]]
 class Subscription:
     """A standing subscription; survives reconnects, as `start` puts it on each new client.
 
-    `client` is the one it is on now. `forget` is called to end it.
+    `client` is the one it is on now. `forget` is called to end it. `refused` says why a server did not let it be.
     """
 
-    __slots__ = ("_forget", "_nats", "client", "handler", "queue", "subject")
+    __slots__ = ("_forget", "_nats", "client", "handler", "queue", "refused", "subject")
 
     def __init__(self, forget: Forget, subject: str, handler: Handler, queue: str) -> None:
         self._forget = forget
@@ -29,13 +30,14 @@ class Subscription:
         self.subject = subject
         self.handler = handler
         self.queue = queue
+        self.refused: PermissionRefused | None = None
 
     async def unsubscribe(self) -> None:
         """Stop: nothing more is handed to it."""
         await self._forget(self)
 
     async def start(self, client: Client) -> None:
-        self.client = client
+        self.client, self.refused = client, None
         self._nats = await client.subscribe(self.subject, queue=self.queue, cb=callback_of(self.handler))
 
     async def stop(self) -> None:

@@ -11,6 +11,8 @@ from typing import Final, Protocol
 
 import msgspec
 
+from moorage.bus.errors import PermissionRefused
+
 #: subject, payload, reply subject ("" for none)
 Outgoing = tuple[str, bytes, str]
 
@@ -37,6 +39,10 @@ class Subscribed(Protocol):
     @property
     def subject(self) -> str: ...
 
+    @property
+    def refused(self) -> PermissionRefused | None:
+        """Why the server did not let it be."""
+
     async def unsubscribe(self) -> None: ...
 
 
@@ -52,6 +58,8 @@ class Transport(Protocol):
     async def send(self, batch: Iterable[Outgoing]) -> int: ...
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscribed: ...
+
+    async def subscribe_ahead(self, subject: str, handler: Handler, queue: str = "") -> Subscribed: ...
 
     async def request(
         self, subject: str, payload: bytes, timeout_s: float, headers: Mapping[str, str] | None = None

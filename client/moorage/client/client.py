@@ -79,8 +79,9 @@ class AsyncClient(Connected):
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # an event of its own for each of its states, which nobody may hear
         request, body = self._requests.encoded(what, gpu, key, fields)
+        beginning = self.expect(request.job)
         accepted = await self._ask("submit", body, decode_accepted)
-        return _job_class()(self, accepted.job, accepted, request)
+        return _job_class()(self, accepted.job, accepted, request, beginning)
 
     async def submit_handler(
         self,
@@ -100,8 +101,9 @@ class AsyncClient(Connected):
 
         fields.setdefault("events", "tenant")
         request = handler_request(name, input, gpu, key, fields)
+        beginning = self.expect(request.job)
         accepted = await self._ask("submit", encode(request), decode_accepted)
-        return _job_class()(self, accepted.job, accepted, request)
+        return _job_class()(self, accepted.job, accepted, request, beginning)
 
     async def run(
         self,

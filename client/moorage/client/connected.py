@@ -25,7 +25,7 @@ from moorage.schemas.names import TENANT, is_tenant
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 if TYPE_CHECKING:
-    from moorage.client.feed import Feed
+    from moorage.client.feed import Beginning, Feed
     from moorage.client.transport import ClientTransport, Link
 
 TIMEOUT_S_DEFAULT: Final = 30.0
@@ -138,6 +138,8 @@ class Connected:
     async def close(self) -> None:
         """Close; jobs go on. What still waits for one, or hears events, raises RuntimeError or `ConnectionClosed`."""
         mux, connection = self._mux, self._connection
+        if self._feed is not None:
+            self._feed.close()
         self._feed = self._mux = self._connection = self._loop = None
         for watch in self.watches:
             watch.refresh()
@@ -166,6 +168,10 @@ class Connected:
             self._feed = Feed(self)
         return self._feed
 
+    def expect(self, job: str | None) -> Beginning | None:
+        """See `Feed.expect`."""
+        return None if self._feed is None or job is None else self._feed.expect(job)
+
     def _on_error(self, error: BusError) -> None:
         if isinstance(error, NotAuthorized):  # of a reconnect: its key was changed or taken away
             self._refused = error
@@ -173,6 +179,8 @@ class Connected:
     def _on_state(self, state: State) -> None:
         if state is State.CONNECTED:
             self._refused = None
+            if self._feed is not None:
+                self._feed.refresh()
             for watch in self.watches:
                 watch.refresh()
 
@@ -230,6 +238,10 @@ class Connected:
             return await self.link.subscribe(subject, handler)
         except PermissionRefused as error:
             raise NotPermitted(error.problem) from None
+
+    async def subscribe_ahead(self, subject: str, handler: Handler) -> Subscribed:
+        """As `subscribe`, but without a round trip: once a later question is answered, its `refused` tells."""
+        return await self.link.subscribe_ahead(subject, handler)
 
 
 def data_of(answer: Answer) -> dict[str, Any]:

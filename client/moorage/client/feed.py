@@ -1,16 +1,24 @@
-"""One subscription to the tenant's event frames for all watches of a client.
+"""One subscription to the tenant's event frames for all that a client follows.
 
-A job's own subject costs the leader and the server a message for every change, and this process a subscription. The
-tenant's frame of each tick is sent anyway, so a client that follows many jobs listens to that.
+A job's own subject costs the leader and the server a message for every change, and this process a subscription and a
+question for what was before. The tenant's frame of each tick is sent anyway. So a client listens to that
+
+- while it follows many jobs (`CROWD`), or
+- while it stands: for some seconds after it awaited the result of a job that it had submitted itself. It then hears its
+  next jobs from their beginning (`Beginning`), so that their results need no question. It does not stand where nearly
+  all that it would hear is of others' jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from moorage.bus.transport import Delivery, Subscribed
+from moorage.client.errors import NotPermitted
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Event, Events
@@ -20,6 +28,15 @@ if TYPE_CHECKING:
 
 #: with so many watches open on a client, further ones listen to the tenant's frames together
 CROWD: Final = 16
+#: how long a client stands after it awaited a result
+STANDS_S: Final = 5.0
+#: so many events of others' jobs for each of its own are worth hearing (2 µs each), and so many without any
+OTHERS_PER_OWN: Final = 32
+OTHERS_FREE: Final = 5_000
+#: it does not stand for so long after it heard more than that
+CROWDED_OUT_S: Final = 60.0
+#: events that are kept of a job that nobody follows yet
+HELD_MAX: Final = 64
 
 _decode_events: Final[Decoder[Events]] = Decoder(Events)
 
@@ -28,38 +45,70 @@ Hear = Callable[[Event], None]
 Refresh = Callable[[], None]
 
 
+class Beginning:
+    """What the frames have said of one job since before it was submitted. Its handle holds it until it is followed."""
+
+    __slots__ = ("__weakref__", "_events", "is_whole")
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self.is_whole = True
+
+    def hear(self, event: Event) -> None:
+        if len(self._events) >= HELD_MAX:
+            self.miss()
+        elif self.is_whole:
+            self._events.append(event)
+
+    def miss(self) -> None:
+        """Something of it may be lost, so all of it has to be asked for."""
+        self.is_whole = False
+        self._events.clear()
+
+    def tell(self, hear: Hear) -> None:
+        """Give all of it to `hear`, which hears the rest by itself."""
+        events, self._events, self.is_whole = self._events, [], False
+        for event in events:
+            hear(event)
+
+
 class Feed:
-    """Subscribed while anybody listens."""
+    """Subscribed while anybody listens, and while it stands."""
 
     def __init__(self, client: Connected) -> None:
         self._client = client
+        self._loop = asyncio.get_running_loop()
         self._listeners: dict[str, list[tuple[Hear, Refresh]]] = {}
+        self._beginnings: weakref.WeakValueDictionary[str, Beginning] = weakref.WeakValueDictionary()
         self._subscription: Subscribed | None = None
         self._changing = asyncio.Lock()  # one subscribes or leaves at a time
+        self._stands_until_s = 0.0
+        self._stands_not_until_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._own = self._others = 0  # events since it stands
+
+    # -- following one job of many
 
     async def join(self, job: str, hear: Hear, refresh: Refresh) -> None:
         """From now on call `hear` with each event of `job`, and `refresh` when a frame cannot be decoded.
 
-        Both run in the read path and may only enqueue. Raises `NotPermitted`.
+        Both run in the read path and may only enqueue. Raises `NotPermitted`, also in `check_permitted` later.
         """
         self._listeners.setdefault(job, []).append((hear, refresh))
         try:
             async with self._changing:
                 if self._subscription is None:
-                    subject = self._client.subjects.events(self._client.tenant)
-                    self._subscription = await self._client.subscribe(subject, self._on_frame)
+                    self._subscription = await self._client.subscribe(self._subject, self._on_frame)
         except BaseException:
             self._remove(job, hear, refresh)
             raise
 
     async def leave(self, job: str, hear: Hear, refresh: Refresh) -> None:
-        """Undo a `join` with the same arguments; the last one ends the subscription."""
+        """Undo a `join` with the same arguments; the last one ends the subscription, unless it stands."""
         self._remove(job, hear, refresh)
-        async with self._changing:
-            subscription = self._subscription
-            if subscription is not None and not self._listeners:
-                self._subscription = None
-                await subscription.unsubscribe()
+        if not self._listeners and not self._stands_until_s:
+            await self._end()
 
     def _remove(self, job: str, hear: Hear, refresh: Refresh) -> None:
         of_job = self._listeners[job]
@@ -67,15 +116,102 @@ class Feed:
         if not of_job:
             del self._listeners[job]
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server does not let this tenant's frames be heard here."""
+        return self._subscription is not None and self._subscription.refused is not None
+
+    def check_permitted(self) -> None:
+        """Raises `NotPermitted` where that is so, as far as is known from what was answered."""
+        if self._subscription is not None and self._subscription.refused is not None:
+            raise NotPermitted(self._subscription.refused.problem)
+
+    # -- standing
+
+    async def stand(self) -> None:
+        """Stand from now on for STANDS_S; the server knows before whatever is sent next."""
+        now_s = self._loop.time()
+        if self.is_refused:
+            self._stands_not_until_s = math.inf
+        if now_s < self._stands_not_until_s:
+            return
+        self._stands_until_s = now_s + STANDS_S
+        if self._timer is None:
+            self._own = self._others = 0
+            self._timer = self._loop.call_at(self._stands_until_s, self._look)
+        if self._subscription is None:
+            async with self._changing:
+                if self._subscription is None:
+                    self._subscription = await self._client.subscribe_ahead(self._subject, self._on_frame)
+
+    def expect(self, job: str) -> Beginning | None:
+        """To be called before `job` is submitted: what is heard of it is gathered as long as the answer is held.
+
+        None where this does not stand.
+        """
+        if not self._stands_until_s or self._subscription is None or self.is_refused:
+            return None
+        beginning = self._beginnings[job] = Beginning()
+        return beginning
+
+    def refresh(self) -> None:
+        """The connection was lost and is back."""
+        for beginning in self._beginnings.values():
+            beginning.miss()
+
+    def close(self) -> None:
+        """The client is closed, and its subscriptions with it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.refresh()
+
+    def _look(self) -> None:
+        """Go on standing, or end."""
+        self._timer = None
+        if self._loop.time() < self._stands_until_s:
+            self._timer = self._loop.call_at(self._stands_until_s, self._look)
+            return
+        self._stands_until_s = 0.0
+        self.refresh()
+        if not self._listeners:
+            self._ending = self._loop.create_task(self._end())
+
+    async def _end(self) -> None:
+        async with self._changing:
+            subscription = self._subscription
+            if subscription is not None and not self._listeners and not self._stands_until_s:
+                self._subscription = None
+                await subscription.unsubscribe()
+
+    # -- what comes in
+
+    @property
+    def _subject(self) -> str:
+        return self._client.subjects.events(self._client.tenant)
+
     def _on_frame(self, delivery: Delivery) -> None:
-        listeners = self._listeners
+        listeners, beginnings = self._listeners, self._beginnings
         try:
             events = _decode_events(delivery.data).jobs
         except Refused:
+            self.refresh()
             for of_job in listeners.values():
                 for _, refresh in of_job:
                     refresh()
             return
+        own = 0
         for event in events:
-            for hear, _ in listeners.get(event.job, ()):
-                hear(event)
+            name = event.job
+            if (following := listeners.get(name)) is not None:
+                own += 1
+                for hear, _ in following:
+                    hear(event)
+            elif (beginning := beginnings.get(name)) is not None:
+                own += 1
+                beginning.hear(event)
+        self._own += own
+        self._others += len(events) - own
+        if self._timer is not None and self._others > OTHERS_FREE + OTHERS_PER_OWN * self._own:
+            self._timer.cancel()
+            self._stands_until_s, self._stands_not_until_s = 0.0, self._loop.time() + CROWDED_OUT_S
+            self._look()

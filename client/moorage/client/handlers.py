@@ -134,15 +134,11 @@ class Heard:
         return decode_inline(line.content_type, line.value)
 
 
-async def value_of(
-    client: AsyncClient, job: str, changes: Sequence[Change], heard: Heard, shown: dict[str, Any]
-) -> Any:
+async def value_of(client: AsyncClient, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
     """What the function returned; a list by replica where there are several. None where nothing is kept.
 
-    `shown` is what `show` said of the job, at any time. Raises as `AsyncClient.submit`, and `NotPermitted` for a user
-    who may not read the tenant's bucket.
+    Raises as `AsyncClient.submit`, and `NotPermitted` for a user who may not read the tenant's bucket.
     """
-    replicas = shown["request"].get("replicas", 1)
     fences = {change.replica: change.fence for change in changes if change.fence}
     if len(fences) < replicas:
         rows = (await client.read("show", {"job": job})).get("replica_states", ())

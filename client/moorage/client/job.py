@@ -21,12 +21,15 @@ from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, S
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.feed import Beginning
     from moorage.client.handlers import Heard, OnProgress
     from moorage.schemas.job import Request
 
 #: the end of the output that a failure carries
 TAIL_LINES: Final = 20
 TAIL_CHARS_MAX: Final = 16 * 1024
+#: drivers whose output can be asked for once the job is over
+KEEP_OUTPUT: Final = ("process", "noop")
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -57,6 +60,7 @@ class Job:
 
     __slots__ = (
         "_began_s",
+        "_beginning",
         "_client",
         "_gpu",
         "_request",
@@ -69,7 +73,12 @@ class Job:
     )
 
     def __init__(
-        self, client: AsyncClient, id: str, accepted: Accepted | None = None, request: Request | None = None
+        self,
+        client: AsyncClient,
+        id: str,
+        accepted: Accepted | None = None,
+        request: Request | None = None,
+        beginning: Beginning | None = None,
     ) -> None:
         self.id = id
         self.accepted = accepted
@@ -77,6 +86,7 @@ class Job:
         self.worker = ""
         self._gpu = ""
         self._request = request
+        self._beginning = beginning if accepted is not None and not accepted.duplicate else None
         self._valued = False
         self._client = client
         self._result: Result | None = None
@@ -169,14 +179,13 @@ class Job:
         if self._result.state != SUCCEEDED:
             raise JobFailed(self._result)
         if not self._valued:
-            known = self._request is not None and self._request.workload.driver != HANDLER
-            await self._add_value({} if known else await self.show(), None)
+            await self._add_value({} if self._request is not None else await self.show(), None)
         return self._result
 
     async def _watched_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
         watching = Outcome(self.id)
         heard: Heard | None = None
-        async with Watch(self._client, self.id, output=True) as watch:
+        async with await self._watch_for_result() as watch:
             async for item in watch.follow(timeout_s):
                 watching.take(item)
                 if isinstance(item, Event):
@@ -195,12 +204,27 @@ class Job:
         await self._add_value(watch.shown, heard)
         return self._result
 
+    async def _watch_for_result(self) -> Watch:
+        """Who awaits the result of a job of its own is likely to await the next one's as well: so it stands.
+
+        Output that its worker keeps is only asked for, by those that failed.
+        """
+        beginning, self._beginning = self._beginning, None
+        driver = ""
+        if self._request is not None:
+            driver = self._request.workload.driver
+            await self._client.feed.stand()
+        return Watch(self._client, self.id, output=driver not in KEEP_OUTPUT, beginning=beginning, driver=driver)
+
     async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
+        """`shown` is what `show` said of a job whose request is not known here."""
         assert self._result is not None
-        if driver_of(shown) == HANDLER:
+        request = self._request
+        if (driver_of(shown) if request is None else request.workload.driver) == HANDLER:
             from moorage.client.handlers import Heard, value_of
 
-            value = await value_of(self._client, self.id, self._result.changes, heard or Heard(None), shown)
+            replicas = shown["request"].get("replicas", 1) if request is None else request.replicas
+            value = await value_of(self._client, self.id, self._result.changes, heard or Heard(None), replicas)
             self._result = msgspec.structs.replace(self._result, value=value)
         self._valued = True
 

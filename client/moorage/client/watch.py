@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
-from moorage.client.feed import Feed
+from moorage.client.errors import NotFound, NotPermitted, Rejected, TimedOut, Unreachable, client_problem
+from moorage.client.feed import Beginning, Feed
 from moorage.client.stored_output import Joiner, newest_attempts
 from moorage.client.stored_output import Piece as Piece
 from moorage.schemas.codec import Decoder
@@ -58,7 +58,8 @@ class Watch:
     replica. `state` is the last state seen; `lost` counts pieces of output that were dropped here. `request` is what
     will be submitted once this is open: its history is then heard from the beginning, nothing needs to be asked, and
     its `events` say on which subject. Without it, the job's own subject is heard, or, if `CROWD` others are open on
-    this client, the tenant's frames, once for all of them.
+    this client, the tenant's frames, once for all of them. `beginning` is what these have said of it so far: where it
+    is whole, they are listened to on, and nothing needs to be asked either. `driver` is the job's where it is known.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Watch:
         tail: int | None = None,
         replica: int | None = None,
         request: Request | None = None,
+        beginning: Beginning | None = None,
+        driver: str = "",
     ) -> None:
         if tail is not None and not past:
             raise TypeError("tail is of the output that is kept: it goes with past=True")
@@ -81,6 +84,8 @@ class Watch:
         self.shown: dict[str, Any] = {}
         self._client = client
         self._request = request
+        self._beginning = beginning if beginning is not None and beginning.is_whole else None
+        self._driver = driver if request is None else request.workload.driver
         self._output = output or past
         self._replica = replica
         self.joiner = Joiner(client, job, tail) if past else None
@@ -100,19 +105,24 @@ class Watch:
         await self.close()
 
     async def open(self) -> None:
-        """Subscribe. Raises `NotPermitted`."""
+        """Subscribe, on the way to what is asked next: `follow` tells if that is not permitted."""
         client, subjects = self._client, self._client.subjects
+        if self._beginning is not None and client.feed.is_refused:
+            self._beginning = None
         together = client.crowded if self._request is None else self._request.events == "tenant"
         client.watches.add(self)
         try:
-            if together:
+            if self._beginning is not None:
+                self._beginning.tell(self._hear)
+                await self._hear_tenant()
+            elif together:
                 await self._hear_tenant()
             else:
                 subject = subjects.event(client.tenant, self.job)
-                self._subscriptions.append(await client.subscribe(subject, self._on_event))
+                self._subscriptions.append(await client.subscribe_ahead(subject, self._on_event))
             if self._output:
                 subject = subjects.log(client.tenant, self.job, "*" if self._replica is None else self._replica)
-                self._subscriptions.append(await client.subscribe(subject, self._on_output))
+                self._subscriptions.append(await client.subscribe_ahead(subject, self._on_output))
         except BaseException:  # if it is cancelled here, `__aexit__` is never called
             await self.close()
             raise
@@ -135,7 +145,7 @@ class Watch:
     @property
     def driver(self) -> str:
         """The driver that runs the job; "" before `show` was asked, and if its request is no longer known."""
-        return driver_of(self.shown) if self._request is None else self._request.workload.driver
+        return self._driver or driver_of(self.shown)
 
     # -- what comes in: only enqueued
 
@@ -190,7 +200,10 @@ class Watch:
         ends_s = None if timeout_s is None else loop.time() + timeout_s
         repair_s = REPAIR_S_FIRST
         grace_s = OUTPUT_GRACE_S
-        for event in await self._show(first=True) if self._request is None else ():
+        is_new = self._request is not None or self._beginning is not None
+        shown = [] if is_new else await self._show(first=True)
+        self._check_permitted()
+        for event in shown:
             yield event
             if self.state in TERMINAL and event.changes:  # the end of its output may be under way still
                 grace_s -= max(time.time() - event.changes[-1].time_ms / 1000, 0)
@@ -219,6 +232,14 @@ class Watch:
                 repair_s = REPAIR_S
         async for piece in self._rest(grace_s):
             yield piece
+
+    def _check_permitted(self) -> None:
+        """Subscriptions are made ahead of the first question: once it is answered, what they came to is known."""
+        if self._feed is not None:
+            self._feed.check_permitted()
+        for subscription in self._subscriptions:
+            if subscription.refused is not None:
+                raise NotPermitted(subscription.refused.problem)
 
     async def _past(self) -> AsyncIterator[Piece]:
         """The stored output of each replica's newest attempt; nothing if the job is yet to be submitted."""
