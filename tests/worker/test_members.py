@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moorage.schemas.frames import End, Fact, FactAck, Renewed, RollCall, Start
-from moorage.worker.fact_outbox import FACTS_WAITING_MAX, START_WAIT_S
+from moorage.worker.fact_outbox import END_WAIT_S, FACTS_WAITING_MAX, START_WAIT_S
 from moorage.worker.member_messages import (
     Ended,
     EndMember,
@@ -285,9 +285,31 @@ def test_a_claim_leaves_with_the_news_of_its_start(bench: Bench) -> None:
     assert not of(SendFacts, bench.do(TurnOver()))
     assert bench.members.next_deadline_s() == pytest.approx(bench.now + START_WAIT_S)
     bench.do(Started([name_of()]))
+    assert not of(SendFacts, bench.do(TurnOver()))
+    assert bench.members.next_deadline_s() == pytest.approx(bench.now + END_WAIT_S)
+    bench.now += END_WAIT_S
+    bench.do(Tick())
     (sent,) = of(SendFacts, bench.do(TurnOver()))
     assert [fact.kind for fact in sent.frame.facts] == ["claimed", "started"]
     assert bench.members.next_deadline_s() > bench.now + START_WAIT_S
+
+
+def test_a_short_members_start_leaves_with_its_end(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    bench.do(Started([name_of()]))
+    assert not of(SendFacts, bench.do(TurnOver()))
+    bench.do(Ended([(name_of(), 0, "exit")]))
+    (sent,) = of(SendFacts, bench.do(TurnOver()))
+    assert [fact.kind for fact in sent.frame.facts][:3] == ["claimed", "started", "exited"]
+
+
+def test_a_start_waits_no_longer_than_its_claim_may(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    began_s = bench.now
+    bench.now += START_WAIT_S - END_WAIT_S / 2
+    bench.do(Started([name_of()]))
+    assert not of(SendFacts, bench.do(TurnOver()))
+    assert bench.members.next_deadline_s() == pytest.approx(began_s + START_WAIT_S)
 
 
 def test_a_claim_whose_start_takes_its_time_is_told_alone(bench: Bench) -> None:
@@ -317,7 +339,7 @@ def test_a_gangs_claim_waits_for_nothing_and_no_other_fact_for_a_claim(bench: Be
 
 def test_claims_that_gathered_behind_a_frame_wait_no_longer_than_others(bench: Bench) -> None:
     bench.want(place(name_of()))
-    bench.do(Started([name_of()]))
+    bench.now += START_WAIT_S
     (first,) = of(SendFacts, bench.do(TurnOver()))
     bench.want(place(name_of("b"), (1,)))
     bench.now += START_WAIT_S

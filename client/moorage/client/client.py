@@ -145,6 +145,7 @@ class AsyncClient(Connected):
             except Rejected as error:
                 of_all = {*fields, *(["gpu"] if gpu is not None else [])}
                 raise error if of_all & set(error.problem.field.split(".")) else of_batch(error, at) from None
+        beginnings = [self.expect(request.job) for request, _ in built]
         answers: list[Accepted | Problem] = []
         frames = frames_of(body for _, body in built)
         for at in range(0, len(frames), FRAMES_AT_ONCE):
@@ -153,8 +154,8 @@ class AsyncClient(Connected):
                 answers += part
         problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
         jobs = [
-            None if isinstance(answer, Problem) else Job(self, answer.job, answer, request)
-            for (request, _), answer in zip(built, answers, strict=True)
+            None if isinstance(answer, Problem) else Job(self, answer.job, answer, request, beginning)
+            for (request, _), answer, beginning in zip(built, answers, beginnings, strict=True)
         ]
         if problems:
             raise BatchRejected(jobs, problems)

@@ -13,21 +13,24 @@ FACTS_PER_FRAME_MAX: Final = 4096
 FACTS_WAITING_MAX: Final = 8192
 RESEND_S_FIRST: Final = 1.0
 RESEND_S_MAX: Final = 4.0
-#: facts that members are claimed wait so long for the facts that they have started: one frame and record instead of two
+#: facts that members are claimed wait so long for the facts that they have started, and those for the facts that they
+#: have ended, should they be that short: one frame and record in place of two or three
 START_WAIT_S: Final = 0.005
+END_WAIT_S: Final = 0.002
 
 
 class FactOutbox:
     """Gathers facts while a frame is in flight, so that frames grow under load.
 
     When idle, facts leave at once. Only claims wait for a moment: the process will have started half a millisecond
-    later, and until then the machine has better things to do than to append that it is about to.
+    later, and until then the machine has better things to do than to append that it is about to. And starts do: what
+    ends within END_WAIT_S would have to tell of its end in a second frame, once the first one is in the ledger.
     """
 
     __slots__ = (
-        "_claims",
-        "_claims_until_s",
         "_joining",
+        "_patient",
+        "_patient_until_s",
         "answered_no",
         "gathered",
         "in_flight",
@@ -44,24 +47,30 @@ class FactOutbox:
         self.resend_s = RESEND_S_FIRST
         self.resend_at_s = 0.0
         self._joining: list[Fact] = []
-        self._claims = 0  # how many of the gathered facts are claims of members that are being started
-        self._claims_until_s = 0.0
+        self._patient = 0  # how many of the gathered facts may wait for what comes next of their members
+        self._patient_until_s = 0.0
 
     def claimed(self, fact: Fact, now: float) -> None:
         """Add the claim of a member that is started in the same turn."""
-        if not self.gathered:
-            self._claims_until_s = now + START_WAIT_S
-        self._claims += 1
+        self._add_patient(fact, now + START_WAIT_S)
+
+    def started(self, fact: Fact, now: float) -> None:
+        """Add the start of a member."""
+        self._add_patient(fact, now + END_WAIT_S)
+
+    def _add_patient(self, fact: Fact, until_s: float) -> None:
+        self._patient_until_s = min(self._patient_until_s, until_s) if self.gathered else until_s
+        self._patient += 1
         self.gathered.append(fact)
 
     @property
     def due_s(self) -> float:
-        """When the claims that wait for starts must leave; infinity if none do."""
-        return self._claims_until_s if self._waits else NEVER_S
+        """When the facts that wait must leave; infinity if none do."""
+        return self._patient_until_s if self._waits else NEVER_S
 
     @property
     def _waits(self) -> bool:
-        return self.in_flight is None and 0 < self._claims == len(self.gathered)
+        return self.in_flight is None and 0 < self._patient == len(self.gathered)
 
     @property
     def next_no(self) -> int:
@@ -80,9 +89,9 @@ class FactOutbox:
         """The next frame, if none is in flight and there are facts that need not wait."""
         if self.in_flight is not None or not self.gathered:
             return None
-        if self._waits and now < self._claims_until_s:
+        if self._waits and now < self._patient_until_s:
             return None
-        self._claims = 0
+        self._patient = 0
         self.last_no += 1
         facts = self.gathered[:FACTS_PER_FRAME_MAX]
         self.gathered = self.gathered[FACTS_PER_FRAME_MAX:]
@@ -123,7 +132,7 @@ class FactOutbox:
             self.in_flight = None
         self._joining += self.gathered
         self.gathered = []
-        self._claims = 0
+        self._patient = 0
         self.last_no = self.answered_no = 0
         return list(self._joining)
 

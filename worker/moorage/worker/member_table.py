@@ -209,14 +209,14 @@ class MemberTable:
     # ------------------------------------------------------------------------------------------ what the drivers say
 
     def on_started(self, event: Started) -> None:
-        held, facts = self.held, self.outbox.gathered
+        held, outbox = self.held, self.outbox
         for name in event.names:
             member = held.get(name)
             if member is not None and member.phase == "starting":
                 member.phase = "running"
-                facts.append(Fact("started", *name))
+                outbox.started(Fact("started", *name), self._now)
             elif member is not None and member.phase == "ending":  # asked to end before its start was reported
-                facts.append(Fact("started", *name))
+                outbox.started(Fact("started", *name), self._now)
 
     def on_ended(self, event: Ended | StartFailed) -> None:
         for name, code, reason in event.items:
