@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from moorage.bus.errors import BadContext
+from moorage.bus.target import Up, find_context, read_up, started_ticks
 from moorage.client import Gpu, GpuSpec, Rejected, Request, Secret, values
-from moorage.client.target import Up, find_context, find_tenant, read_up, started_ticks
+from moorage.client.tenant import find_tenant
 from moorage.client.values import RequestBuilder, build_request, fresh_job_id, seconds
 from moorage.schemas.codec import encode
 from moorage.schemas.gpu import parse_token

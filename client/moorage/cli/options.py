@@ -148,7 +148,7 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
     import msgspec
 
     from moorage.client.errors import NotPermitted
-    from moorage.client.target import TENANT_DEFAULT, TENANT_VARIABLE, named_tenant
+    from moorage.client.tenant import TENANT_DEFAULT, TENANT_VARIABLE, named_tenant
 
     told = error.problem
     subject = told.message.rpartition(" ")[2]

@@ -13,10 +13,11 @@ from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
+from moorage.bus.target import find_context
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import again, ask, decode_answer
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
-from moorage.client.target import find_context, find_tenant
+from moorage.client.tenant import find_tenant
 from moorage.client.values import Duration, RequestBuilder, seconds
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem

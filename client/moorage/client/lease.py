@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from moorage.bus.target import WORKERS_FOLDER, home
 from moorage.client.errors import NoAgent, NotPermitted, TimedOut, client_problem, error_of, rejected
-from moorage.client.target import WORKERS_FOLDER, home
 from moorage.client.values import Duration, gpu_spec, seconds
 from moorage.schemas.gpu import GpuSpec, format_token
 from moorage.worker.leases.client import AskedBack, BorrowedLease, LeaseRefused, borrow
