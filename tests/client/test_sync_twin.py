@@ -32,6 +32,7 @@ from moorage.client import (
     SimFleet,
     SyncJob,
     SyncLease,
+    SyncWatch,
     Task,
     TimedOut,
     Watch,
@@ -39,7 +40,6 @@ from moorage.client import (
 from moorage.client.admin import Admin
 from moorage.client.loop_thread import LoopThread
 from moorage.client.sync_admin import SyncAdmin
-from moorage.client.sync_handles import SyncWatch
 
 #: what only the async side has, with the reason
 ASYNC_ALONE = {
@@ -150,8 +150,14 @@ def test_an_iterator_that_is_left_early_lets_go_of_its_subscription(client: Clie
         break
     assert not client._twin.watches
     job.cancel("enough")
-    with pytest.raises(TimedOut):
+
+
+def test_a_wait_that_is_over_is_pythons_own_time_out_too(client: Client) -> None:
+    """Who waits for futures as well catches both by one name."""
+    with pytest.raises(TimeoutError) as late:
         client.submit(["hang"], driver="noop").result("50ms")
+    assert type(late.value) is TimedOut
+    assert late.value.why in str(late.value)
 
 
 def test_several_threads_share_one_client(client: Client) -> None:

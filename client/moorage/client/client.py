@@ -13,7 +13,7 @@ from moorage.client.asking import decode_accepted, decode_act, decode_batch, don
 from moorage.client.batches import frames_of
 from moorage.client.connected import Connected, data_of
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
-from moorage.client.values import COMMAND, Duration, Fields, seconds, who
+from moorage.client.values import COMMAND, Duration, Fields, handles, seconds, who
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
@@ -218,7 +218,7 @@ class AsyncClient(Connected):
         The results have no handler's value: `Job.result` reads it. `timeout` defaults to `wait_timeout`. Raises what
         `as_completed` raises.
         """
-        wanted = list(jobs)
+        wanted = list(handles(jobs, _job_class()))
         results: dict[str, Result] = {}
         async for job in self.as_completed(wanted, timeout):
             assert job.known_result is not None

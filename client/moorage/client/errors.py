@@ -136,8 +136,8 @@ class Overloaded(ClientError):
     """Too many questions of this kind are under way; ask again after `problem.retry_after_s` seconds."""
 
 
-class TimedOut(ClientError):
-    """The time to wait is over; what was waited for may still happen."""
+class TimedOut(ClientError, TimeoutError):
+    """The time to wait is over; what was waited for may still happen. A `TimeoutError` too, as asyncio's is."""
 
 
 class JobFailed(ClientError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from moorage.client.watch import Piece
+from moorage.client.stored_output import Piece
 
 #: characters kept of each stream of each replica; of more, the beginning is let go
 STREAM_CHARS_MAX: Final = 16 * 1024 * 1024

@@ -357,10 +357,15 @@ def gpu_spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
 
 def handles(jobs: Iterable[H], kind: type[H]) -> Iterator[H]:
     """These handles, as they come. Raises TypeError for what is none of this kind of client."""
+    if isinstance(jobs, kind):
+        raise TypeError(f"several jobs are waited for here: a list of them; {jobs!r} by itself: job.result()")
     for job in jobs:
-        if not isinstance(job, kind):
+        if isinstance(job, kind):
+            yield job
+        elif isinstance(job, list | tuple):
+            raise TypeError(f"a {type(job).__name__} is no {kind.__name__}: gather takes them one by one, gather(*jobs)")
+        else:
             made = f"job({job!r})" if isinstance(job, str) else "job(id)"
             raise TypeError(
                 f"{job!r} is no {kind.__name__}: name jobs by their handles, as submit or {made} makes them"
             )
-        yield job

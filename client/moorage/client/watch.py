@@ -18,8 +18,7 @@ import msgspec
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
 from moorage.client.feed import Feed
-from moorage.client.stored_output import Joiner, newest_attempts
-from moorage.client.stored_output import Piece as Piece
+from moorage.client.stored_output import Joiner, Piece, newest_attempts
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Output
