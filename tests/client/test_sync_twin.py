@@ -62,7 +62,7 @@ def _public(kind: type) -> dict[str, inspect.Signature]:
 def _synced(annotation: object) -> str:
     """An async side's annotation as the sync side must have it."""
     text = re.sub(r"AsyncIterator\b", "Iterator", str(annotation))
-    text = text.replace("AbstractAsyncContextManager", "AbstractContextManager")
+    text = text.replace("Lending", "AbstractContextManager[Lease]")
     return re.sub(r"\b(?<!Sync)(Job|Watch|Lease)\b", r"Sync\1", text)
 
 

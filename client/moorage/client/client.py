@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
@@ -24,7 +23,7 @@ from moorage.schemas.names import JOB, is_job
 if TYPE_CHECKING:
     from moorage.client.admin import Admin
     from moorage.client.job import Job, Result
-    from moorage.client.lease import Lease, OnAskedBack
+    from moorage.client.lease import Lending, OnAskedBack
     from moorage.client.planning import Quota, Share
     from moorage.client.watch import Watch
     from moorage.schemas.operate import Act, Done
@@ -277,17 +276,18 @@ class AsyncClient(Connected):
         timeout: Duration | None = None,
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
-    ) -> AbstractAsyncContextManager[Lease]:
-        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`.
+    ) -> Lending:
+        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`, or where
+        there is no block, as in a notebook, `lease = await moorage.lease("1xL40S")` and later `lease.give_back()`.
 
         The host's worker is asked over its UNIX socket, so this client need not be open. The socket is `socket`, else
         $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. The call waits in one
-        queue with what the fleet places there, for `timeout` (default `wait_timeout`). The lease ends with the block or
-        with this process. The worker may ask it back: see `lease.asked_back`; `on_asked_back` is called in the event
-        loop. Raises, on entering, `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has no such GPU),
-        `TimedOut`.
+        queue with what the fleet places there, for `timeout` (default `wait_timeout`). The lease ends with the block,
+        when it is given back, or with this process. The worker may ask it back: see `lease.asked_back`; `on_asked_back`
+        is called in the event loop. Raises, on entering, `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has
+        no such GPU), `TimedOut`.
         """
-        from moorage.client.lease import lend
+        from moorage.client.lease import Lending
 
         if self._transport is not None:
             raise rejected(
@@ -296,7 +296,7 @@ class AsyncClient(Connected):
                 next="for a test, start `moorage worker --simulate 1xL40S` and name its socket",
             )
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
-        return lend(gpu, purpose, timeout_s, socket, on_asked_back)
+        return Lending(gpu, purpose, timeout_s, socket, on_asked_back)
 
     # ------------------------------------------------------------------------------------------------- operators
 

@@ -363,7 +363,9 @@ def handles(jobs: Iterable[H], kind: type[H]) -> Iterator[H]:
         if isinstance(job, kind):
             yield job
         elif isinstance(job, list | tuple):
-            raise TypeError(f"a {type(job).__name__} is no {kind.__name__}: gather takes them one by one, gather(*jobs)")
+            raise TypeError(
+                f"a {type(job).__name__} is no {kind.__name__}: gather takes them one by one, gather(*jobs)"
+            )
         else:
             made = f"job({job!r})" if isinstance(job, str) else "job(id)"
             raise TypeError(
