@@ -157,9 +157,3 @@ async def test_no_server_is_told_without_secrets() -> None:
     assert none.value.code == "cannot-connect"
     assert "hunter2" not in none.value.why + "".join(none.value.fixes)
     assert none.value.fixes
-
-
-async def test_a_tenant_is_checked() -> None:
-    with pytest.raises(Rejected) as refused:
-        AsyncClient(tenant="No.Such")
-    assert refused.value.code == "invalid-argument"

@@ -63,7 +63,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
 
     Raises `Rejected` where a flag itself is wrong.
     """
-    from moorage.client.values import seconds
+    from moorage.client.durations import seconds
 
     options = options.settled()
     seconds(options.timeout or TIMEOUT_DEFAULT)
@@ -190,8 +190,8 @@ async def _nvml() -> Check:
 async def _of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
     from moorage.bus.connection import connect
     from moorage.bus.errors import CannotConnect
+    from moorage.client.durations import seconds
     from moorage.client.errors import no_server
-    from moorage.client.values import seconds
 
     try:
         patience_s = min(seconds(options.timeout or TIMEOUT_DEFAULT), CONNECT_TIMEOUT_S_MAX)

@@ -10,7 +10,7 @@ from moorage.cli.console import paint, say, tell
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import age, facts, table, utc
 from moorage.cli.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
-from moorage.client.values import who
+from moorage.client.login import who
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 

@@ -169,7 +169,7 @@ async def _connected(options: Options, work: Work) -> int | None:
 def client_of(options: Options) -> AsyncClient:
     """The client that these options describe, not yet open. Raises `Rejected`."""
     from moorage.client.client import AsyncClient
-    from moorage.client.values import seconds
+    from moorage.client.durations import seconds
 
     options = options.settled()
     timeout = options.timeout or TIMEOUT_DEFAULT

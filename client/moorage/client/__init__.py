@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
+    from moorage.client.gpus import Gpu
     from moorage.client.handlers import Progress
     from moorage.client.job import Job, Result
     from moorage.client.lease import Lease
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from moorage.client.stored_output import Piece
     from moorage.client.sync import Client
     from moorage.client.sync_handles import SyncJob, SyncLease, SyncWatch
-    from moorage.client.values import Gpu
     from moorage.client.watch import Watch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
@@ -122,7 +122,7 @@ _HOME: Final = {
     "moorage.client.stored_output": ("Piece",),
     "moorage.client.sync": ("Client",),
     "moorage.client.sync_handles": ("SyncJob", "SyncLease", "SyncWatch"),
-    "moorage.client.values": ("Gpu",),
+    "moorage.client.gpus": ("Gpu",),
     "moorage.client.watch": ("Watch",),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 from moorage.client.asking import decode_accepted, decode_act, decode_batch, done
 from moorage.client.batches import frames_of
 from moorage.client.connected import Connected, data_of
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
-from moorage.client.values import COMMAND, Duration, Fields, handles, seconds, who
+from moorage.client.login import who
+from moorage.client.request_builder import COMMAND, Fields, What
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
 #: frames of a `submit_many` that are under way at a time
 FRAMES_AT_ONCE: Final = 4
-
-What = Request | Sequence[str] | Mapping[str, Any]
 
 T = TypeVar("T")
 
@@ -217,6 +217,8 @@ class AsyncClient(Connected):
         The results have no handler's value: `Job.result` reads it. `timeout` defaults to `wait_timeout`. Raises what
         `as_completed` raises.
         """
+        from moorage.client.gather import handles
+
         wanted = list(handles(jobs, _job_class()))
         results: dict[str, Result] = {}
         async for job in self.as_completed(wanted, timeout):

@@ -16,9 +16,10 @@ from moorage.bus.inbox import Mux
 from moorage.bus.target import find_context
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import again, ask, decode_answer
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
+from moorage.client.request_builder import RequestBuilder
 from moorage.client.tenant import find_tenant
-from moorage.client.values import Duration, RequestBuilder, seconds
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer

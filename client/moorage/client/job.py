@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import JobFailed
 from moorage.client.steps import Step, step_of
 from moorage.client.stored_output import Joiner, Piece, newest_attempts, tail_of
-from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import HANDLER, Watch, driver_of
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Accepted, Change, Event

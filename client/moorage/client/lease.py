@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.target import WORKERS_FOLDER, home, read_up
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import NoAgent, NotPermitted, TimedOut, client_problem, error_of, rejected
-from moorage.client.values import Duration, gpu_spec, seconds
+from moorage.client.gpus import gpu_spec
 from moorage.schemas.gpu import GpuSpec, format_token
 from moorage.worker.leases.client import AskedBack, BorrowedLease, LeaseRefused, borrow
 from moorage.worker.leases.protocol import SOCKET_NAME

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from moorage.bus.contexts import Context
 from moorage.client import job as asynchronous
-from moorage.client.client import AsyncClient, What
+from moorage.client.client import AsyncClient
 from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_TIMEOUT_S_DEFAULT
+from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
+from moorage.client.gather import handles
 from moorage.client.job import Result
+from moorage.client.request_builder import Fields, What
 from moorage.client.sync_admin import SyncAdmin
 from moorage.client.transport import ClientTransport
-from moorage.client.values import Duration, Fields, handles
 from moorage.schemas.frames import Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request

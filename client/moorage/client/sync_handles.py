@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.client import job as asynchronous
+from moorage.client.durations import Duration
 from moorage.client.job import Result
 from moorage.client.steps import Step
 from moorage.client.stored_output import Piece
-from moorage.client.values import Duration
 from moorage.client.watch import Watch as AsyncWatch
 from moorage.schemas.frames import Accepted, Event
 
