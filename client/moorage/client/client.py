@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from moorage.client.asking import decode_accepted, decode_act, decode_batch, done
+from moorage.client.asking import decode_accepted, decode_act, decode_batch, decode_flag
 from moorage.client.batches import frames_of
 from moorage.client.connected import Connected, data_of
 from moorage.client.durations import Duration, seconds
@@ -343,7 +343,7 @@ class AsyncClient(Connected):
         from moorage.client.moments import drain_fields
 
         arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
-        return await self._request(self.subjects.admin("drain"), encode(arguments), done)
+        return await self._request(self.subjects.admin("drain"), encode(arguments), decode_flag)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
         """Nothing new is placed there. Raises `NotFound`."""
@@ -355,7 +355,7 @@ class AsyncClient(Connected):
 
     async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
         arguments = {"worker": worker, "by": who()}
-        return await self._request(self.subjects.admin(verb), encode(arguments), done)
+        return await self._request(self.subjects.admin(verb), encode(arguments), decode_flag)
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
         """The leader's summary of the fleet, twice a second, without end; who reads slowly gets only the newest."""
