@@ -133,15 +133,15 @@ class AsyncClient(Connected):
         Each is accepted or refused by itself. Raises `BatchRejected`, which holds the accepted jobs, and what `submit`
         raises: some may be accepted then, and requests that name their `job` can all be sent again without doubling.
         """
-        from moorage.client.job import Job
-
         built: list[tuple[Request, bytes]] = []
         for at, what in enumerate(many):
             try:
                 built.append(self._requests.encoded(what, gpu, None, fields))
             except Rejected as error:
-                of_all = {*fields, *(["gpu"] if gpu is not None else [])}
-                raise error if of_all & set(error.problem.field.split(".")) else of_batch(error, at) from None
+                said_for_all = {*fields, *(["gpu"] if gpu is not None else [])}
+                if said_for_all.intersection(error.problem.field.split(".")):
+                    raise
+                raise of_batch(error, at) from None
         answers: list[Accepted | Problem] = []
         frames = frames_of(body for _, body in built)
         for at in range(0, len(frames), FRAMES_AT_ONCE):
@@ -150,7 +150,7 @@ class AsyncClient(Connected):
                 answers += part
         problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
         jobs = [
-            None if isinstance(answer, Problem) else Job(self, answer.job, answer, request)
+            None if isinstance(answer, Problem) else _job_class()(self, answer.job, answer, request)
             for (request, _), answer in zip(built, answers, strict=True)
         ]
         if problems:
@@ -158,15 +158,17 @@ class AsyncClient(Connected):
         return [job for job in jobs if job is not None]
 
     def request(
-        self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, fields: Any = None
+        self,
+        what: What,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """The checked request that `submit` would send, with its job id. Raises `Rejected`."""
         return self._requests.build(what, gpu, key, fields)
 
     def job(self, id: str) -> Job:
         """A handle on a job by its id, without asking the scheduler. Raises `Rejected` for what is no job id."""
-        from moorage.client.job import Job
-
         if not is_job(id):
             raise rejected(
                 "invalid-argument",
@@ -176,7 +178,7 @@ class AsyncClient(Connected):
                 allowed=JOB.pattern,
                 next="moorage ls",
             )
-        return Job(self, id)
+        return _job_class()(self, id)
 
     def watch(self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None) -> Watch:
         """The events of a job, which need not be submitted yet, and with `output` its output from now on; see `Watch`.

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 #: with so many watches open on a client, further ones listen to the tenant's frames together
 CROWD: Final = 16
 
-_decode_events: Final[Decoder[Events]] = Decoder(Events)
-
+decode_events: Final[Decoder[Events]] = Decoder(Events)
 
 Hear = Callable[[Event], None]
 Refresh = Callable[[], None]
@@ -70,7 +69,7 @@ class Feed:
     def _on_frame(self, delivery: Delivery) -> None:
         listeners = self._listeners
         try:
-            events = _decode_events(delivery.data).jobs
+            events = decode_events(delivery.data).jobs
         except Refused:
             for of_job in listeners.values():
                 for _, refresh in of_job:

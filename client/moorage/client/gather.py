@@ -17,11 +17,11 @@ import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import TimedOut, Unreachable, client_problem, rejected
+from moorage.client.feed import decode_events
 from moorage.client.job import Job, Result, decided, result_of
 from moorage.client.watch import REPAIR_S, REPAIR_S_FIRST, RETRY_S
-from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Change, Event, Events
+from moorage.schemas.frames import Change, Event
 from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ FIRST_ASK_S: Final = 1.0
 REPAIR_JOBS_MAX: Final = 250
 
 H = TypeVar("H")
-
-_decode_events: Final[Decoder[Events]] = Decoder(Events)
 
 
 def handles(jobs: Iterable[H], kind: type[H]) -> Iterator[H]:
@@ -186,7 +184,7 @@ class Gathering:
     def _take_frames(self) -> None:
         while self._frames:
             try:
-                events = _decode_events(self._frames.popleft()).jobs
+                events = decode_events(self._frames.popleft()).jobs
             except Refused:
                 self._stale = True
                 continue

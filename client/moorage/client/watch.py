@@ -23,6 +23,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Change, Event, Output
 from moorage.schemas.job import RUNNING, TERMINAL
+from moorage.schemas.names import SIMULATED_UUID
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -213,7 +214,7 @@ class Watch:
             self._some.clear()
             if not await self._wait(repair_s, ends_s):
                 if ends_s is not None and loop.time() >= ends_s:
-                    raise TimedOut(self._too_late(timeout_s or 0.0))
+                    raise self._too_late(timeout_s or 0.0)
                 self._stale = True
                 repair_s = REPAIR_S
         async for piece in self._rest(grace_s):
@@ -311,7 +312,7 @@ class Watch:
                 return []
         if rev <= self.rev and data["state"] == self.state:
             return []
-        simulated = any(gpu.startswith("SIM-") for change in changes for gpu in change.gpus)
+        simulated = any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus)
         event = Event(
             self._client.tenant, self.job, rev, data["state"], answer.ledger, changes, data.get("why", ""), simulated
         )
@@ -346,12 +347,14 @@ class Watch:
                     self._open_streams |= both - self._ended_streams
         return event
 
-    def _too_late(self, timeout_s: float) -> Any:
-        return client_problem(
-            "timed-out",
-            f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
-            job=self.job,
-            next_step=f"moorage explain {self.job}",
+    def _too_late(self, timeout_s: float) -> TimedOut:
+        return TimedOut(
+            client_problem(
+                "timed-out",
+                f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
+                job=self.job,
+                next_step=f"moorage explain {self.job}",
+            )
         )
 
 
