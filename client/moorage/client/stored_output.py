@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
-from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage
-from moorage.schemas.frames.output import LOG_OFFSET_MAX
+from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, StreamName
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
 OVERLOADED_TRIES_MAX: Final = 50
 #: between two of these tries, where the worker does not say how long
 OVERLOADED_WAIT_S: Final = 0.2
-STREAMS: Final[tuple[Literal["out", "err"], ...]] = ("out", "err")
+STREAMS: Final[tuple[StreamName, ...]] = ("out", "err")
 #: bytes of an average line, to guess where a tail begins; if its lines are longer, earlier pages are read as well
 TAIL_LINE_BYTES: Final = 1024
 
 #: replica, attempt (None: the newest, where no number is known), stream
-_Key = tuple[int, int | None, str]
+_Key = tuple[int, int | None, StreamName]
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
@@ -36,7 +35,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
     replica: int
     attempt: int
-    stream: str
+    stream: StreamName
     offset: int
     text: str
     end: bool = False
@@ -54,7 +53,7 @@ async def read_page(
     job: str,
     replica: int,
     attempt: int | None,
-    stream: str,
+    stream: StreamName,
     offset: int,
     limit: int = LOG_PAGE_BYTES_MAX,
 ) -> LogPage:
@@ -169,7 +168,7 @@ class Joiner:
             async for piece in self._up_to((replica, attempt, stream), None):
                 yield piece
 
-    def is_over(self, replica: int, attempt: int, stream: str) -> bool:
+    def is_over(self, replica: int, attempt: int, stream: StreamName) -> bool:
         """Whether all of a stream was yielded."""
         return self._streams[replica, attempt, stream].over
 

@@ -18,10 +18,10 @@ import msgspec
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import NotFound, Rejected, TimedOut, Unreachable, client_problem
 from moorage.client.feed import Feed
-from moorage.client.stored_output import Joiner, Piece, newest_attempts
+from moorage.client.stored_output import STREAMS, Joiner, Piece, newest_attempts
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Change, Event, Output
+from moorage.schemas.frames import Change, Event, Output, StreamName
 from moorage.schemas.job import RUNNING, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 
@@ -87,8 +87,8 @@ class Watch:
         self._pending: deque[Event | Piece] = deque()
         self._some = asyncio.Event()
         self._stale = False
-        self._open_streams: set[tuple[int, int, str]] = set()
-        self._ended_streams: set[tuple[int, int, str]] = set()
+        self._open_streams: set[tuple[int, int, StreamName]] = set()
+        self._ended_streams: set[tuple[int, int, StreamName]] = set()
         self._subscriptions: list[Subscribed] = []
         self._feed: Feed | None = None  # if it listens to the tenant's frames
 
@@ -343,7 +343,7 @@ class Watch:
         if self._output and self.driver in _ENDS_ITS_STREAMS:
             for change in event.changes:
                 if change.state == RUNNING:
-                    both = {(change.replica, change.attempt, name) for name in ("out", "err")}
+                    both = {(change.replica, change.attempt, name) for name in STREAMS}
                     self._open_streams |= both - self._ended_streams
         return event
 
