@@ -14,7 +14,7 @@ import uvloop
 
 from moorage.bus.connection import Connection, connect
 from moorage.bus.inbox import Mux
-from moorage.client.asking import ask
+from moorage.client.asking import Asking
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Device, Hello, Join, Joined, Load, Renew, SlotLoad
@@ -51,7 +51,7 @@ class LightWorker:
             simulated=True,
         )
         frame = encode(Join(f"m-{self.id}", self.boot, 1, hello))
-        joined = await ask(mux, SUBJECTS.worker(self.id, "join"), frame, _decode_joined, ANSWER_S, "the server")
+        joined = await Asking("the server").ask(mux, SUBJECTS.worker(self.id, "join"), frame, _decode_joined, ANSWER_S)
         self.session = joined.session
         await mux.request(SUBJECTS.worker(self.id, "renew"), self._renewal(), ANSWER_S)
 

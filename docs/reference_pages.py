@@ -40,7 +40,7 @@ STATES: Final[dict[str, str]] = {
 WORKER_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.embed": ("EmbeddedWorker",),
     "moorage.worker.handler_context": ("HandlerContext", "HandlerCancelled"),
-    "moorage.worker.leases.client": ("borrow", "BorrowedLease", "AskedBack", "LeaseRefused"),
+    "moorage.worker.leases.client": ("borrow", "BorrowedLease", "LeaseRefused"),
     "moorage.worker.settings": ("WorkerSettings",),
     "moorage.worker.drivers.base": ("Driver", "Assignment"),
     "moorage.scheduler.core.rank.ranker": ("Ranker", "Choice"),
@@ -48,7 +48,12 @@ WORKER_API: Final[dict[str, tuple[str, ...]]] = {
 #: the SDK's page: title -> the modules whose public names stand below it; those of other modules come last
 CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
     "The client": ("moorage.client.client", "moorage.client.sync", "moorage.client.sync_handles"),
-    "A job": ("moorage.client.job", "moorage.client.watch", "moorage.schemas.frames.told"),
+    "A job": (
+        "moorage.client.job",
+        "moorage.client.watch",
+        "moorage.client.stored_output",
+        "moorage.schemas.frames.told",
+    ),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     "What it raises": ("moorage.client.errors",),
     "For your tests": (
@@ -58,7 +63,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 #: shown by name alone: the sync twins have the names of the async classes, without await
-TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job"}
+TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch"}
 #: of these what they inherit is public, too
 INHERITING: Final = {"AsyncClient"}
 _WIDTH: Final = "110"

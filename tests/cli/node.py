@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.client.target import Up, read_up
+from moorage.bus.target import Up, read_up
 from tests.leftover import ends_with_the_test
 from tests.waiting import until
 

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 import moorage
-from moorage.client.target import HOME_DEFAULT, read_up, started_ticks
+from moorage.bus.target import HOME_DEFAULT, read_up, started_ticks
 from tests.waiting import until
 
 COLUMNS: Final = 80

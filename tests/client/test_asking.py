@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import moorage.client
 from moorage.client import (
     AsyncClient,
     BadContext,
@@ -19,7 +18,6 @@ from moorage.client import (
     QueueFull,
     Rejected,
     Unreachable,
-    errors,
 )
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Accepted
@@ -104,6 +102,11 @@ async def test_jobs_to_wait_for_are_handles(nats_url: str, unique: str) -> None:
         for ask in (client.wait(["train-42"]), client.gather("train-42")):  # type: ignore[list-item, arg-type]
             with pytest.raises(TypeError, match=r"'train-42' is no Job: .* job\('train-42'\)"):
                 await ask
+        job = client.job("train-42")
+        with pytest.raises(TypeError, match=r"a list is no Job: gather takes them one by one, gather\(\*jobs\)"):
+            await client.gather([job])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"by itself: job\.result\(\)"):
+            await client.wait(job)  # type: ignore[arg-type]
 
     def waits() -> None:
         with Client(nats_url, tenant=unique) as client:
@@ -154,15 +157,3 @@ async def test_no_server_is_told_without_secrets() -> None:
     assert none.value.code == "cannot-connect"
     assert "hunter2" not in none.value.why + "".join(none.value.fixes)
     assert none.value.fixes
-
-
-async def test_a_tenant_is_checked() -> None:
-    with pytest.raises(Rejected) as refused:
-        AsyncClient(tenant="No.Such")
-    assert refused.value.code == "invalid-argument"
-
-
-def test_every_error_of_the_sdk_has_its_name_where_all_names_are() -> None:
-    """So that it can be caught."""
-    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, ClientError)}
-    assert kinds <= set(moorage.client.__all__)

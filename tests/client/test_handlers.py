@@ -147,7 +147,7 @@ async def test_a_function_that_nobody_offers_waits_with_the_reason_and_runs_once
         assert job.accepted is not None
         assert any("no-match" in warning for warning in job.accepted.warnings)
         settings = WorkerSettings(tmp_path / "painter", "painter", unique, simulate="cpu")
-        painter = EmbeddedWorker(moorage._where, settings)
+        painter = EmbeddedWorker(moorage._asking.where, settings)
         painter.handler("paint")(lambda context: f"{context.input} is blue")
         async with painter:
             assert (await job.result("30s")).value == "a wall is blue"
@@ -193,7 +193,7 @@ async def test_the_sync_twin_calls_too(nats_server: EmbeddedServer, unique: str,
 
         def call() -> tuple[Any, list[Progress], list[str]]:
             told: list[Progress] = []
-            with Client(moorage._where, tenant="acme", prefix=unique) as sync:
+            with Client(moorage._asking.where, tenant="acme", prefix=unique) as sync:
                 job = sync.submit_handler("steps")
                 value = job.result("30s", told.append).value
                 return value, told, [step.state for step in job.steps("10s")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import pytest
 
 import moorage
 from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.target import HOME_VARIABLE, UP_FILE, Up, started_ticks
 from moorage.bus.transport import Delivery
 from moorage.client import (
     AsyncClient,
@@ -32,7 +34,8 @@ from moorage.client import (
     SimulatedClock,
     TimedOut,
 )
-from moorage.client.lease import SYSTEM_SOCKET, find_sockets, torch_device
+from moorage.client.lease import SOCKET_VARIABLE, SYSTEM_SOCKET, find_sockets, torch_device
+from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device
 from moorage.worker.leases.client import LeaseRefused, recall
 from moorage.worker.leases.protocol import SOCKET_NAME
@@ -193,6 +196,19 @@ async def test_a_lease_hides_its_devices_from_the_fleet_until_it_is_given_back(
             await until(w.shows("··"), what="both are free")
         async with w.moorage.lease(2, timeout="10s", socket=w.socket) as both:
             assert len(set(both.uuids)) == 2
+
+
+async def test_a_lease_without_a_block_is_held_until_it_is_given_back(nats_server: EmbeddedServer, unique: str) -> None:
+    async with world(nats_server, unique) as w:
+        lease = await w.moorage.lease(timeout="10s", socket=w.socket)
+        gc.collect()  # what made it is gone
+        async with w.moorage.lease(timeout="10s", socket=w.socket) as other:
+            assert other.uuids != lease.uuids
+            with pytest.raises(TimedOut, match="came free on this host"):
+                await w.moorage.lease(timeout="100ms", socket=w.socket)
+        await lease.give_back()
+        await lease.give_back()
+        await until(w.shows("··"), what="both are free")
 
 
 async def test_leases_and_placements_stand_in_one_line(nats_server: EmbeddedServer, unique: str) -> None:
@@ -376,6 +392,18 @@ async def test_a_socket_of_another_owner_is_told_as_such(tmp_path: Path) -> None
     with pytest.raises(NoAgent):
         async with AsyncClient("nats://127.0.0.1:1").lease(socket=tmp_path / SOCKET_NAME):
             pass
+
+
+async def test_beside_a_simulated_fleet_it_is_told_which_worker_lends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
+    here = Up("nats://127.0.0.1:5", os.getpid(), started_ticks(os.getpid()), "4x8xH100")
+    (tmp_path / UP_FILE).write_bytes(encode(here))
+    with pytest.raises(NoAgent) as nobody:
+        await AsyncClient("nats://127.0.0.1:1").lease()
+    assert nobody.value.fixes[0] == "start one on this host: moorage worker --id lender --simulate 2xH100"
 
 
 def test_where_a_socket_is_looked_for(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from moorage.client import (
     SimFleet,
     SyncJob,
     SyncLease,
+    SyncWatch,
     Task,
     TimedOut,
     Watch,
@@ -39,7 +40,6 @@ from moorage.client import (
 from moorage.client.admin import Admin
 from moorage.client.loop_thread import LoopThread
 from moorage.client.sync_admin import SyncAdmin
-from moorage.client.sync_handles import SyncWatch
 
 #: what only the async side has, with the reason
 ASYNC_ALONE = {
@@ -64,7 +64,7 @@ def _public(kind: type) -> dict[str, inspect.Signature]:
 def _synced(annotation: object) -> str:
     """An async side's annotation as the sync side must have it."""
     text = re.sub(r"AsyncIterator\b", "Iterator", str(annotation))
-    text = text.replace("AbstractAsyncContextManager", "AbstractContextManager")
+    text = text.replace("Lending", "AbstractContextManager[Lease]")
     return re.sub(r"\b(?<!Sync)(Job|Watch|Lease)\b", r"Sync\1", text)
 
 
@@ -152,8 +152,14 @@ def test_an_iterator_that_is_left_early_lets_go_of_its_subscription(client: Clie
         break
     assert not client._twin.watches
     job.cancel("enough")
-    with pytest.raises(TimedOut):
+
+
+def test_a_wait_that_is_over_is_pythons_own_time_out_too(client: Client) -> None:
+    """Who waits for futures as well catches both by one name."""
+    with pytest.raises(TimeoutError) as late:
         client.submit(["hang"], driver="noop").result("50ms")
+    assert type(late.value) is TimedOut
+    assert late.value.why in str(late.value)
 
 
 def test_several_threads_share_one_client(client: Client) -> None:

@@ -203,7 +203,7 @@ async def test_doctor_says_who_could_stop_the_queue(
         def found(*_: object) -> Context:
             return context
 
-        monkeypatch.setattr("moorage.client.target.find_context", found)
+        monkeypatch.setattr("moorage.bus.target.find_context", found)
         monkeypatch.setattr("moorage.client.connected.find_context", found)
         checks = {check.name: check async for check in all_checks(Options(tenant="acme", timeout="30s"))}
         assert (checks["queue"].verdict, says in checks["queue"].found) == (verdict, True), checks["queue"]

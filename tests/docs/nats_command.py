@@ -13,7 +13,7 @@ import sys
 
 import nats
 
-from moorage.client.target import find_context
+from moorage.bus.target import find_context
 
 
 async def main() -> None:

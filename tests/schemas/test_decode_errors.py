@@ -60,6 +60,12 @@ def test_the_nearest_field_is_one_of_that_object(fields: dict[str, Any], near: s
     assert said == (f"the nearest field is {near}" if near else "moorage schema request has every field")
 
 
+def test_of_a_duration_it_is_told_how_it_is_said() -> None:
+    assert refused(deadline_s="1h").next == "say it in seconds, as a number: 3600 is an hour"
+    assert refused(run={"argv": ["a"], "grace_s": "10"}).next == refused(deadline_s="1h").next
+    assert refused(deadline_s=-1).next == "moorage schema request has every field"
+
+
 def test_of_an_operator_s_act_the_choices_are_told_too() -> None:
     with pytest.raises(Refused) as error:
         act_of("hold", {"tenant": "vision", "jobb": "a"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import msgspec
 import nats
 import nats.js.errors
 import pytest
+from nats.aio.msg import Msg
 
 from moorage.bus.connection import State
+from moorage.bus.target import HOME_VARIABLE, UP_FILE, Up, started_ticks
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Place
@@ -413,6 +416,45 @@ async def test_names_are_checked_and_known_before_the_worker_joins(nats_url: str
         with pytest.raises(Refused, match="before the worker is opened"):
             worker.handler("other")
     assert not worker.running
+
+
+async def test_without_a_target_it_joins_the_moorage_up_of_this_folder_as_a_client_does(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NATS_CONTEXT", "NATS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+    (tmp_path / UP_FILE).write_bytes(encode(Up(nats_url, os.getpid(), started_ticks(os.getpid()))))
+    async with ScriptedLeader(nats_url, unique) as leader:
+        worker = EmbeddedWorker(None, WorkerSettings(tmp_path / "state", "w1", unique, simulate="1xH100"))
+        worker.handler("echo")(lambda context: None)
+        async with worker:
+            await leader.joined("w1")
+
+
+async def test_results_are_kept_by_the_jetstream_api_that_the_named_context_says(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    context = tmp_path / "nats" / "context" / "service.json"
+    context.parent.mkdir(parents=True)
+    context.write_bytes(encode({"url": nats_url, "jetstream_api_prefix": f"{unique}.js.API"}))
+    asked: list[str] = []
+
+    async def on_ask(message: Msg) -> None:
+        asked.append(message.subject)
+        await message.respond(b'{"error": {"code": 503, "err_code": 10039, "description": "not here"}}')
+
+    async with ScriptedLeader(nats_url, unique) as leader:
+        await leader.nc.subscribe(f"{unique}.js.API.>", cb=on_ask)
+        worker = EmbeddedWorker("service", WorkerSettings(tmp_path / "state", "w1", unique, simulate="2xH100"))
+        worker.handler("give")(lambda context: "a result")
+        async with worker:
+            await leader.joined("w1")
+            await leader.want("w1", place(name_of(), body("give")))
+            await until(lambda: asked, what="where the results go is asked there")
+    assert asked[0] == f"{unique}.js.API.STREAM.INFO.OBJ_{result_bucket(unique, 'acme')}"
 
 
 def test_a_context_checks_what_it_is_told() -> None:

@@ -246,7 +246,7 @@ def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:
 
 def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
     """The options, where they or the surroundings say whose: nobody means the tenant `default` by saying nothing."""
-    from moorage.client.target import TENANT_VARIABLE, named_tenant
+    from moorage.client.tenant import TENANT_VARIABLE, named_tenant
 
     if not named_tenant(options.settled().tenant):
         from moorage.client.errors import rejected

@@ -63,7 +63,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
 
     Raises `Rejected` where a flag itself is wrong.
     """
-    from moorage.client.values import seconds
+    from moorage.client.durations import seconds
 
     options = options.settled()
     seconds(options.timeout or TIMEOUT_DEFAULT)
@@ -74,7 +74,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
         yield secrets
     context: Context | None = None
     try:
-        from moorage.client.target import find_context
+        from moorage.bus.target import find_context
 
         context = find_context(options.nats)
         shown = f"{context.safe_url}, from {context.source or f'context {context.name}'}"
@@ -190,8 +190,8 @@ async def _nvml() -> Check:
 async def _of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
     from moorage.bus.connection import connect
     from moorage.bus.errors import CannotConnect
+    from moorage.client.durations import seconds
     from moorage.client.errors import no_server
-    from moorage.client.values import seconds
 
     try:
         patience_s = min(seconds(options.timeout or TIMEOUT_DEFAULT), CONNECT_TIMEOUT_S_MAX)
@@ -308,7 +308,7 @@ def _sync(context: Context) -> Check:
 
 def _conf_of_ours(context: Context) -> Path | None:
     """The configuration of the server that a `moorage up` of this user started, where that is who answers."""
-    from moorage.client.target import home
+    from moorage.bus.target import home
 
     conf = home() / "nats" / "nats.conf"
     return conf if context.source.startswith(str(home())) and conf.is_file() else None
@@ -361,7 +361,7 @@ async def _of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check
             async for check in _of_operators(client, listed.ledger):
                 yield check
     except MoorageError as error:
-        from moorage.client.target import find_tenant
+        from moorage.client.tenant import find_tenant
 
         role = f"give this user the submitter's role of tenant {find_tenant(options.tenant)}, or name one with --tenant"
         yield _failed("submitter", error, fix=role if isinstance(error, NotPermitted) else "")

@@ -36,7 +36,7 @@ def disk_of(folder: Path) -> Disk:
 
 def full_disk_of(message: str) -> str | None:
     """What is full, where a `moorage up` of this folder runs and a message names its server; else None."""
-    from moorage.client.target import home, read_up
+    from moorage.bus.target import home, read_up
 
     folder = home()
     up = read_up(folder)

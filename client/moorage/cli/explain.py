@@ -232,7 +232,7 @@ def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
     words = as_words(fix)
     if "tenant" not in data:
         return f"fix: starts now with: {fix['say']}   {words}"
-    from moorage.client.target import find_tenant
+    from moorage.client.tenant import find_tenant
 
     tenant = data["tenant"]
     of = "" if tenant == find_tenant() else f" --tenant {tenant}"

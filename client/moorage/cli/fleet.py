@@ -257,8 +257,8 @@ def drain(
 
 def _check_order(within: str | None, last: str | None) -> None:
     """Raises `Rejected` for a drain that is over before those who leave have left."""
+    from moorage.client.durations import seconds
     from moorage.client.errors import rejected
-    from moorage.client.values import seconds
 
     if last is None or seconds(last) > seconds(within or 0):
         return

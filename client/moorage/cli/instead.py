@@ -15,7 +15,8 @@ import msgspec
 from moorage.cli.selectors import one_id
 from moorage.cli.submit import NO_FLAGS, JobFlags, fields_of, scheduling_of
 from moorage.client.errors import Rejected, rejected
-from moorage.client.values import build_request, gpu_spec
+from moorage.client.gpus import gpu_spec
+from moorage.client.request_builder import build_request
 from moorage.schemas.errors import Problem
 from moorage.schemas.gpu import GpuSpec, said_anew
 

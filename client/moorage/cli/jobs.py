@@ -10,8 +10,9 @@ from moorage.cli.console import paint, say, tell
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import age, facts, table, utc
 from moorage.cli.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
-from moorage.client.values import who
-from moorage.schemas.job import TERMINAL
+from moorage.client.login import who
+from moorage.schemas.job import ACCEPTED, TERMINAL
+from moorage.schemas.names import SIMULATED_UUID
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from moorage.schemas.frames import Answer
 
 LIMIT_MAX: Final = 1000
-_SIMULATED_UUID: Final = "SIM-"
 
 
 def show(
@@ -122,7 +122,7 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
 
 def why_of(state: str, why: str, by: str, said: str) -> str:
     """The reason, and whose act it was where it was a tenant's or an operator's."""
-    if by in ("", "worker") or state == "ACCEPTED":
+    if by in ("", "worker") or state == ACCEPTED:
         return why or "-"
     actor = f"{by}, said {said}" if said else by
     return f"{why} ({actor})" if why else f"({actor})"
@@ -136,7 +136,7 @@ def _as_dict(change: Any) -> dict[str, Any]:
 
 
 def _simulated(changes: list[dict[str, Any]]) -> bool:
-    return any(gpu.startswith(_SIMULATED_UUID) for change in changes for gpu in change.get("gpus", []))
+    return any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.get("gpus", []))
 
 
 def ls(

@@ -128,7 +128,7 @@ class Node:
 
     @property
     def _worker_state(self) -> Path:
-        from moorage.client.target import WORKERS_FOLDER
+        from moorage.bus.target import WORKERS_FOLDER
 
         return self._folder / WORKERS_FOLDER / ("up-simulated" if self._simulate else "up")
 
@@ -164,7 +164,7 @@ class Node:
 
     def _write_up(self) -> None:
         """Tell the other commands of this folder; no secret in it."""
-        from moorage.client.target import UP_FILE, Up, started_ticks
+        from moorage.bus.target import UP_FILE, Up, started_ticks
         from moorage.schemas.codec import encode
 
         assert self._server is not None
@@ -247,7 +247,7 @@ class Node:
 
     @property
     def _is_default_folder(self) -> bool:
-        from moorage.client.target import home
+        from moorage.bus.target import home
 
         return self._folder == home()
 

@@ -148,7 +148,7 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
     import msgspec
 
     from moorage.client.errors import NotPermitted
-    from moorage.client.target import TENANT_DEFAULT, TENANT_VARIABLE, named_tenant
+    from moorage.client.tenant import TENANT_DEFAULT, TENANT_VARIABLE, named_tenant
 
     told = error.problem
     subject = told.message.rpartition(" ")[2]
@@ -169,7 +169,7 @@ async def _connected(options: Options, work: Work) -> int | None:
 def client_of(options: Options) -> AsyncClient:
     """The client that these options describe, not yet open. Raises `Rejected`."""
     from moorage.client.client import AsyncClient
-    from moorage.client.values import seconds
+    from moorage.client.durations import seconds
 
     options = options.settled()
     timeout = options.timeout or TIMEOUT_DEFAULT

@@ -69,7 +69,7 @@ def scheduler(
 
 def find_ledger(held: SchedulerSettings) -> str | None:
     """Where the users are, None for what the settings say; beside a `moorage up` its ledger's file is named, too."""
-    from moorage.client.target import find_context, home
+    from moorage.bus.target import find_context, home
 
     context = find_context(held.nats)
     ledger = home() / LEDGER_URL_FILE
@@ -93,7 +93,7 @@ def worker(
     """
 
     def act() -> int:
-        from moorage.client.target import WORKERS_FOLDER, find_context, home
+        from moorage.bus.target import WORKERS_FOLDER, find_context, home
         from moorage.schemas.settings import told
         from moorage.worker.run import run
         from moorage.worker.settings import SECTION, worker_settings

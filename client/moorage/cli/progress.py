@@ -16,7 +16,7 @@ from moorage.cli.screen import cut
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
-    from moorage.client.watch import Piece
+    from moorage.client.stored_output import Piece
     from moorage.schemas.frames import Event
 
 

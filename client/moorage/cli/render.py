@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TextIO, TypeVar
 
 from moorage.cli.console import paint, plain
-from moorage.client.values import age
+from moorage.client.durations import age
 
 __all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
 

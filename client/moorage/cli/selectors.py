@@ -178,7 +178,7 @@ _MADE_UP_CHARS: Final = 15
 
 
 def _is_made_up(name: str) -> bool:
-    """Whether moorage made this id up: see `client.values.fresh_job_id`."""
+    """Whether moorage made this id up: see `client.job_ids.fresh_job_id`."""
     return len(name) == _MADE_UP_CHARS and _begins_made_up(name, at_most=_MADE_UP_CHARS)
 
 

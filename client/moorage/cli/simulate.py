@@ -63,7 +63,7 @@ def simulate(
     """
 
     def act() -> int:
-        from moorage.client.values import seconds
+        from moorage.client.durations import seconds
 
         hosts = _hosts(fleet)
         jobs = _jobs(trace, format, cluster)

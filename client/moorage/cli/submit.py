@@ -102,7 +102,7 @@ NO_FLAGS: Final = JobFlags()
 def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
     """The checked request, with its job id. Raises `Rejected` with invalid-argument."""
     from moorage.client.errors import rejected
-    from moorage.client.values import build_request
+    from moorage.client.request_builder import build_request
 
     fields = fields_of(flags)
     if not command and flags.driver != "noop":
@@ -126,7 +126,7 @@ def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
 def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:
     """As `build_request`; what a flag said is refused by the flag's name, beside the field's. Raises `Rejected`."""
     from moorage.client.errors import Rejected
-    from moorage.client.values import build_request
+    from moorage.client.request_builder import build_request
 
     try:
         return build_request(command, flags.gpu, flags.job, fields)
@@ -157,8 +157,8 @@ def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
 
 def fields_of(flags: JobFlags) -> dict[str, Any]:
     """What the flags say beside GPUs, job id and scheduling, as fields of a request. Raises `Rejected`."""
+    from moorage.client.durations import seconds
     from moorage.client.errors import Rejected, rejected
-    from moorage.client.values import seconds
 
     fields: dict[str, Any] = {
         name: value
@@ -288,7 +288,7 @@ def submit(
 
     def act() -> int:
         from moorage.client.errors import rejected
-        from moorage.client.values import build_request
+        from moorage.client.request_builder import build_request
 
         if instead_of is not None:
             from moorage.cli.instead import instead

@@ -51,7 +51,7 @@ def up(
 
 
 async def _up(given: Path | None, flags: Any, options: LocalOptions) -> int:
-    from moorage.client.target import home
+    from moorage.bus.target import home
 
     file = the_file(given)
     held = made(UpSettings, settle(UP, UpSettings, flags=dataclasses.asdict(flags), file=file))
@@ -123,8 +123,8 @@ def _not_ours(path: Path, owner: int) -> Exception:
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises `ClientError` with already-running."""
+    from moorage.bus.target import UP_FILE, read_up
     from moorage.client.errors import ClientError, client_problem
-    from moorage.client.target import UP_FILE, read_up
 
     _check_owners(folder)
     try:

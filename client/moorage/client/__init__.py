@@ -28,21 +28,24 @@ if TYPE_CHECKING:
         TimedOut,
         Unreachable,
     )
+    from moorage.client.gpus import Gpu
     from moorage.client.handlers import Progress
     from moorage.client.job import Job, Result
     from moorage.client.lease import Lease
     from moorage.client.sim_fleet import Ran, SimFleet, Task
     from moorage.client.steps import Claimed, Ended, Ending, Placed, Queued, Running, Step
+    from moorage.client.stored_output import Piece
     from moorage.client.sync import Client
-    from moorage.client.sync_handles import SyncJob, SyncLease
-    from moorage.client.values import Gpu
-    from moorage.client.watch import Piece, Watch
+    from moorage.client.sync_handles import SyncJob, SyncLease, SyncWatch
+    from moorage.client.watch import Watch
     from moorage.schemas.frames import Accepted, Change, Event
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
+    from moorage.worker.leases.client import AskedBack
 
 __all__ = [
     "Accepted",
+    "AskedBack",
     "AsyncClient",
     "BadContext",
     "BatchRejected",
@@ -84,6 +87,7 @@ __all__ = [
     "Step",
     "SyncJob",
     "SyncLease",
+    "SyncWatch",
     "Task",
     "TimedOut",
     "Unreachable",
@@ -115,13 +119,15 @@ _HOME: Final = {
     "moorage.client.lease": ("Lease",),
     "moorage.client.sim_fleet": ("Ran", "SimFleet", "Task"),
     "moorage.client.steps": ("Claimed", "Ended", "Ending", "Placed", "Queued", "Running", "Step"),
+    "moorage.client.stored_output": ("Piece",),
     "moorage.client.sync": ("Client",),
-    "moorage.client.sync_handles": ("SyncJob", "SyncLease"),
-    "moorage.client.values": ("Gpu",),
-    "moorage.client.watch": ("Piece", "Watch"),
+    "moorage.client.sync_handles": ("SyncJob", "SyncLease", "SyncWatch"),
+    "moorage.client.gpus": ("Gpu",),
+    "moorage.client.watch": ("Watch",),
     "moorage.schemas.frames": ("Accepted", "Change", "Event"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
+    "moorage.worker.leases.client": ("AskedBack",),
 }
 _MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}
 
@@ -131,3 +137,8 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    """All names, also those that nobody has used yet: what a Tab completes."""
+    return sorted({*globals(), *__all__})

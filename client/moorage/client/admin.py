@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from moorage.client.errors import Rejected
-from moorage.client.values import who
+from moorage.client.login import who
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import tenacity
 
@@ -30,7 +30,8 @@ T = TypeVar("T")
 decode_accepted: Final[Decoder[Accepted | Problem]] = Decoder(Accepted | Problem)
 decode_batch: Final[Decoder[list[Accepted | Problem] | Problem]] = Decoder(list[Accepted | Problem] | Problem)
 decode_answer: Final[Decoder[Answer | Problem]] = Decoder(Answer | Problem)
-decode_done: Final[Decoder[dict[str, Any]]] = Decoder(dict[str, Any])
+_decode_frame: Final[Decoder[dict[str, Any]]] = Decoder(dict[str, Any])
+_decode_problem: Final[Decoder[Problem]] = Decoder(Problem)
 
 
 def decode_act(answer: bytes) -> Done | Problem:
@@ -38,6 +39,12 @@ def decode_act(answer: bytes) -> Done | Problem:
     from moorage.schemas.operate import decode_done
 
     return decode_done(answer)
+
+
+def decode_flag(answer: bytes) -> dict[str, Any] | Problem:
+    """The answer to drain, cordon or uncordon as it came: `{"kind": "done", …}`; or the problem."""
+    frame = _decode_frame(answer)
+    return _decode_problem(answer) if frame.get("kind") == "error" else frame
 
 
 class Asker(Protocol):
@@ -55,32 +62,84 @@ class _NotNow(Exception):
 _RETRIED: Final = (RequestTimeout, NoResponders, Disconnected, StreamGap, _NotNow)
 
 
-async def ask(
-    asker: Asker,
-    subject: str,
-    payload: bytes,
-    decode: Callable[[bytes], T | Problem],
-    deadline_s: float,
-    where: str,
-    on_wait: Callable[[], None] | None = None,
-    refused: Callable[[], BusError | None] = lambda: None,
-) -> T:
-    """Send until there is an answer, for `deadline_s` seconds; the payload's ids make repeats harmless.
+class Asking:
+    """How a client asks: until there is an answer, or it has waited for long enough.
 
-    `where` names the server for messages; `on_wait` is called before each further try; `refused` says why the server
-    does not let us in any more, if it does not. Raises `ClientError` of the kind that the answer says, `NoScheduler`,
-    `Unreachable`, `NotPermitted`, and the bus's errors for what the caller did wrong.
+    `where` names the server in what is raised; `refused` is why that lets us in no more, while it does not. `on_wait`
+    is called before each further try.
     """
-    began_s = time.monotonic()
-    try:  # nearly every answer comes at once, and tenacity's machine costs ten times what asking does
-        delivery = await asker.request(subject, payload, min(TRY_S, deadline_s))
-        return _answered(decode(delivery.data))
-    except _RETRIED as error:
-        failed = error
-    except BusError as error:
-        raise unanswered(refused() or error, where, deadline_s) from None
-    once = partial(_once, asker, subject, payload, decode, began_s + deadline_s)  # no closure: that costs every call
-    return await again(once, deadline_s, where, on_wait, failed, began_s, refused)
+
+    def __init__(self, where: str = "", on_wait: Callable[[], None] | None = None) -> None:
+        self.where = where
+        self.refused: BusError | None = None
+        self._on_wait = on_wait
+
+    async def ask(
+        self,
+        asker: Asker,
+        subject: str,
+        payload: bytes,
+        decode: Callable[[bytes], T | Problem],
+        deadline_s: float,
+    ) -> T:
+        """Send until there is an answer, for `deadline_s` seconds; the payload's ids make repeats harmless.
+
+        Raises `ClientError` of the kind that the answer says, `NoScheduler`, `Unreachable`, `NotPermitted`, and the
+        bus's errors for what the caller did wrong.
+        """
+        ends_s = time.monotonic() + deadline_s
+        try:  # nearly every answer comes at once, and tenacity's machine costs ten times what asking does
+            delivery = await asker.request(subject, payload, min(TRY_S, deadline_s))
+            return _answered(decode(delivery.data))
+        except _RETRIED as error:
+            failed = error
+        except BusError as error:
+            raise unanswered(self.refused or error, self.where, deadline_s) from None
+        once = partial(_once, asker, subject, payload, decode, ends_s)
+        return await self._try_on(_Tries(once, failed), deadline_s, ends_s)
+
+    async def again(self, once: Callable[[], Awaitable[T]], deadline_s: float) -> T:
+        """`once`, which must be harmless twice, until it is answered, for `deadline_s` seconds. Raises as `ask`."""
+        return await self._try_on(_Tries(once), deadline_s, time.monotonic() + deadline_s)
+
+    async def _try_on(self, tries: _Tries[T], deadline_s: float, ends_s: float) -> T:
+        on_wait = self._on_wait
+        until_answered = tenacity.AsyncRetrying(
+            stop=tenacity.stop_before_delay(max(ends_s - time.monotonic(), 0.0)),
+            wait=tenacity.wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
+            retry=tenacity.retry_if_exception_type(_RETRIED),
+            before_sleep=None if on_wait is None else lambda _: on_wait(),
+            reraise=True,
+        )
+        try:
+            result: T = await until_answered(tries.next)
+        except _NotNow as error:
+            raise not_now(error.problem, self.where, deadline_s) from None
+        except BusError as error:
+            heard = tries.heard
+            if heard is not None and isinstance(error, RequestTimeout):  # the last try was too short to hear it again
+                raise not_now(heard.problem, self.where, deadline_s) from None
+            raise unanswered(self.refused or error, self.where, deadline_s) from None
+        return result
+
+
+class _Tries(Generic[T]):
+    """One try after the other; the first is `failed`, where one was made already. `heard` is the last "not now"."""
+
+    def __init__(self, once: Callable[[], Awaitable[T]], failed: Exception | None = None) -> None:
+        self.heard: _NotNow | None = None
+        self._once = once
+        self._failed = failed
+
+    async def next(self) -> T:
+        failed, self._failed = self._failed, None
+        try:
+            if failed is not None:
+                raise failed
+            return await self._once()
+        except _NotNow as error:
+            self.heard = error
+            raise
 
 
 async def _once(asker: Asker, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem], ends_s: float) -> T:
@@ -94,60 +153,3 @@ def _answered(answer: T | Problem) -> T:
             raise _NotNow(answer)
         raise error_of(answer)
     return answer
-
-
-async def again(
-    once: Callable[[], Coroutine[Any, Any, T]],
-    deadline_s: float,
-    where: str,
-    on_wait: Callable[[], None] | None = None,
-    failed: Exception | None = None,
-    began_s: float | None = None,
-    refused: Callable[[], BusError | None] = lambda: None,
-) -> T:
-    """`once` until it is answered, for `deadline_s` seconds from `began_s`; it must be harmless twice.
-
-    `failed` is how a first try has ended already. Other arguments, and errors, as `ask`.
-    """
-
-    heard: _NotNow | None = None
-
-    async def further() -> T:
-        nonlocal failed, heard
-        try:
-            if failed is not None:
-                first, failed = failed, None
-                raise first
-            return await once()
-        except _NotNow as error:
-            heard = error
-            raise
-
-    left_s = deadline_s if began_s is None else began_s + deadline_s - time.monotonic()
-    tries = tenacity.AsyncRetrying(
-        stop=tenacity.stop_before_delay(max(left_s, 0.0)),
-        wait=tenacity.wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
-        retry=tenacity.retry_if_exception_type(_RETRIED),
-        before_sleep=None if on_wait is None else lambda _: on_wait(),
-        reraise=True,
-    )
-    try:
-        result: T = await tries(further)
-    except _NotNow as error:
-        raise not_now(error.problem, where, deadline_s) from None
-    except BusError as error:
-        if heard is not None and isinstance(error, RequestTimeout):  # the last try was too short to hear it once more
-            raise not_now(heard.problem, where, deadline_s) from None
-        raise unanswered(refused() or error, where, deadline_s) from None
-    return result
-
-
-def done(answer: bytes) -> dict[str, Any] | Problem:
-    """An operator's answer: `{"kind": "done", …}`, or the problem."""
-    frame = decode_done(answer)
-    if frame.get("kind") == "error":
-        return _decode_problem(answer)
-    return frame
-
-
-_decode_problem: Final[Decoder[Problem]] = Decoder(Problem)

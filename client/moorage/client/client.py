@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from moorage.client.asking import decode_accepted, decode_act, decode_batch, done
+from moorage.client.asking import decode_accepted, decode_act, decode_batch, decode_flag
 from moorage.client.batches import frames_of
 from moorage.client.connected import Connected, data_of
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
-from moorage.client.values import COMMAND, Duration, Fields, seconds, who
+from moorage.client.login import who
+from moorage.client.request_builder import COMMAND, Fields, What
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Answer, Event, FleetFrame
@@ -24,7 +25,7 @@ from moorage.schemas.names import JOB, is_job
 if TYPE_CHECKING:
     from moorage.client.admin import Admin
     from moorage.client.job import Job, Result
-    from moorage.client.lease import Lease, OnAskedBack
+    from moorage.client.lease import Lending, OnAskedBack
     from moorage.client.planning import Quota, Share
     from moorage.client.watch import Watch
     from moorage.schemas.operate import Act, Done
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 #: frames of a `submit_many` that are under way at a time
 FRAMES_AT_ONCE: Final = 4
-
-What = Request | Sequence[str] | Mapping[str, Any]
 
 T = TypeVar("T")
 
@@ -136,15 +135,15 @@ class AsyncClient(Connected):
         Each is accepted or refused by itself. Raises `BatchRejected`, which holds the accepted jobs, and what `submit`
         raises: some may be accepted then, and requests that name their `job` can all be sent again without doubling.
         """
-        from moorage.client.job import Job
-
         built: list[tuple[Request, bytes]] = []
         for at, what in enumerate(many):
             try:
                 built.append(self._requests.encoded(what, gpu, None, fields))
             except Rejected as error:
-                of_all = {*fields, *(["gpu"] if gpu is not None else [])}
-                raise error if of_all & set(error.problem.field.split(".")) else of_batch(error, at) from None
+                said_for_all = {*fields, *(["gpu"] if gpu is not None else [])}
+                if said_for_all.intersection(error.problem.field.split(".")):
+                    raise
+                raise of_batch(error, at) from None
         beginnings = [self.expect(request.job) for request, _ in built]
         answers: list[Accepted | Problem] = []
         frames = frames_of(body for _, body in built)
@@ -154,7 +153,7 @@ class AsyncClient(Connected):
                 answers += part
         problems = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Problem)}
         jobs = [
-            None if isinstance(answer, Problem) else Job(self, answer.job, answer, request, beginning)
+            None if isinstance(answer, Problem) else _job_class()(self, answer.job, answer, request, beginning)
             for (request, _), answer, beginning in zip(built, answers, beginnings, strict=True)
         ]
         if problems:
@@ -162,15 +161,17 @@ class AsyncClient(Connected):
         return [job for job in jobs if job is not None]
 
     def request(
-        self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, fields: Any = None
+        self,
+        what: What,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """The checked request that `submit` would send, with its job id. Raises `Rejected`."""
         return self._requests.build(what, gpu, key, fields)
 
     def job(self, id: str) -> Job:
         """A handle on a job by its id, without asking the scheduler. Raises `Rejected` for what is no job id."""
-        from moorage.client.job import Job
-
         if not is_job(id):
             raise rejected(
                 "invalid-argument",
@@ -180,7 +181,7 @@ class AsyncClient(Connected):
                 allowed=JOB.pattern,
                 next="moorage ls",
             )
-        return Job(self, id)
+        return _job_class()(self, id)
 
     def watch(self, id: str, *, output: bool = False, past: bool = False, tail: int | None = None) -> Watch:
         """The events of a job, which need not be submitted yet, and with `output` its output from now on; see `Watch`.
@@ -221,7 +222,9 @@ class AsyncClient(Connected):
         The results have no handler's value: `Job.result` reads it. `timeout` defaults to `wait_timeout`. Raises what
         `as_completed` raises.
         """
-        wanted = list(jobs)
+        from moorage.client.gather import handles
+
+        wanted = list(handles(jobs, _job_class()))
         results: dict[str, Result] = {}
         async for job in self.as_completed(wanted, timeout):
             assert job.known_result is not None
@@ -280,17 +283,18 @@ class AsyncClient(Connected):
         timeout: Duration | None = None,
         socket: Path | str | None = None,
         on_asked_back: OnAskedBack | None = None,
-    ) -> AbstractAsyncContextManager[Lease]:
-        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`.
+    ) -> Lending:
+        """Borrow GPUs of this host for code that runs here: `async with moorage.lease("1xL40S") as lease: …`, or where
+        there is no block, as in a notebook, `lease = await moorage.lease("1xL40S")` and later `lease.give_back()`.
 
         The host's worker is asked over its UNIX socket, so this client need not be open. The socket is `socket`, else
         $MOORAGE_LEASE_SOCKET, else that of the `moorage up` of this folder, else the system's. The call waits in one
-        queue with what the fleet places there, for `timeout` (default `wait_timeout`). The lease ends with the block or
-        with this process. The worker may ask it back: see `lease.asked_back`; `on_asked_back` is called in the event
-        loop. Raises, on entering, `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has no such GPU),
-        `TimedOut`.
+        queue with what the fleet places there, for `timeout` (default `wait_timeout`). The lease ends with the block,
+        when it is given back, or with this process. The worker may ask it back: see `lease.asked_back`; `on_asked_back`
+        is called in the event loop. Raises, on entering, `NoAgent`, `NotPermitted`, `Rejected` (no-match: this host has
+        no such GPU), `TimedOut`.
         """
-        from moorage.client.lease import lend
+        from moorage.client.lease import Lending
 
         if self._transport is not None:
             raise rejected(
@@ -299,7 +303,7 @@ class AsyncClient(Connected):
                 next="for a test, start `moorage worker --simulate 1xL40S` and name its socket",
             )
         timeout_s = self.wait_timeout_s if timeout is None else seconds(timeout)
-        return lend(gpu, purpose, timeout_s, socket, on_asked_back)
+        return Lending(gpu, purpose, timeout_s, socket, on_asked_back)
 
     # ------------------------------------------------------------------------------------------------- operators
 
@@ -344,7 +348,7 @@ class AsyncClient(Connected):
         from moorage.client.moments import drain_fields
 
         arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
-        return await self._request(self.subjects.admin("drain"), encode(arguments), done)
+        return await self._request(self.subjects.admin("drain"), encode(arguments), decode_flag)
 
     async def cordon(self, worker: str) -> dict[str, Any]:
         """Nothing new is placed there. Raises `NotFound`."""
@@ -356,7 +360,7 @@ class AsyncClient(Connected):
 
     async def _flag(self, verb: str, worker: str) -> dict[str, Any]:
         arguments = {"worker": worker, "by": who()}
-        return await self._request(self.subjects.admin(verb), encode(arguments), done)
+        return await self._request(self.subjects.admin(verb), encode(arguments), decode_flag)
 
     async def fleet_frames(self) -> AsyncIterator[FleetFrame]:
         """The leader's summary of the fleet, twice a second, without end; who reads slowly gets only the newest."""

@@ -13,11 +13,13 @@ from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, CannotConnect, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
+from moorage.bus.target import find_context
 from moorage.bus.transport import Handler, Subscribed
-from moorage.client.asking import again, ask, decode_answer
+from moorage.client.asking import Asking, decode_answer
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
-from moorage.client.target import find_context, find_tenant
-from moorage.client.values import Duration, RequestBuilder, seconds
+from moorage.client.request_builder import RequestBuilder
+from moorage.client.tenant import find_tenant
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer
@@ -78,18 +80,15 @@ class Connected:
         self.context: Context | None = None
         self._target = target
         self._transport = transport
-        self._where = ""
         self._connect_timeout_s = seconds(connect_timeout)
         self._name = name
-        self._on_wait = on_wait
+        self._asking = Asking(on_wait=on_wait)
         self._loop: asyncio.AbstractEventLoop | None = None  # where it is open
         self._connection: Link | None = None
         self._mux: Mux | None = None
-        self._refused: BusError | None = None  # why the server lets us in no more, while it does not
-        self._why_refused = lambda: self._refused  # made once: one for each question would cost every call
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._where or 'not connected'} tenant {self.tenant}>"
+        return f"<{type(self).__name__} {self._asking.where or 'not connected'} tenant {self.tenant}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client is of one process: open one there, and name a job to it by its id (client.job)")
@@ -121,12 +120,12 @@ class Connected:
 
     async def _connect(self) -> Link:
         if self._transport is not None:
-            self._where = self._transport.where
+            self._asking.where = self._transport.where
             return await self._transport.connect(self._name, self._on_state)
         from moorage.bus.connection import connect  # nats-py is most of what this module would cost to import
 
         self.context = find_context(self._target)
-        self._where = self.context.safe_url
+        self._asking.where = self.context.safe_url
         return await connect(
             self.context,
             self._name,
@@ -174,11 +173,11 @@ class Connected:
 
     def _on_error(self, error: BusError) -> None:
         if isinstance(error, NotAuthorized):  # of a reconnect: its key was changed or taken away
-            self._refused = error
+            self._asking.refused = error
 
     def _on_state(self, state: State) -> None:
         if state is State.CONNECTED:
-            self._refused = None
+            self._asking.refused = None
             if self._feed is not None:
                 self._feed.refresh()
             for watch in self.watches:
@@ -215,15 +214,11 @@ class Connected:
             raise RuntimeError(NOT_OPEN)
         if self._loop is not asyncio.get_running_loop():
             raise RuntimeError("this client was opened in another event loop: open one in each")
-        return ask(self._mux, subject, payload, decode, self.timeout_s, self._where, self._on_wait, self._why_refused)
+        return self._asking.ask(self._mux, subject, payload, decode, self.timeout_s)
 
     async def again(self, once: Callable[[], Awaitable[T]]) -> T:
         """Call `once` until it is answered, for `timeout`; errors of the bus are raised as the SDK's."""
-
-        async def call() -> T:  # tenacity awaits what a coroutine function gives, and no other
-            return await once()
-
-        return await again(call, self.timeout_s, self._where, self._on_wait, refused=self._why_refused)
+        return await self._asking.again(once, self.timeout_s)
 
     @property
     def link(self) -> Link:

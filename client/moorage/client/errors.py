@@ -24,6 +24,7 @@ from moorage.bus.errors import (
 )
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import Fault, MoorageError, Problem, problem
+from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
 
 if TYPE_CHECKING:
     from moorage.client.job import Result
@@ -136,17 +137,17 @@ class Overloaded(ClientError):
     """Too many questions of this kind are under way; ask again after `problem.retry_after_s` seconds."""
 
 
-class TimedOut(ClientError):
-    """The time to wait is over; what was waited for may still happen."""
+class TimedOut(ClientError, TimeoutError):
+    """The time to wait is over; what was waited for may still happen. A `TimeoutError` too, as asyncio's is."""
 
 
 class JobFailed(ClientError):
     """The job did not end as SUCCEEDED: see `state`, `exit_code` and the end of its output in `log_tail`."""
 
     def __init__(self, result: Result, log_tail: str = "") -> None:
-        code, what = _ENDED.get(result.state, _ENDED["FAILED"])
+        code, what = _ENDED.get(result.state, _ENDED[FAILED])
         text = f"job {result.job} {what}"
-        if result.state == "FAILED" and result.code is not None:
+        if result.state == FAILED and result.code is not None:
             text += f" with code {result.code}" if result.code >= 0 else f" by signal {-result.code}"
         if result.why:
             text += f": {result.why}"
@@ -166,11 +167,11 @@ class JobFailed(ClientError):
 
 
 _ENDED: Final = {
-    "FAILED": ("job-failed", "failed"),
-    "TIMED_OUT": ("job-timed-out", "ran out of time"),
-    "CANCELLED": ("job-cancelled", "was cancelled"),
-    "EXPIRED": ("job-expired", "expired before it could start"),
-    "REJECTED": ("job-rejected", "was rejected"),
+    FAILED: ("job-failed", "failed"),
+    TIMED_OUT: ("job-timed-out", "ran out of time"),
+    CANCELLED: ("job-cancelled", "was cancelled"),
+    EXPIRED: ("job-expired", "expired before it could start"),
+    REJECTED: ("job-rejected", "was rejected"),
 }
 
 _BY_CODE: Final[dict[str, type[ClientError]]] = {

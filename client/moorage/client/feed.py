@@ -38,8 +38,7 @@ CROWDED_OUT_S: Final = 60.0
 #: events that are kept of a job that nobody follows yet
 HELD_MAX: Final = 64
 
-_decode_events: Final[Decoder[Events]] = Decoder(Events)
-
+decode_events: Final[Decoder[Events]] = Decoder(Events)
 
 Hear = Callable[[Event], None]
 Refresh = Callable[[], None]
@@ -192,7 +191,7 @@ class Feed:
     def _on_frame(self, delivery: Delivery) -> None:
         listeners, beginnings = self._listeners, self._beginnings
         try:
-            events = _decode_events(delivery.data).jobs
+            events = decode_events(delivery.data).jobs
         except Refused:
             self.refresh()
             for of_job in listeners.values():

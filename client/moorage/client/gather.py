@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import TimedOut, Unreachable, client_problem, rejected
+from moorage.client.feed import decode_events
 from moorage.client.job import Job, Result, decided, result_of
-from moorage.client.values import handles
 from moorage.client.watch import REPAIR_S, REPAIR_S_FIRST, RETRY_S
-from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Change, Event, Events
+from moorage.schemas.frames import Change, Event
 from moorage.schemas.job import TERMINAL
 
 if TYPE_CHECKING:
@@ -41,7 +40,25 @@ FIRST_ASK_S: Final = 1.0
 #: after a later silence only so many are asked for: all jobs of a large crowd get their turn
 REPAIR_JOBS_MAX: Final = 250
 
-_decode_events: Final[Decoder[Events]] = Decoder(Events)
+H = TypeVar("H")
+
+
+def handles(jobs: Iterable[H], kind: type[H]) -> Iterator[H]:
+    """These handles, as they come. Raises TypeError for what is none of this kind of client."""
+    if isinstance(jobs, kind):
+        raise TypeError(f"several jobs are waited for here: a list of them; {jobs!r} by itself: job.result()")
+    for job in jobs:
+        if isinstance(job, kind):
+            yield job
+        elif isinstance(job, list | tuple):
+            raise TypeError(
+                f"a {type(job).__name__} is no {kind.__name__}: gather takes them one by one, gather(*jobs)"
+            )
+        else:
+            made = f"job({job!r})" if isinstance(job, str) else "job(id)"
+            raise TypeError(
+                f"{job!r} is no {kind.__name__}: name jobs by their handles, as submit or {made} makes them"
+            )
 
 
 class _Seen:
@@ -167,7 +184,7 @@ class Gathering:
     def _take_frames(self) -> None:
         while self._frames:
             try:
-                events = _decode_events(self._frames.popleft()).jobs
+                events = decode_events(self._frames.popleft()).jobs
             except Refused:
                 self._stale = True
                 continue

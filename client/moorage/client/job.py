@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import JobFailed
 from moorage.client.steps import Step, step_of
 from moorage.client.stored_output import Joiner, Piece, newest_attempts, tail_of
-from moorage.client.values import Duration, age, seconds
 from moorage.client.watch import HANDLER, Watch, driver_of
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Accepted, Change, Event
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
+from moorage.schemas.job import ACCEPTED, CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -252,7 +252,7 @@ class Job:
         """Keep what an event says of the job as it is now."""
         self.state = event.state
         for change in event.changes:
-            if change.state == "ACCEPTED" and self._began_s is None:
+            if change.state == ACCEPTED and self._began_s is None:
                 self._began_s = time.monotonic() - max(time.time() - change.time_ms / 1000, 0)
             self.worker = change.worker or self.worker
 

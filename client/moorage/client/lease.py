@@ -6,26 +6,32 @@
         if lease.asked_back:  # the worker leaves, or an operator asks: the reason and so many seconds
             save_checkpoint(within_s=lease.asked_back.left_s)
 
-The lease is held as long as the block runs and this process lives, and waits in one queue with what the fleet places
-here. The devices go to the next user once their memory is free. CUDA keeps a context on a device for as long as its
-process lives, so do GPU work in a child process, with `lease.environment`.
+    lease = await moorage.lease("1xL40S")  # in a notebook, whose cells are no block
+    ...
+    await lease.give_back()
+
+The lease is held as long as the block runs, or the `Lease` is kept, and this process lives. It waits in one queue with
+what the fleet places here. The devices go to the next user once their memory is free. CUDA keeps a context on a device
+for as long as its process lives, so do GPU work in a child process, with `lease.environment`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from moorage.bus.target import WORKERS_FOLDER, home, read_up
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import NoAgent, NotPermitted, TimedOut, client_problem, error_of, rejected
-from moorage.client.target import WORKERS_FOLDER, home
-from moorage.client.values import Duration, gpu_spec, seconds
+from moorage.client.gpus import gpu_spec
 from moorage.schemas.gpu import GpuSpec, format_token
 from moorage.worker.leases.client import AskedBack, BorrowedLease, LeaseRefused, borrow
 from moorage.worker.leases.protocol import SOCKET_NAME
@@ -37,6 +43,8 @@ if TYPE_CHECKING:
 SOCKET_VARIABLE: Final = "MOORAGE_LEASE_SOCKET"
 #: where a worker that the system runs has its socket
 SYSTEM_SOCKET: Final = Path("/run/moorage") / SOCKET_NAME
+#: beside a `moorage up` that simulates several hosts: none of those lends, as processes here are of one host
+_A_SIMULATED_LENDER: Final = "moorage worker --id lender --simulate 2xH100"
 _NOT_PERMITTED: Final = (errno.EACCES, errno.EPERM)
 
 OnAskedBack = Callable[[AskedBack], None]
@@ -50,8 +58,9 @@ class Lease:
     start.
     """
 
-    def __init__(self, borrowed: BorrowedLease) -> None:
+    def __init__(self, borrowed: BorrowedLease, held: AsyncExitStack) -> None:
         self._borrowed = borrowed
+        self._held = held  # closing it gives back: it goes with this, not with what made it
         self.worker: Final = borrowed.worker
         self.devices: Final[tuple[Device, ...]] = borrowed.devices
         self.uuids: Final = borrowed.uuids
@@ -96,8 +105,8 @@ class Lease:
             ) from None
 
     async def give_back(self) -> None:
-        """Give the devices back before the block ends. Does nothing if they were given back or lost before."""
-        await self._borrowed.give_back()
+        """Give the devices back, in a block before it ends. Does nothing if they were given back or lost before."""
+        await self._held.aclose()
 
 
 def torch_device(device: Device, environment: Mapping[str, str]) -> str:
@@ -126,43 +135,70 @@ def find_sockets(socket: Path | str | None, env: Mapping[str, str] | None = None
     return [*sorted(home(env=env).glob(f"{WORKERS_FOLDER}/*/{SOCKET_NAME}")), SYSTEM_SOCKET]
 
 
-@contextlib.asynccontextmanager
-async def lend(
-    gpu: GpuSpec | str | int,
-    purpose: str,
-    timeout_s: float,
-    socket: Path | str | None,
-    on_asked_back: OnAskedBack | None,
-) -> AsyncIterator[Lease]:
-    """See `AsyncClient.lease`."""
+class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
+    """Made by `AsyncClient.lease`: `async with` holds a lease for a block, `await` until `Lease.give_back`."""
+
+    def __init__(
+        self,
+        gpu: GpuSpec | str | int,
+        purpose: str,
+        timeout_s: float,
+        socket: Path | str | None,
+        on_asked_back: OnAskedBack | None,
+    ) -> None:
+        self._gpu = gpu
+        self._purpose = purpose
+        self._timeout_s = timeout_s
+        self._socket = socket
+        self._on_asked_back = on_asked_back
+        self._held = AsyncExitStack()
+
+    def __await__(self) -> Generator[Any, None, Lease]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Lease:
+        spec = _spec_of_one(self._gpu)
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._timeout_s) as waiting:
+                    borrowed = await _borrowed(
+                        stack, find_sockets(self._socket), spec, self._purpose, self._on_asked_back
+                    )
+            except TimeoutError:
+                if not waiting.expired():
+                    raise
+                raise TimedOut(
+                    client_problem(
+                        "timed-out",
+                        f"no {format_token(spec)} came free on this host within {self._timeout_s:g} s",
+                        next_step="moorage fleet shows what is free where",
+                    )
+                ) from None
+            self._held = stack.pop_all()
+        return Lease(borrowed, self._held)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._held.__aexit__(kind, error, at)
+
+
+def _spec_of_one(gpu: GpuSpec | str | int) -> GpuSpec:
+    """The GPUs that are asked for. Raises `Rejected` for what is none, and for those of several hosts."""
     replicas, spec = gpu_spec(gpu)
-    if replicas != 1:
-        raise rejected(
-            "invalid-argument",
-            f"a lease is of one host: {replicas} replicas are of a job",
-            field="$.gpu",
-            found=str(gpu),
-            next=f"ask for {format_token(msgspec.structs.replace(spec, count=spec.count * replicas))}",
-        )
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout(timeout_s) as waiting:
-                borrowed = await _borrowed(stack, find_sockets(socket), spec, purpose, on_asked_back)
-        except TimeoutError:
-            if not waiting.expired():
-                raise
-            raise TimedOut(
-                client_problem(
-                    "timed-out",
-                    f"no {format_token(spec)} came free on this host within {timeout_s:g} s",
-                    next_step="moorage fleet shows what is free where",
-                )
-            ) from None
-        yield Lease(borrowed)
+    if replicas == 1:
+        return spec
+    raise rejected(
+        "invalid-argument",
+        f"a lease is of one host: {replicas} replicas are of a job",
+        field="$.gpu",
+        found=str(gpu),
+        next=f"ask for {format_token(msgspec.structs.replace(spec, count=spec.count * replicas))}",
+    )
 
 
 async def _borrowed(
-    stack: contextlib.AsyncExitStack,
+    stack: AsyncExitStack,
     sockets: list[Path],
     spec: GpuSpec,
     purpose: str,
@@ -183,7 +219,11 @@ async def _borrowed(
     if not refused.errno:
         raise error_of(refused.problem)
     looked = ", ".join(str(path) for path in sockets)
+    up = read_up(home())
     raise NoAgent(
         client_problem("no-agent", f"no worker of this host lends GPUs: looked at {looked}", found=looked),
-        ("start one on this host: moorage worker", f"or name its socket: {SOCKET_VARIABLE}=<its state>/{SOCKET_NAME}"),
+        (
+            f"start one on this host: {_A_SIMULATED_LENDER if up is not None and up.simulate else 'moorage worker'}",
+            f"or name its socket: {SOCKET_VARIABLE}=<its state>/{SOCKET_NAME}",
+        ),
     )

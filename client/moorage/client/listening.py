@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from moorage.bus.transport import Delivery
+from moorage.client.feed import decode_events
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Event, Events, FleetFrame
+from moorage.schemas.frames import Event, FleetFrame
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -23,7 +24,6 @@ EVENTS_FRAMES_MAX: Final = 10_000
 T = TypeVar("T")
 
 _decode_fleet: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
-_decode_events: Final[Decoder[Events]] = Decoder(Events)
 
 
 async def fleet_frames(client: AsyncClient) -> AsyncIterator[FleetFrame]:
@@ -38,7 +38,7 @@ async def fleet_frames(client: AsyncClient) -> AsyncIterator[FleetFrame]:
 async def tenant_events(client: AsyncClient) -> AsyncIterator[Event]:
     """See `AsyncClient.events`."""
     subject = client.subjects.events(client.tenant)
-    async with contextlib.aclosing(_listen(client, subject, _decode_events, EVENTS_FRAMES_MAX)) as frames:
+    async with contextlib.aclosing(_listen(client, subject, decode_events, EVENTS_FRAMES_MAX)) as frames:
         async for frame in frames:
             for event in frame.jobs:
                 yield event

@@ -6,8 +6,8 @@ import re
 from datetime import datetime, time, timedelta
 from typing import Final
 
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import rejected
-from moorage.client.values import Duration, seconds
 
 #: what looks like a moment rather than a duration
 _MOMENT: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?|\d{4}-\d{2}-\d{2}.*", re.ASCII)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from moorage.client.watch import Piece
+from moorage.client.stored_output import Piece
+from moorage.schemas.frames import StreamName
 
 #: characters kept of each stream of each replica; of more, the beginning is let go
 STREAM_CHARS_MAX: Final = 16 * 1024 * 1024
@@ -40,7 +41,7 @@ class Captured:
     """Takes pieces as they come. Of a replica that was tried again only the newest attempt is kept."""
 
     def __init__(self) -> None:
-        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._streams: dict[tuple[int, StreamName], _Stream] = {}
 
     def take(self, piece: Piece) -> None:
         key = (piece.replica, piece.stream)
@@ -50,7 +51,7 @@ class Captured:
         if piece.attempt == stream.attempt:
             stream.add(piece)
 
-    def text(self, name: str) -> str:
+    def text(self, name: StreamName) -> str:
         """Everything heard of the stream `out` or `err`, replica by replica."""
         return "".join("".join(self._streams[key].texts) for key in sorted(self._streams) if key[1] == name)
 

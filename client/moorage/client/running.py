@@ -9,7 +9,8 @@ import msgspec
 from moorage.client.errors import JobFailed
 from moorage.client.job import Outcome, Result
 from moorage.client.output import Captured
-from moorage.client.watch import Piece, Watch
+from moorage.client.stored_output import Piece
+from moorage.client.watch import Watch
 from moorage.schemas.job import SUCCEEDED, Request
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import inspect
 import traceback
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -161,13 +161,12 @@ class ScriptedDriver(Driver):
         return ran
 
 
-def _pieces(name: MemberName, stream: str, text: str) -> Iterator[frames.Output]:
+def _pieces(name: MemberName, stream: frames.StreamName, text: str) -> Iterator[frames.Output]:
     """The text in frames, and the end of the stream."""
-    which: Literal["out", "err"] = "out" if stream == "out" else "err"
     offset = 0
     for at in range(0, len(text), OUTPUT_FRAME_CHARS_MAX):
         part = text[at : at + OUTPUT_FRAME_CHARS_MAX]
         behind = offset + len(part.encode())
-        yield frames.Output(name[3], which, offset, part, next=behind)
+        yield frames.Output(name[3], stream, offset, part, next=behind)
         offset = behind
-    yield frames.Output(name[3], which, offset, "", end=True, next=offset)
+    yield frames.Output(name[3], stream, offset, "", end=True, next=offset)

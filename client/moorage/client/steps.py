@@ -17,7 +17,18 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.frames import Change
-from moorage.schemas.job import CLAIMED, PLACED, QUEUED, RUNNING, TERMINAL
+from moorage.schemas.job import (
+    ACCEPTED,
+    CANCELLING,
+    CLAIMED,
+    ENDING,
+    EXITED,
+    LOST_KEPT,
+    PLACED,
+    QUEUED,
+    RUNNING,
+    TERMINAL,
+)
 
 
 class Step(Change, frozen=True):
@@ -49,12 +60,12 @@ class Ended(Step, frozen=True):
 
 
 _KINDS: Final[dict[str, type[Step]]] = {
-    "ACCEPTED": Queued,
+    ACCEPTED: Queued,
     QUEUED: Queued,
     PLACED: Placed,
     CLAIMED: Claimed,
     RUNNING: Running,
-    **dict.fromkeys(("ENDING", "CANCELLING", "EXITED", "LOST_KEPT"), Ending),
+    **dict.fromkeys((ENDING, CANCELLING, EXITED, LOST_KEPT), Ending),
     **dict.fromkeys(TERMINAL, Ended),
 }
 

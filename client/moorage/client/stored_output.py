@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
-from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage
-from moorage.schemas.frames.output import LOG_OFFSET_MAX
+from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, StreamName
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 OVERLOADED_TRIES_MAX: Final = 50
 #: between two of these tries, where the worker does not say how long
 OVERLOADED_WAIT_S: Final = 0.2
-STREAMS: Final[tuple[Literal["out", "err"], ...]] = ("out", "err")
+STREAMS: Final[tuple[StreamName, ...]] = ("out", "err")
 #: bytes of an average line, to guess where a tail begins; if its lines are longer, earlier pages are read as well
 TAIL_LINE_BYTES: Final = 1024
 
 #: replica, attempt (None: the newest, where no number is known), stream
-_Key = tuple[int, int | None, str]
+_Key = tuple[int, int | None, StreamName]
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="log"):
@@ -35,7 +35,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
 
     replica: int
     attempt: int
-    stream: str
+    stream: StreamName
     offset: int
     text: str
     end: bool = False
@@ -53,7 +53,7 @@ async def read_page(
     job: str,
     replica: int,
     attempt: int | None,
-    stream: str,
+    stream: StreamName,
     offset: int,
     limit: int = LOG_PAGE_BYTES_MAX,
 ) -> LogPage:
@@ -73,8 +73,10 @@ async def read_page(
 
 
 def piece_of(page: LogPage) -> Piece:
+    """A page as a piece. Where what is kept was cut off, the stream goes on behind it: that is no end."""
     text = page.text if page.data is None else page.data.decode(errors="replace")
-    return Piece(page.replica, page.attempt, page.stream, page.offset, text, page.over, page.next, page.data)
+    end = page.over and not page.truncated
+    return Piece(page.replica, page.attempt, page.stream, page.offset, text, end, page.next, page.data)
 
 
 async def tail_of(client: AsyncClient, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
@@ -86,6 +88,37 @@ async def tail_of(client: AsyncClient, job: str, replica: int, attempt: int | No
         except (NoOutput, NotFound, Overloaded):
             continue
     return "".join(texts)
+
+
+class _Stream:
+    """How far one stream was yielded: up to `at`, None before anything was read. `cut_at` is where what is kept of it
+    was cut off, `over` says that all of it was yielded."""
+
+    __slots__ = ("at", "cut_at", "over")
+
+    def __init__(self) -> None:
+        self.at: int | None = None
+        self.cut_at = LOG_OFFSET_MAX
+        self.over = False
+
+    def wanted(self, until: int | None, tail: int | None) -> tuple[int, int]:
+        """Offset and length of the next page up to `until` (None: to the end), 0 for none. Of a stream of which nothing
+        was read and only a tail is wanted, the offset counts from its end."""
+        if self.at is None and tail is not None:
+            length = min(max(tail, 1) * TAIL_LINE_BYTES, LOG_PAGE_BYTES_MAX)
+            return -length, length
+        offset = self.at or 0
+        length = LOG_PAGE_BYTES_MAX if until is None else min(until - offset, LOG_PAGE_BYTES_MAX)
+        return offset, 0 if offset >= self.cut_at else length
+
+    def take(self, page: LogPage, begin: int) -> Piece:
+        """What of a page is to be yielded, from the offset `begin` on."""
+        if page.truncated:
+            self.cut_at = page.size
+        piece = piece_of(page)
+        self.at = max(self.at or 0, page.next)
+        self.over = self.over or piece.end
+        return _from(piece, begin) if begin > page.offset else piece
 
 
 class Joiner:
@@ -102,9 +135,7 @@ class Joiner:
         self._client = client
         self._job = job
         self._tail = tail
-        self._at: dict[_Key, int] = {}
-        self._cut: dict[_Key, int] = {}  # the offset at which the stored output was cut off
-        self._over: set[_Key] = set()
+        self._streams: defaultdict[_Key, _Stream] = defaultdict(_Stream)
         self._troubles: dict[tuple[int, int | None], ClientError] = {}  # by replica and attempt
         self._newest: dict[int, int] = {}  # each replica's newest attempt that had output
 
@@ -134,80 +165,63 @@ class Joiner:
     async def kept(self, replica: int, attempt: int | None) -> AsyncIterator[Piece]:
         """The stored output of an attempt that was not yielded yet, stdout before stderr."""
         for stream in STREAMS:
-            key = (replica, attempt, stream)
-            if key not in self._over:
-                async for piece in self._up_to(key, None):
-                    yield piece
+            async for piece in self._up_to((replica, attempt, stream), None):
+                yield piece
 
-    def is_over(self, replica: int, attempt: int, stream: str) -> bool:
+    def is_over(self, replica: int, attempt: int, stream: StreamName) -> bool:
         """Whether all of a stream was yielded."""
-        return (replica, attempt, stream) in self._over
+        return self._streams[replica, attempt, stream].over
 
     async def joined(self, piece: Piece) -> AsyncIterator[Piece]:
         """A new piece, after the output that is missing before it; nothing if it was yielded already."""
         key = (piece.replica, piece.attempt, piece.stream)
-        at = self._at.get(key, 0)
+        stream = self._streams[key]
         self._heard(piece.replica, piece.attempt)
-        if key in self._over:
+        if stream.over:
             return
-        if piece.offset > at:
+        if piece.offset > (stream.at or 0):
             async for before in self._up_to(key, piece.offset):
                 yield before
-            at = self._at.get(key, 0)
-            if at < piece.offset:
-                self.lost += piece.offset - at
-                at = self._at[key] = piece.offset
-        behind = piece.behind
-        if at > piece.offset and at < behind:
+            missing = piece.offset - (stream.at or 0)
+            if missing > 0:
+                self.lost += missing
+                stream.at = piece.offset
+        at, behind = stream.at or 0, piece.behind
+        if piece.offset < at < behind:
             if len(_bytes_of(piece)) == behind - piece.offset:
                 piece = _from(piece, at)
             else:  # its text was decoded with replacements: read the bytes from the worker
                 async for before in self._up_to(key, behind):
                     yield before
-                at = self._at.get(key, at)
+                at = stream.at or 0
         if behind > at or (piece.end and behind == at):
-            self._at[key] = behind
+            stream.at = behind
             if behind == at:
                 piece = msgspec.structs.replace(piece, offset=at, text="", data=None)
             yield piece
-        if piece.end:
-            self._over.add(key)
+        stream.over = stream.over or piece.end
 
     async def _up_to(self, key: _Key, until: int | None) -> AsyncIterator[Piece]:
         """The stored pages up to an offset, or to the end of what is stored now."""
-        replica, attempt, stream = key
-        while key not in self._over:
-            at = self._at.get(key)
-            limit = LOG_PAGE_BYTES_MAX
-            offset = at or 0
-            if at is None and self._tail is not None:
-                limit = min(max(self._tail, 1) * TAIL_LINE_BYTES, limit)
-                offset = -limit
-            elif until is not None:
-                limit = min(until - offset, limit)
-            if limit <= 0 or offset >= self._cut.get(key, LOG_OFFSET_MAX):
+        replica, attempt, name = key
+        stream = self._streams[key]
+        while not stream.over:
+            offset, length = stream.wanted(until, self._tail)
+            if length <= 0:
                 return
             try:
-                page = await read_page(self._client, self._job, replica, attempt, stream, offset, limit)
-                begin = page.offset if at is not None or self._tail is None else await self._tail_begins(page)
+                page = await read_page(self._client, self._job, replica, attempt, name, offset, length)
+                begin = await self._tail_begins(page) if offset < 0 else page.offset
             except (NoOutput, NotFound, Overloaded, Unreachable) as gone:
                 self._troubles.setdefault((replica, attempt), gone)
                 return
             self._heard(replica, page.attempt)
             if begin < page.offset:  # its lines are longer than guessed: read on from where the tail begins
-                self._at[key] = begin
+                stream.at = begin
                 continue
             if page.truncated:
                 self.truncated.add(key)
-                self._cut[key] = page.size
-            self._at[key] = max(at or 0, page.next)
-            if page.over and not page.truncated:
-                self._over.add(key)
-            piece = piece_of(page)
-            if page.truncated:  # the stored output ends here, but the stream does not
-                piece = msgspec.structs.replace(piece, end=False)
-            if begin > page.offset:
-                piece = _from(piece, begin)
+            piece = stream.take(page, begin)
             if piece.text or piece.end:
                 yield piece
             if page.next == page.offset or page.next >= page.size or page.over:

@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from moorage.bus.contexts import Context
 from moorage.client import job as asynchronous
-from moorage.client.client import AsyncClient, What
+from moorage.client.client import AsyncClient
 from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_TIMEOUT_S_DEFAULT
+from moorage.client.durations import Duration
 from moorage.client.errors import BatchRejected
+from moorage.client.gather import handles
 from moorage.client.job import Result
+from moorage.client.loop_thread import LoopThread, entered, left, refuse_inside_loop
+from moorage.client.request_builder import Fields, What
 from moorage.client.sync_admin import SyncAdmin
+from moorage.client.sync_handles import SyncJob, SyncLease, SyncWatch
 from moorage.client.transport import ClientTransport
-from moorage.client.values import Duration, Fields, handles
 from moorage.schemas.frames import Answer, Event, FleetFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
@@ -30,9 +34,6 @@ if TYPE_CHECKING:
     from moorage.client.lease import Lease as AsyncLease
     from moorage.client.lease import OnAskedBack
     from moorage.client.planning import Quota, Share
-
-from moorage.client.loop_thread import LoopThread, entered, left, refuse_inside_loop
-from moorage.client.sync_handles import SyncJob, SyncLease, SyncWatch
 
 
 class Client:
@@ -145,7 +146,11 @@ class Client:
             raise BatchRejected([job and self._job(job) for job in refused.jobs], refused.problems) from None
 
     def request(
-        self, what: What, gpu: GpuSpec | str | int | None = None, key: str | None = None, fields: Any = None
+        self,
+        what: What,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> Request:
         """As `AsyncClient.request`."""
         return self._twin.request(what, gpu, key, fields)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.client import job as asynchronous
+from moorage.client.durations import Duration
 from moorage.client.job import Result
+from moorage.client.loop_thread import LoopThread, called
 from moorage.client.steps import Step
-from moorage.client.values import Duration
-from moorage.client.watch import Piece
+from moorage.client.stored_output import Piece
 from moorage.client.watch import Watch as AsyncWatch
 from moorage.schemas.frames import Accepted, Event
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease as AsyncLease
     from moorage.worker.leases.client import AskedBack
-
-from moorage.client.loop_thread import LoopThread, called
 
 
 class SyncJob:

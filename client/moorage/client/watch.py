@@ -18,12 +18,12 @@ import msgspec
 from moorage.bus.transport import Delivery, Subscribed
 from moorage.client.errors import NotFound, NotPermitted, Rejected, TimedOut, Unreachable, client_problem
 from moorage.client.feed import Beginning, Feed
-from moorage.client.stored_output import Joiner, newest_attempts
-from moorage.client.stored_output import Piece as Piece
+from moorage.client.stored_output import STREAMS, Joiner, Piece, newest_attempts
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Change, Event, Output
+from moorage.schemas.frames import Change, Event, Output, StreamName
 from moorage.schemas.job import RUNNING, TERMINAL
+from moorage.schemas.names import SIMULATED_UUID
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -92,8 +92,8 @@ class Watch:
         self._pending: deque[Event | Piece] = deque()
         self._some = asyncio.Event()
         self._stale = False
-        self._open_streams: set[tuple[int, int, str]] = set()
-        self._ended_streams: set[tuple[int, int, str]] = set()
+        self._open_streams: set[tuple[int, int, StreamName]] = set()
+        self._ended_streams: set[tuple[int, int, StreamName]] = set()
         self._subscriptions: list[Subscribed] = []
         self._feed: Feed | None = None  # if it listens to the tenant's frames
 
@@ -227,7 +227,7 @@ class Watch:
             self._some.clear()
             if not await self._wait(repair_s, ends_s):
                 if ends_s is not None and loop.time() >= ends_s:
-                    raise TimedOut(self._too_late(timeout_s or 0.0))
+                    raise self._too_late(timeout_s or 0.0)
                 self._stale = True
                 repair_s = REPAIR_S
         async for piece in self._rest(grace_s):
@@ -333,7 +333,7 @@ class Watch:
                 return []
         if rev <= self.rev and data["state"] == self.state:
             return []
-        simulated = any(gpu.startswith("SIM-") for change in changes for gpu in change.gpus)
+        simulated = any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus)
         event = Event(
             self._client.tenant, self.job, rev, data["state"], answer.ledger, changes, data.get("why", ""), simulated
         )
@@ -364,16 +364,18 @@ class Watch:
         if self._output and self.driver in _ENDS_ITS_STREAMS:
             for change in event.changes:
                 if change.state == RUNNING:
-                    both = {(change.replica, change.attempt, name) for name in ("out", "err")}
+                    both = {(change.replica, change.attempt, name) for name in STREAMS}
                     self._open_streams |= both - self._ended_streams
         return event
 
-    def _too_late(self, timeout_s: float) -> Any:
-        return client_problem(
-            "timed-out",
-            f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
-            job=self.job,
-            next_step=f"moorage explain {self.job}",
+    def _too_late(self, timeout_s: float) -> TimedOut:
+        return TimedOut(
+            client_problem(
+                "timed-out",
+                f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
+                job=self.job,
+                next_step=f"moorage explain {self.job}",
+            )
         )
 
 

@@ -46,13 +46,17 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
     elif (rule := _OUR_RULE.match(message)) is not None:
         whole, _, part = rule["name"].partition(".")  # `share.memory_mib` at `$.gpu.share` is `$.gpu.share.memory_mib`
         field = f"{field}.{part if part and field.endswith('.' + whole) else rule['name']}"
+    if near:
+        next_step = f"the nearest field is {near}"
+    elif field.endswith("_s") and allowed.startswith("float"):
+        next_step = "say it in seconds, as a number: 3600 is an hour"
     return problem(
         "invalid-argument",
         message,
         field=field,
         found=seen["found"] if seen is not None and seen["found"] else None,
         allowed=allowed,
-        next=f"the nearest field is {near}" if near else next_step or "moorage schema request has every field",
+        next=next_step or "moorage schema request has every field",
     )
 
 

@@ -245,6 +245,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
 # ------------------------------------------------------------------------------------------------------- states
 
+ACCEPTED: Final = "ACCEPTED"  # of a job as a whole: its first transition, and no state of a replica
 QUEUED: Final = "QUEUED"
 PLACED: Final = "PLACED"
 CLAIMED: Final = "CLAIMED"

@@ -12,6 +12,8 @@ LABEL_KEY: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 #: what job ids that moorage makes up consist of, behind their j: Crockford's base 32, whose order is that of ASCII
 JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+#: how the uuid of a GPU begins that somebody made up
+SIMULATED_UUID: Final = "SIM-"
 
 is_tenant = TENANT.fullmatch
 is_job = JOB.fullmatch

@@ -26,6 +26,7 @@ import msgspec
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
+from moorage.bus.target import find_context
 from moorage.schemas.errors import refuse
 from moorage.worker.agent import Agent
 from moorage.worker.drivers.handler import LABEL_PREFIX, HandlerDriver
@@ -55,10 +56,11 @@ log = logging.getLogger("moorage.worker")
 class EmbeddedWorker:
     """One worker that calls functions. Register them, then enter it; used once, in one event loop.
 
-    `settings.worker` is required: an id that differs from that of the machine's plain worker. `settings.drivers` and
-    the socket for leases are not used. The devices are this machine's, or those of `settings.simulate` (one host), or
-    those of `inventory`; those that are not among `settings.lent_slots` are for the service alone. A device belongs to
-    one worker: if this machine's plain worker offered the same ones, both would lend them. `on_overdue` is called in
+    `target` is a URL or a nats context's name; with None it is found as `AsyncClient` finds it, so that both are of one
+    fleet. `settings.worker` is required: an id that differs from that of the machine's plain worker. `settings.drivers`
+    and the socket for leases are not used. The devices are this machine's, or those of `settings.simulate` (one host),
+    or those of `inventory`; those that are not among `settings.lent_slots` are for the service alone. A device belongs
+    to one worker: if this machine's plain worker offered the same ones, both would lend them. `on_overdue` is called in
     the event loop for a function that does not stop when asked. Nothing outlives the process: the jobs of a killed
     service are lost, and are placed again as often as their `retries_on_lost` allows.
     """
@@ -140,15 +142,18 @@ class EmbeddedWorker:
                 self._host.reconnected()
 
         try:
-            self._connection = await connect(self._target, f"moorage service {worker}", on_state=on_state)
+            context = find_context(self._target)
+            self._connection = await connect(context, f"moorage service {worker}", on_state=on_state)
             host = FleetHost(self._connection, settings.prefix)
             await host.open()
             self._host = host
-            api = self._target.api_prefix if isinstance(self._target, Context) else "$JS.API"
             self._driver = HandlerDriver(
                 self._handlers,
                 ResultStore(
-                    JetStream(self._connection, api), settings.prefix, settings.result_keep, settings.result_bytes
+                    JetStream(self._connection, context.api_prefix),
+                    settings.prefix,
+                    settings.result_keep,
+                    settings.result_bytes,
                 ),
                 secrets_dir=settings.secrets_dir,
                 interface=settings.interface,

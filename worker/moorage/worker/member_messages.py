@@ -20,8 +20,10 @@ MemberName = tuple[str, str, int, int, int]
 #: the frames of a worker that the leader answers
 AnswerVerb = Literal["join", "renew", "fact"]
 
-#: the phases of a member here, and where each may go; "over" is no phase but the tombstone that is left
-PHASES: Final[dict[str, frozenset[str]]] = {
+#: the phases of a member here; "over" is none of them but the tombstone that is left
+MemberPhase = Literal["claimed", "starting", "running", "ending", "exited", "over"]
+#: where each may go
+PHASES: Final[dict[MemberPhase, frozenset[MemberPhase]]] = {
     "claimed": frozenset({"starting", "over"}),
     "starting": frozenset({"running", "ending", "exited", "over"}),
     "running": frozenset({"ending", "exited"}),
@@ -30,7 +32,7 @@ PHASES: Final[dict[str, frozenset[str]]] = {
     "over": frozenset(),
 }
 #: how a phase is told in a renewal; a member that is starting does not run before its driver says so
-HELD_PHASE: Final = {
+HELD_PHASE: Final[dict[MemberPhase, str]] = {
     "claimed": "claimed",
     "starting": "claimed",
     "running": "running",
@@ -89,7 +91,7 @@ class Member:
         self.grace_s = run.grace_s
         self.keep = request.on_partition == "keep"
         self.slots = place.slots
-        self.phase = "claimed"
+        self.phase: MemberPhase = "claimed"
         self.start: Start | None = None
         self.code = 0
         self.why = ""

@@ -28,6 +28,7 @@ from moorage.worker.member_messages import (
     Log,
     Member,
     MemberName,
+    MemberPhase,
     NotFree,
     NotStarted,
     ProbeFree,
@@ -50,6 +51,15 @@ MEMBERS_MAX: Final = 16_384
 DETAIL_CHARS_MAX: Final = 200
 #: minus SIGKILL: the exit code of a member whose end nobody could observe
 CODE_LOST: Final = -9
+#: the phase of a member that an earlier agent held, by what its journal or driver says; what is over is told from there
+_RESTORED_AS: Final[dict[str, MemberPhase]] = {
+    "claimed": "claimed",
+    "starting": "starting",
+    "refused": "starting",
+    "running": "running",
+    "exited": "running",
+    "ending": "ending",
+}
 
 _read_request: Final = RequestCache().read
 
@@ -263,7 +273,7 @@ class MemberTable:
         known = {(fact.kind, fact.tenant, fact.job, fact.replica, fact.fence) for fact in event.facts}
         for member, phase, _, detail in event.held:
             self.held[member.name] = member
-            member.phase = {"exited": "running", "refused": "starting"}.get(phase, phase)
+            member.phase = _RESTORED_AS[phase]
             base = (member.tenant, member.job, member.replica, member.fence)
             if phase not in ("exited", "refused") and ("claimed", *base) not in known:
                 facts.append(Fact("claimed", *member.name, 0, detail))
@@ -373,7 +383,7 @@ class MemberTable:
         return facts, self.held_list()
 
     @staticmethod
-    def _enter(member: Member, phase: str) -> None:
+    def _enter(member: Member, phase: MemberPhase) -> None:
         if phase not in PHASES[member.phase]:
             raise Defect(f"{member.name}: no step from {member.phase} to {phase}")
         member.phase = phase

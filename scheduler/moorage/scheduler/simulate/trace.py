@@ -28,7 +28,7 @@ from moorage.scheduler.simulate.rows import DURATION_MS_MAX, LINE_MAX, Row, read
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import parse_token
 from moorage.schemas.job import DURATION_S_MAX, PRIORITY_MAX, REPLICAS_MAX, Request, Resources, Run
-from moorage.schemas.names import JOB, TENANT, is_job, is_tenant
+from moorage.schemas.names import JOB, SIMULATED_UUID, TENANT, is_job, is_tenant
 
 #: jobs of one trace: each stands in memory while it waits or runs
 JOBS_MAX: Final = 5_000_000
@@ -58,7 +58,9 @@ class SimHost(msgspec.Struct, frozen=True, gc=False):
 
 def uniform_host(name: str, gpus: int, model: str, memory_mib: int = 0, **host: int) -> SimHost:
     """A host with so many GPUs alike; `host` are its `cpu_milli` and `memory_mib`."""
-    devices = tuple(Device(index, "nvidia", model, f"SIM-{name}-{index}", memory_mib) for index in range(gpus))
+    devices = tuple(
+        Device(index, "nvidia", model, f"{SIMULATED_UUID}{name}-{index}", memory_mib) for index in range(gpus)
+    )
     return SimHost(name, devices, **host)
 
 

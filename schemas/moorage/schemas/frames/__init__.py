@@ -40,6 +40,7 @@ from moorage.schemas.frames.output import (
     LogsAsked,
     Output,
     ReadLog,
+    StreamName,
 )
 from moorage.schemas.frames.told import Accepted, Answer, Change, Event, Events
 from moorage.schemas.frames.version import VERSION
@@ -89,6 +90,7 @@ __all__ = [
     "Standing",
     "Start",
     "Story",
+    "StreamName",
     "Unwell",
     "Wanted",
 ]

@@ -8,6 +8,9 @@ import msgspec
 
 from moorage.schemas.frames.version import VERSION
 
+#: standard output, standard error
+StreamName = Literal["out", "err"]
+
 
 class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="log"):
     """A piece of a replica's output, on `moorage.log.<tenant>.<job>.<replica>`. Said, so it may be lost.
@@ -18,7 +21,7 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     """
 
     attempt: int
-    stream: Literal["out", "err"]
+    stream: StreamName
     offset: int
     text: str
     v: int = VERSION
@@ -45,7 +48,7 @@ class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     replica: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
     attempt: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] | None = None
-    stream: Literal["out", "err"] = "out"
+    stream: StreamName = "out"
     offset: Annotated[int, msgspec.Meta(ge=-LOG_OFFSET_MAX, le=LOG_OFFSET_MAX)] = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=LOG_PAGE_BYTES_MAX)] = LOG_PAGE_BYTES_DEFAULT
 
@@ -63,7 +66,7 @@ class ReadLog(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     attempt: _Count
     fence: _Count
     driver: str
-    stream: Literal["out", "err"]
+    stream: StreamName
     offset: Annotated[int, msgspec.Meta(ge=-LOG_OFFSET_MAX, le=LOG_OFFSET_MAX)]
     limit: Annotated[int, msgspec.Meta(ge=1, le=LOG_PAGE_BYTES_MAX)]
     ended_ms: int = 0
@@ -79,7 +82,7 @@ class LogPage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     """
 
     attempt: _Count
-    stream: Literal["out", "err"]
+    stream: StreamName
     offset: _Count = 0
     next: _Count = 0
     size: _Count = 0

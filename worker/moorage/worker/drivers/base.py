@@ -97,8 +97,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Living(msgspec.Struct, frozen=True):
-    """A member that a driver still knows from before the agent's restart: running, ending, exited, stuck, or refused
-    (this host could not start it)."""
+    """A member that a driver still knows from before the agent's restart: starting, running, ending, exited, stuck, or
+    refused (this host could not start it)."""
 
     name: MemberName
     phase: str

@@ -18,7 +18,7 @@ import logging
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
@@ -381,7 +381,7 @@ class HandlerDriver(Driver):
         if newest is not None:
             self._say(running, "out", encode(_Progress(*newest)).decode() + "\n")
 
-    def _say(self, running: _Running, stream: Literal["out", "err"], text: str, *, end: bool = False) -> None:
+    def _say(self, running: _Running, stream: frames.StreamName, text: str, *, end: bool = False) -> None:
         context, text = running.context, carried(text)
         offset = running.offsets[stream]
         behind = running.offsets[stream] = offset + len(text.encode())

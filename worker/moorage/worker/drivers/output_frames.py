@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from typing import Final, Literal
+from typing import Final
 
 from moorage.schemas import frames
 from moorage.schemas.codec import encode
@@ -12,7 +12,7 @@ from moorage.worker.supervisor.protocol import Ended, Output
 
 #: bytes of output in one frame; the supervisor's pieces are coalesced up to it
 OUTPUT_FRAME_BYTES_MAX: Final = 64 * 1024
-_STREAMS: Final[dict[str, Literal["out", "err"]]] = {"stdout": "out", "stderr": "err"}
+_STREAMS: Final[dict[str, frames.StreamName]] = {"stdout": "out", "stderr": "err"}
 
 
 class OutputFrames:

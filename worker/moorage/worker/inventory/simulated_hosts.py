@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.frames import Device
-from moorage.schemas.names import worker_slug
+from moorage.schemas.names import SIMULATED_UUID, worker_slug
 from moorage.worker.inventory.simulated import SimulatedHost
 
 HOSTS_MAX: Final = 100_000
@@ -34,7 +34,6 @@ CPU_MILLI_PER_GPU: Final = 12_000
 MEMORY_MIB_PER_GPU: Final = 128 * 1024
 CPU_HOST_MILLI: Final = 32_000
 CPU_HOST_MEMORY_MIB: Final = 128 * 1024
-UUID_PREFIX: Final = "SIM-"
 _NAMESPACE: Final = uuid.UUID("5f0c3a4e-6f0e-5d6c-9f0a-8f1d3c7b2a90")
 
 
@@ -142,7 +141,7 @@ def _device(host: str, index: int, models: Sequence[Model]) -> Device:
         index=index,
         vendor=model.vendor,
         name=model.name,
-        uuid=f"{UUID_PREFIX}{uuid.uuid5(_NAMESPACE, f'{host}/{index}')}",
+        uuid=f"{SIMULATED_UUID}{uuid.uuid5(_NAMESPACE, f'{host}/{index}')}",
         memory_mib=model.memory_mib,
         pci=f"00000000:{0x10 + index:02X}:00.0",
         numa=0 if 2 * index < len(models) else 1,

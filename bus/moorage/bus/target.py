@@ -14,8 +14,6 @@ from moorage.bus.errors import BadContext
 from moorage.schemas.unreadable import UNREADABLE
 
 HOME_VARIABLE: Final = "MOORAGE_HOME"
-TENANT_VARIABLE: Final = "MOORAGE_TENANT"
-TENANT_DEFAULT: Final = "default"
 HOME_DEFAULT: Final = ".moorage"
 UP_FILE: Final = "up.json"
 #: in the home: a state folder for each worker that was started there
@@ -90,14 +88,3 @@ def _refuse_anothers(folder: Path) -> None:
         ) from None
     except OSError:
         return
-
-
-def find_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:
-    """The one given, else $MOORAGE_TENANT, else `default`."""
-    return named_tenant(tenant, env) or TENANT_DEFAULT
-
-
-def named_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:
-    """The one given, else $MOORAGE_TENANT; empty where nobody named one."""
-    env = os.environ if env is None else env
-    return tenant or env.get(TENANT_VARIABLE) or ""

@@ -1,4 +1,4 @@
-"""Durations, job ids, requests from their parts, and where a server is found."""
+"""Requests from their parts, and the parts themselves: durations, job ids, GPUs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.bus.errors import BadContext
-from moorage.client import Gpu, GpuSpec, Rejected, Request, Secret, values
-from moorage.client.target import Up, find_context, find_tenant, read_up, started_ticks
-from moorage.client.values import RequestBuilder, build_request, fresh_job_id, seconds
+from moorage.client import Gpu, GpuSpec, Rejected, Request, Secret, job_ids, request_builder
+from moorage.client.durations import seconds
+from moorage.client.job_ids import fresh_job_id
+from moorage.client.request_builder import RequestBuilder, build_request
 from moorage.schemas.codec import encode
 from moorage.schemas.gpu import parse_token
 from moorage.schemas.names import is_job
@@ -75,45 +75,6 @@ def test_a_bad_request_names_its_field(what: object, gpu: object, fields: dict[s
         build_request(what, gpu, None, fields)  # type: ignore[arg-type]
     assert refused.value.code == "invalid-argument"
     assert refused.value.problem.field == field
-
-
-def _not_ours(path: Path, *words: Any, **named: Any) -> Any:
-    """As `Path.open` for who may not read up.json; root may read every file, so no mode can stand for it."""
-    if path.name == "up.json":
-        raise PermissionError(13, "Permission denied")
-    return open(path, *words, **named)
-
-
-def test_where_a_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = {"MOORAGE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "none")}
-    assert find_context(None, home).source == "default"
-    here = Up("nats://127.0.0.1:5", os.getpid(), started_ticks(os.getpid()))
-    (tmp_path / "up.json").write_bytes(encode(here))
-    assert find_context(None, home).url == "nats://127.0.0.1:5"
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", _not_ours)  # root may open every file
-        with pytest.raises(BadContext, match="another user's") as refused:
-            find_context(None, home)
-    assert "NATS_URL" in refused.value.problem.next
-    assert find_context(None, {**home, "NATS_URL": "nats://elsewhere:1"}).url == "nats://elsewhere:1"
-    assert find_context("nats://said:2", home).url == "nats://said:2"
-    (tmp_path / "up.json").write_bytes(encode(Up("nats://127.0.0.1:5", os.getpid(), 1)))
-    assert read_up(tmp_path) is None  # the pid belongs to somebody else by now
-    for data in ((tmp_path / "up.json").read_bytes(), b"{half", b"", b'{"url":"\xff"}'):
-        (tmp_path / "up.json").write_bytes(data)
-        assert read_up(tmp_path) is None
-        with pytest.raises(BadContext, match="was killed") as refused:
-            find_context(None, home)
-        assert f"moorage up --data {tmp_path}" in refused.value.problem.next
-        assert find_context("nats://said:2", home).url == "nats://said:2"
-    (tmp_path / "up.json").unlink()  # one that ends in order takes it along
-    assert find_context(None, home).source == "default"
-
-
-def test_whose_jobs() -> None:
-    assert find_tenant("a", {"MOORAGE_TENANT": "b"}) == "a"
-    assert find_tenant(None, {"MOORAGE_TENANT": "b"}) == "b"
-    assert find_tenant(None, {}) == "default"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +155,7 @@ def test_what_is_said_again_is_checked_once(what: Any, monkeypatch: pytest.Monke
         encoded.append(frame)
         return encode(frame)
 
-    monkeypatch.setattr(values, "encode", note)
+    monkeypatch.setattr(request_builder, "encode", note)
     requests = RequestBuilder()
     bodies = [requests.encoded(what, "1xH100", f"j{number}", {"driver": "noop"})[1] for number in range(5)]
     assert len(encoded) == 1
@@ -235,12 +196,23 @@ def test_an_error_has_what_its_message_leaves_out_as_notes() -> None:
     assert "at $.run.timeout_s" in refused.value.__notes__
 
 
+def test_a_variable_that_is_no_text_is_named_and_its_value_is_not_told() -> None:
+    for what, fields in (
+        (["x"], {"env": {"A": "1", "SEED": 4711}}),
+        ({"run": {"argv": ["x"], "env": {"SEED": 4711}}}, {}),
+    ):
+        with pytest.raises(Rejected, match="the variable SEED is int, and variables are text") as refused:
+            build_request(what, fields=fields)
+        assert refused.value.problem.field == "$.run.env.SEED"
+        assert "4711" not in msgspec.json.encode(refused.value.problem).decode()
+
+
 def test_ids_of_a_forked_child_are_its_own() -> None:
     reader, writer = os.pipe()
     if not (child := os.fork()):
-        os.write(writer, values._chance.randbytes(16))
+        os.write(writer, job_ids._chance.randbytes(16))
         os._exit(0)
     os.waitpid(child, 0)
     with os.fdopen(reader, "rb") as drawn:
         os.close(writer)
-        assert drawn.read() != values._chance.randbytes(16)
+        assert drawn.read() != job_ids._chance.randbytes(16)

@@ -1,0 +1,44 @@
+"""Durations as callers say them, and as they are shown."""
+
+from __future__ import annotations
+
+from moorage.client.errors import rejected
+from moorage.schemas.job import DURATION_S_MAX
+from moorage.schemas.units import duration_s
+
+#: seconds, or text as `seconds` reads it
+Duration = float | str
+
+
+def seconds(duration: Duration) -> float:
+    """`90`, `"90"`, `"1h30m"`, `"500ms"` → seconds, 0..366 days. Raises `Rejected` for anything else."""
+    if isinstance(duration, str):
+        try:
+            value = duration_s(duration)
+        except ValueError:
+            value = -1.0
+    else:
+        value = float(duration)
+    if not 0 <= value <= DURATION_S_MAX:
+        raise rejected(
+            "invalid-argument",
+            f"not a duration: {duration!r}",
+            found=str(duration),
+            allowed="0s..366d",
+            next="write it as 90s, 10m, 1h30m or 2d",
+        )
+    return value
+
+
+def age(milliseconds: float | None) -> str:
+    """`850ms`, `12s`, `3m12s`, `2h10m`, `3d4h`; `-` for none."""
+    if milliseconds is None:
+        return "-"
+    if 0 <= milliseconds < 1000:
+        return f"{int(milliseconds)}ms"
+    left = int(abs(milliseconds) // 1000)
+    for unit, size, next_unit, next_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if left >= size:
+            rest = left % size // next_size
+            return f"{left // size}{unit}" + (f"{rest}{next_unit}" if rest else "")
+    return f"{left}s"

@@ -1,0 +1,62 @@
+"""The GPUs of a request, from a token, a count or parts."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Final
+
+import msgspec
+
+from moorage.client.errors import rejected
+from moorage.schemas.gpu import GpuSpec, Scheduling, parse_token
+
+_MODELS: Final = re.compile(r"\s*[=A-Za-z][^:@]*")
+#: a service asks for the same again and again
+_parsed: Final = functools.lru_cache(256)(parse_token)
+
+
+def Gpu(
+    model: str = "any",
+    *,
+    count: int = 1,
+    memory: str | int = "",
+    share: str = "",
+    scheduling: Scheduling | None = None,
+    vendor: str | None = None,
+) -> GpuSpec:
+    """The GPUs of one replica, in parts: `Gpu("H100 | A100", count=2, memory="80G")` is `2xH100|A100:80G`.
+
+    `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB); `share` is what a token has after its `@`:
+    `time-slice`, `mps`, `mps=50%,4G`. `vendor` None means any vendor if a model is named, else nvidia. Raises
+    `Rejected`.
+    """
+    if not _MODELS.fullmatch(model):
+        raise rejected(
+            "invalid-argument",
+            f"not a model: {model!r}",
+            field="$.gpu.model",
+            found=model,
+            next="count, memory and share are named beside it; alternatives are split by |",
+        )
+    asked = f"{memory}M" if isinstance(memory, int) else memory
+    _, spec = gpu_spec(f"{count}x{model}{asked and ':'}{asked}{share and '@'}{share}")
+    return msgspec.structs.replace(spec, scheduling=scheduling, vendor=vendor)
+
+
+def gpu_spec(gpu: GpuSpec | str | int) -> tuple[int, GpuSpec]:
+    """(replicas, spec) of a token, a count or a spec. Raises `Rejected`."""
+    if isinstance(gpu, GpuSpec):
+        return 1, gpu
+    try:
+        return _parsed(str(gpu))
+    except ValueError as error:
+        raise rejected(
+            "invalid-argument",
+            str(error),
+            field="$.gpu",
+            found=str(gpu),
+            allowed="a count, a model or both",
+            next="for example 1xH100, 2xH100:80G, 3x2xA100 or 1xL40S@mps=50%; with a count any model may be named, as"
+            " 1xTITAN",
+        ) from None

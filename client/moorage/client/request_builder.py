@@ -1,0 +1,263 @@
+"""A checked request from its parts: one by one, and for callers that submit similar ones."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypedDict
+
+import msgspec
+
+from moorage.client.errors import Rejected, rejected
+from moorage.client.gpus import gpu_spec
+from moorage.client.job_ids import fresh_job_id
+from moorage.schemas.codec import encode
+from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.gpu import GpuSpec
+from moorage.schemas.job import Request, Resources, Secret
+from moorage.schemas.names import is_job
+
+_TEXT: Final = frozenset({str})
+#: what the words of a command are nearly always given as
+COMMAND: Final = (tuple, list)
+#: what `str` makes words of that nobody meant
+_NO_WORDS: Final = (bytes, bytearray, memoryview, type(None), list, tuple, dict, set, frozenset)
+
+
+What = Request | Sequence[str] | Mapping[str, Any]
+
+
+class _RunFields(TypedDict, total=False):
+    """Fields of a request's `run`."""
+
+    driver: str
+    env: Mapping[str, str | Secret]
+    cwd: str | os.PathLike[str]
+    user: str
+    timeout_s: float
+    grace_s: float
+    checkpoint_signal: str
+    checkpoint_before_s: float
+
+
+class Fields(_RunFields, total=False):
+    """What `submit` takes by name beside argv and gpu: fields of a request and of its `run`, as on the wire."""
+
+    replicas: int
+    priority: int
+    resources: Resources
+    requires: dict[str, list[str]]
+    driver_config: dict[str, Any]
+    deadline_s: float
+    start_within_s: float
+    retries: int
+    retries_on_lost: int
+    on_partition: Literal["kill", "keep"]
+    on_no_match: Literal["wait", "reject"]
+    if_seq: int
+    events: Literal["job", "tenant"]
+    labels: dict[str, str]
+
+
+#: the names of these, as one may ask for them
+FIELDS: Final = frozenset(Fields.__annotations__)
+
+
+def build_request(
+    what: What,
+    gpu: GpuSpec | str | int | None = None,
+    key: str | None = None,
+    fields: Mapping[str, Any] | None = None,
+) -> Request:
+    """A checked request that has a job id: from argv, from a mapping as on the wire, or from a `Request`.
+
+    `gpu` may be a token (`2xH100:80G`, `3x2xA100` for three replicas), a count or a spec. What is given beside a
+    request replaces its fields. Raises `Rejected` with invalid-argument, naming the field, and TypeError for an unknown
+    field.
+    """
+    named = dict(fields or {})
+    if not named.keys() <= FIELDS:
+        from moorage.client.keywords import check_keywords
+
+        check_keywords(named, FIELDS)
+    body = _body(what)
+    run = {name: named.pop(name) for name in _RunFields.__annotations__ if name in named}
+    if run:
+        body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run, enc_hook=_plainer)}
+    body.update(msgspec.to_builtins(named, enc_hook=_plainer))
+    if gpu is not None:
+        _set_gpus(body, gpu)
+    if key is not None:
+        body["job"] = key
+    if body.get("job") is None:
+        body["job"] = fresh_job_id()
+    return _checked(body)
+
+
+def _body(what: What) -> dict[str, Any]:
+    """A request as on the wire, yet to be checked. Raises `Rejected` for what is no command."""
+    if isinstance(what, Request):
+        body: dict[str, Any] = msgspec.to_builtins(what)
+        return body
+    if isinstance(what, Mapping):
+        return dict(what)
+    if isinstance(what, str | bytes) or not isinstance(what, Iterable):
+        raise rejected(
+            "invalid-argument",
+            f"a command is a list of words, not {'one text' if isinstance(what, str | bytes) else type(what).__name__}",
+            field="$.run.argv",
+            found=str(what),
+            next="use a list, as ['python3', '/srv/train.py'], or ['sh', '-c', '…']",
+        )
+    return {"run": {"argv": _argv(what)}}
+
+
+def _set_gpus(body: dict[str, Any], gpu: GpuSpec | str | int) -> None:
+    """What a token says of replicas holds for the request, too. Raises `Rejected` where the two differ."""
+    replicas, spec = gpu_spec(gpu)
+    body["gpu"] = msgspec.to_builtins(spec)
+    if replicas == 1:
+        return
+    if body.get("replicas", 1) not in (1, replicas):
+        raise rejected(
+            "invalid-argument",
+            f"the GPU token says {replicas} replicas, and replicas says {body['replicas']}",
+            field="$.replicas",
+            next="say it once",
+        )
+    body["replicas"] = replicas
+
+
+def _checked(body: dict[str, Any]) -> Request:
+    try:
+        request = msgspec.convert(body, Request)
+    except msgspec.ValidationError as error:
+        raise _odd_variable(body) or Rejected(explain_decode_error(error, Request)) from None
+    if request.run is not None and request.run.cwd is not None and not request.run.cwd.startswith("/"):
+        raise rejected(
+            "invalid-argument",
+            "cwd is a folder of the worker's, not of this process: it is absolute",
+            field="$.run.cwd",
+            found=request.run.cwd,
+            allowed="a path that begins with /; left out: /",
+            next="name the whole path, as the worker sees it",
+        )
+    return request
+
+
+def _odd_variable(body: dict[str, Any]) -> Rejected | None:
+    """The first variable whose value is no text, by its name, which msgspec does not tell. It may be a secret."""
+    run = body.get("run")
+    env = run.get("env") if isinstance(run, Mapping) else None
+    for name, value in env.items() if isinstance(env, Mapping) else ():
+        if not isinstance(value, str | Mapping):
+            return rejected(
+                "invalid-argument",
+                f"the variable {name} is {type(value).__name__}, and variables are text",
+                field=f"$.run.env.{name}",
+                found=type(value).__name__,
+                allowed="text, or a Secret",
+                next=f"env={{{name!r}: str(…)}}",
+            )
+    return None
+
+
+def _argv(words: Iterable[object]) -> list[str]:
+    """The words of a command as text: numbers and paths are as `str` says them. Raises `Rejected` for what is none."""
+    return [word if type(word) is str else _word(at, word) for at, word in enumerate(words)]
+
+
+def _word(at: int, word: object) -> str:
+    if isinstance(word, _NO_WORDS):
+        raise rejected(
+            "invalid-argument",
+            f"{type(word).__name__} is no word of a command",
+            field=f"$.run.argv[{at}]",
+            found=repr(word),
+            next="give text, a number or a path; of a list of words each by itself, as [*words]",
+        )
+    return str(word)
+
+
+def _plainer(value: object) -> object:
+    """What msgspec has no word for and a request has."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} is nothing that a request can say: {value!r:.80}")
+
+
+def body_of(request: Request) -> bytes:
+    """As it is sent. Raises `Rejected` for text that is no UTF-8, as names of files may be."""
+    try:
+        return encode(request)
+    except UnicodeEncodeError as error:
+        raise rejected(
+            "invalid-argument",
+            "a request is text in UTF-8, and some of this is none",
+            found=ascii(error.object)[:80],
+        ) from None
+
+
+class RequestBuilder:
+    """`build_request` for a caller that submits similar requests: what stays the same is checked only once.
+
+    The fields that requests share are kept as a template. If the command is the same too, only the job's id is new.
+    """
+
+    def __init__(self) -> None:
+        self._gpu: GpuSpec | str | int | None = None
+        self._fields: Mapping[str, Any] = {}
+        self._template: Request | None = None
+        self._words: Sequence[str] | None = None
+        self._command: Request | None = None  # the template with these words
+        self._body_after_id = b""  # its body after the job's id
+
+    def build(
+        self,
+        what: What,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """As `build_request`."""
+        return self.encoded(what, gpu, key, fields)[0]
+
+    def encoded(
+        self,
+        what: What,
+        gpu: GpuSpec | str | int | None = None,
+        key: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> tuple[Request, bytes]:
+        """As `build_request`, and the body that says it."""
+        checked = self._checked_before(what, gpu, fields or {}) if isinstance(what, COMMAND) else None
+        job = fresh_job_id() if key is None else key
+        if checked is None or not isinstance(job, str) or not is_job(job):  # `build_request` says what is wrong
+            request = build_request(what, gpu, key, fields)
+            return request, body_of(request)
+        request = copy.copy(checked)
+        msgspec.structs.force_setattr(request, "job", job)
+        return request, b'{"job":"%b"%b' % (job.encode(), self._body_after_id)
+
+    def _checked_before(
+        self, words: Sequence[str], gpu: GpuSpec | str | int | None, fields: Mapping[str, Any]
+    ) -> Request | None:
+        """A checked request for this command, whatever its job id; None where something is wrong with it."""
+        if self._template is None or gpu != self._gpu or fields != self._fields:
+            template = build_request(("a command",), gpu, None, fields)
+            self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template
+            self._words = None
+        # 1, 1.0 and True are equal, and three words; and a handler has none
+        if words != self._words or not _TEXT.issuperset(map(type, words)):
+            self._words = None
+            try:
+                run = msgspec.structs.replace(self._template.workload, argv=_argv(words))
+                self._command = msgspec.structs.replace(self._template, job="j", run=run)
+                self._body_after_id = encode(self._command).removeprefix(b'{"job":"j"')
+            except ValueError:
+                return None
+            self._words = copy.copy(words)
+        return self._command

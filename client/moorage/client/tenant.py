@@ -1,0 +1,21 @@
+"""Whose jobs, when nobody says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+TENANT_VARIABLE: Final = "MOORAGE_TENANT"
+TENANT_DEFAULT: Final = "default"
+
+
+def find_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    """The one given, else $MOORAGE_TENANT, else `default`."""
+    return named_tenant(tenant, env) or TENANT_DEFAULT
+
+
+def named_tenant(tenant: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    """The one given, else $MOORAGE_TENANT; empty where nobody named one."""
+    env = os.environ if env is None else env
+    return tenant or env.get(TENANT_VARIABLE) or ""
