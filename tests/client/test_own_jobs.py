@@ -207,6 +207,17 @@ async def test_a_failure_has_the_tail_that_its_worker_keeps(nats_url: str, uniqu
         assert "show" not in loop.verbs()
 
 
+async def test_a_failure_is_told_where_nobody_hands_out_its_tail(nats_url: str, unique: str) -> None:
+    async with standing(nats_url, unique) as loop:
+        job = await loop.submit("j")
+        loop.scheduler.will("logs", None)
+        loop.client.timeout_s = 0.2
+        await loop.say("j", STORY[0], change(2, "EXITED", code=3), change(3, "FAILED", code=3))
+        with pytest.raises(JobFailed) as failed:
+            await job.result("20s")
+        assert (failed.value.exit_code, failed.value.log_tail) == (3, "")
+
+
 async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path / "nats")
     config = tmp_path / "nats" / "nats.conf"

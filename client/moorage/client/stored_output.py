@@ -80,14 +80,18 @@ def piece_of(page: LogPage) -> Piece:
 
 
 async def tail_of(client: AsyncClient, job: str, replica: int, attempt: int | None, chars_max: int) -> str:
-    """The end of a member's output, stdout before stderr; "" if none of it is kept."""
-    texts = []
-    for stream in STREAMS:
+    """The end of a member's output, stdout before stderr; "" of a stream that is not kept, or that nobody hands out.
+
+    How the job ended is known by then, and is to be told in any case.
+    """
+
+    async def text_of(stream: StreamName) -> str:
         try:
-            texts.append(piece_of(await read_page(client, job, replica, attempt, stream, -chars_max, chars_max)).text)
-        except (NoOutput, NotFound, Overloaded):
-            continue
-    return "".join(texts)
+            return piece_of(await read_page(client, job, replica, attempt, stream, -chars_max, chars_max)).text
+        except ClientError:
+            return ""
+
+    return "".join(await asyncio.gather(*map(text_of, STREAMS)))
 
 
 class _Stream:
