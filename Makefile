@@ -12,7 +12,7 @@ ROOMS  := schemas bus scheduler worker client tests bench docs
 
 .PHONY: help test demo types lint check docs pictures site mutants bench bench-quick bench-core bench-cli bench- \
         placement bench-decisions bench-fairness bench-queueing bench-peers transcripts nats-image record-frames sim \
-        sim-long chaos chaos-long soak takeover hostile fsyncs fuzz clean
+        sim-wide sim-long chaos chaos-long soak takeover hostile fsyncs fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -58,6 +58,9 @@ transcripts: $(STAMP)  ## write down every help and a first session as tests/cli
 
 sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=300 FROM=1000
 	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
+
+sim-wide: $(STAMP)  ## the same with restores, other settings, other devices, and services that follow their jobs
+	$(BIN)/python -m tests.sim.many --wide --seeds $(SEEDS) --from $(FROM)
 
 sim-long: SEEDS = 10000
 sim-long: sim  ## ten thousand of them, on every core

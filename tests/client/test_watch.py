@@ -103,6 +103,34 @@ async def test_a_gap_is_filled_by_asking(nats_url: str, unique: str) -> None:
         assert len(scheduler.asked) == 2
 
 
+async def test_an_answer_older_than_what_was_told_takes_nothing_back(nats_url: str, unique: str) -> None:
+    """Of a leader that was taken over from and does not know it yet. What was told after it was told once more."""
+    before = shown("j", "PLACED", change(1, "ACCEPTED"), change(2, "PLACED"))
+    older, after = Answer("show", 7, before), shown("j", "RUNNING", *(change(rev) for rev in range(1, 6)))
+    async with follow(nats_url, unique, Answer("show", 6, before), older, after) as (scheduler, following):
+        await following.revisions()
+        await scheduler.say("j", "RUNNING", change(3))
+        assert await following.revisions() == ("RUNNING", [3])
+        await scheduler.say("j", "RUNNING", change(5))
+        assert await following.revisions() == ("RUNNING", [4, 5])
+        assert following.watch.state == "RUNNING"
+        assert len(scheduler.asked) == 3
+
+
+async def test_a_restored_ledger_knows_less_and_is_followed_to_its_end(nats_url: str, unique: str) -> None:
+    """Its records are above all that were before."""
+    before = shown("j", "RUNNING", *(change(rev) for rev in range(1, 6)))
+    restored = Answer("show", 1 << 32, shown("j", "QUEUED", change(1, "ACCEPTED")))
+    async with follow(nats_url, unique, Answer("show", 7, before), restored) as (scheduler, following):
+        scheduler.will("history", problem("history-gone", "no"))
+        await following.revisions()
+        following.watch.refresh()
+        assert await following.revisions() == ("QUEUED", [])
+        await scheduler.say("j", "FAILED", change(2, "FAILED"))
+        assert await following.revisions() == ("FAILED", [2])
+        await following.ends()
+
+
 async def test_a_frame_that_cannot_be_read_makes_it_ask(nats_url: str, unique: str) -> None:
     before, after = shown("j", "QUEUED", change(1)), shown("j", "SUCCEEDED", change(1), change(2, "SUCCEEDED"))
     async with follow(nats_url, unique, before, after) as (scheduler, following):

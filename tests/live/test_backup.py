@@ -17,6 +17,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.scheduler import backup as backups
 from moorage.scheduler.backup import BackupRefused, backup, read, restore
 from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.ledger import Ledger
 from moorage.scheduler.queue_reader import QueueReader
 from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import QUICK, Caller, RealProcess, Stack, caller, is_alive, stack
@@ -227,6 +228,55 @@ async def test_a_half_made_restore_is_led_by_nobody_and_done_again(
         await start(made)
         await acme.leader(1 << 20)
         assert await acme.state("a") == "QUEUED"
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+async def test_a_backup_is_restored_again_over_a_ledger_that_was_restored_from_it(
+    broken_off: bool, nats_server: Server, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reigns and fences began again where the first restored ledger's had: its workers knew more, and nobody led.
+
+    Also where the second restore ends when the first ledger is gone already, and is done again."""
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        first = await a_leader(made, acme)
+        await made.agent("w", "4xH100", worker="w1")
+        await acme.workers_up("w1")
+        file = await take(made, tmp_path)
+        assert await first.terminate() == 0
+        await bring_back(made, file, replace=True)
+        second = await start(made)
+        await acme.leader(1 << 20)
+        await acme.workers_up("w1")
+        pid_file = made.folder / "pid"
+        await acme.submit("between", "/bin/sh", "-c", f"echo $$ > {pid_file}; exec sleep 600", run={"grace_s": 0.2})
+        fence = (await acme.reaches("between", "RUNNING"))["changes"][-1]["fence"]
+        pid = await until(lambda: pid_file.exists() and int(pid_file.read_text() or 0), what="it runs")
+        await second.kill()
+        monkeypatch.setattr(backups, "SILENT_S", 0.0)
+        if broken_off:
+            with monkeypatch.context() as patched:
+                patched.setattr("moorage.scheduler.ledger.Ledger.ensure", lambda *_, **__: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    await bring_back(made, file, replace=True)
+        await bring_back(made, file, replace=True)
+        await start(made)
+        await acme.leader(2 << 20)
+        await acme.workers_up("w1")
+        await until(lambda: not is_alive(pid), what="what nobody knows any more ended")
+        assert await acme.state("between") == ""
+        await acme.submit("after")
+        assert (await acme.reaches("after", "SUCCEEDED"))["changes"][-1]["fence"] > fence + (1 << 32) - (1 << 16)
+
+
+async def test_of_a_ledger_that_nobody_has_led_there_is_no_backup(
+    nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    """What is restored from one follows on nothing, so that workers which hold jobs could never join it."""
+    async with stack(nats_server, unique) as made, await connect(made.ledger_url, "test") as schedulers:
+        await Ledger(JetStream(schedulers), made.subjects, 1).ensure()
+        with pytest.raises(BackupRefused, match="nobody has led the ledger"):
+            await take(made, tmp_path)
+        assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------------------- an older backup, put there by hand

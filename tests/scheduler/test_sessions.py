@@ -84,6 +84,24 @@ def test_another_machine_may_have_the_id_after_lost_or_goodbye(how: str) -> None
     assert drive.states("j") == ["PLACED"]
 
 
+@pytest.mark.parametrize("how", ["lost", "goodbye"])
+@pytest.mark.parametrize(("boot", "outcome"), [("boot-1", "stale-join"), ("boot-2", "joined")])
+def test_a_join_that_comes_late_or_twice_does_not_bring_back_who_is_gone(how: str, boot: str, outcome: str) -> None:
+    """It did, and until that session was lost, jobs were placed where nobody was. A journal that was lost may begin
+    again at 1, but in another boot."""
+    drive = Driving()
+    worker = drive.worker("w0", auto=False)
+    join = Join(worker.machine, worker.boot, worker.n, worker.hello)
+    if how == "goodbye":
+        drive.send("w0", Goodbye(worker.session))
+        drive.tick()
+    else:
+        drive.pass_time(30_000, renew=False)
+    answer = drive.join(worker, msgspec.structs.replace(join, boot=boot))
+    assert (answer.get("code") or answer["kind"]) == outcome
+    assert bool(drive.state.workers["w0"].session) == (outcome == "joined")
+
+
 def test_two_joins_of_one_worker_in_one_record() -> None:
     drive = Driving()
     worker = drive.worker("w0")
@@ -117,7 +135,7 @@ def test_goodbye_then_a_join_in_one_record() -> None:
     worker = drive.worker("w0")
     old = worker.session
     drive.send("w0", Goodbye(worker.session))
-    answer = drive.join(worker, Join(worker.machine, worker.boot, worker.n, worker.hello))
+    answer = drive.join(worker, Join(worker.machine, worker.boot, worker.n + 1, worker.hello))
     assert answer["kind"] == "joined"
     assert answer["session"] != old
     assert drive.renew("w0")[0]["kind"] == "renewed"

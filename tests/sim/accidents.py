@@ -201,7 +201,7 @@ class Accidents:
         """Somebody without accounts writes into the ledger (H37)."""
         link = self.world.bus.connect("junk", account="ledger")
         subject = self.rng.choice((SUBJECTS.ledger_record, SUBJECTS.ledger_epoch, SUBJECTS.ledger_snapshot))
-        self._spawn(link.send([(subject, self.rng.randbytes(40), "")]))
+        self.spawn(link.send([(subject, self.rng.randbytes(40), "")]))
 
     # ------------------------------------------------------------------------------------------------------- storage
 
@@ -246,7 +246,7 @@ class Accidents:
         streams = self.world.bus.streams("ledger")
         if self._lost is not stream:
             return  # they were put back already
-        anew = streams.get(SUBJECTS.snapshot_stream)
+        anew, stream.is_full = streams.get(SUBJECTS.snapshot_stream), False
         for message in anew.messages.values() if anew is not None else ():
             stream.append(message.subject, message.data, message.headers)
         streams[SUBJECTS.snapshot_stream] = stream
@@ -291,19 +291,19 @@ class Accidents:
         if waiting:
             job = self.rng.choice(waiting)
             link, payload = self.world.connect("operator"), json.dumps({"job": job.name}).encode()
-            self._spawn(link.request(SUBJECTS.api(job.tenant, "cancel"), payload, ANSWER_S))
+            self.spawn(link.request(SUBJECTS.api(job.tenant, "cancel"), payload, ANSWER_S))
             self.world.did["cancelled a preemptor"] += 1
 
     def _operate(self, verb: str, body: dict[str, Any]) -> None:
         link, payload = self.world.connect("operator"), json.dumps({**body, "by": "sim"}).encode()
-        self._spawn(link.request(SUBJECTS.admin(verb), payload, ANSWER_S))
+        self.spawn(link.request(SUBJECTS.admin(verb), payload, ANSWER_S))
 
     # -------------------------------------------------------------------------------------------------------- within
 
     def _a_worker(self) -> str:
         return self.rng.choice(list(self.world.hosts))
 
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         self._asked.append(asyncio.create_task(_quiet(work)))
 
 

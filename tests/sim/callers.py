@@ -43,11 +43,16 @@ class Callers:
             self.asked.append(asyncio.create_task(ask(tenant, job, body)))
             if rng.random() < 0.15:
                 of = {"job": f"j{rng.randrange(number + 2)}"}
-                self.asked.append(asyncio.create_task(self.ask(SUBJECTS.api(rng.choice(TENANTS), "cancel"), of)))
+                self.asked.append(asyncio.create_task(self._cancel(rng.choice(TENANTS), of)))
 
     async def _submit(self, tenant: str, job: str, body: dict[str, Any]) -> None:
         answer = await self.ask(SUBJECTS.api(tenant, "submit"), body)
         self._judge.answered(tenant, job, body, answer)
+
+    async def _cancel(self, tenant: str, of: dict[str, Any]) -> None:
+        answer = await self.ask(SUBJECTS.api(tenant, "cancel"), of)
+        if answer.get("kind") == "answer":
+            self._judge.orders.cancelled(tenant, of["job"], answer["ledger"])
 
     async def _submit_durably(self, tenant: str, job: str, body: dict[str, Any]) -> None:
         stream, payload = JetStream(self._link), json.dumps(body).encode()

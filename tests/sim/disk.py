@@ -37,15 +37,16 @@ class SimulatedJournal(Journal):
             raise OSError(errno.ENOSPC, "No space left on device")
         super().flush()
 
-    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = ()) -> None:
+    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
         if not self._is_cut:
-            super().join(n, facts, devices)
+            super().join(n, facts, devices, left)
 
     def close(self) -> None:
-        if not self._is_cut:
-            self._cut()
+        self._cut()
 
     def _cut(self) -> None:
+        if self._is_cut:
+            return
         self._is_cut = True
         os.close(self._lock)
         os.close(self._file)

@@ -25,6 +25,7 @@ from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 from tests.sim.devices import LocalHold, Ran
 from tests.sim.machine import Machine
+from tests.sim.orders import Orders
 from tests.sim.preemptions import Preemptions
 
 SUBJECTS: Final = Subjects()
@@ -45,17 +46,22 @@ class Judge:
         self.machines: list[Machine] = []
         self.requests: dict[tuple[str, str], dict[str, Any]] = {}
         self.accepted: set[tuple[str, str]] = set()
+        self.refused: set[tuple[str, str]] = set()  # for good: whatever comes late, these are never jobs
         self.records = 0
         self.digest = 0  # of every record: two runs of one seed have the same
         self.started_members = 0
         self.on_violated: Callable[[], object] = lambda: None
+        self.on_accepted: Callable[[str, str], object] = lambda tenant, job: None
         self._first: Violated | None = None
+        self._modes: dict[tuple[str, str], str] = {}  # of every job that was asked about while it was known
+        self._ran: dict[str, Ran] = {}  # by tenant, job, replica and fence: of each name one process alone
         self._bus: SimulatedBus | None = None
         self._reign = _ReignTime(0, 0, 0.0)
         self._stored_ms = 0.0  # when the last record was
         self._said_well: dict[tuple[str, int], float] = {}  # worker and slot -> when an operator said that it is well
         self._known: list[_Known] = []  # of each worker, by its number in the ledger
         self.preemptions = Preemptions(self.violated, config)
+        self.orders = Orders(self.violated)
         self.histories = 0  # jobs that left memory, and whose history was read
 
     def violated(self, what: str, cause: BaseException | None = None) -> None:
@@ -72,6 +78,8 @@ class Judge:
         if missing := self.missing():
             self.violated(f"accepted and in no ledger, so lost: {missing}")
         self._check_success()
+        if wrong := [f"{tenant}/{job}" for tenant, job in sorted(self.refused) if self._is_known(tenant, job)]:
+            self.violated(f"refused for good, and in the ledger all the same: {wrong}")
         for tenant, job in sorted(self.accepted):
             if self.state.job(tenant, job) is None:
                 self._check_history(tenant, job)
@@ -116,7 +124,10 @@ class Judge:
 
     def answered(self, tenant: str, job: str, body: dict[str, Any], answer: dict[str, Any]) -> None:
         if answer.get("kind") == "accepted":
+            is_new = (tenant, job) not in self.accepted
             self.stored(tenant, job, body)
+            if is_new:
+                self.on_accepted(tenant, job)
         elif answer.get("code") in ("internal", "invalid-argument", "conflict"):
             self.violated(f"{tenant}/{job} was refused: {answer}")
 
@@ -126,6 +137,15 @@ class Judge:
         self.accepted.add((tenant, job))
 
     # -------------------------------------------------------------------------------------------- ledger
+
+    def restored(self, state: State, taken_seq: int) -> list[tuple[str, str]]:
+        """The ledger begins anew with `state`, from a backup at `taken_seq`. Returns the jobs that it has forgotten."""
+        self.state = state
+        self._known = [_Known(worker.session, worker.session, worker.n) for worker in state.worker_by_num]
+        self._reign = _ReignTime(0, 0, 0.0)
+        self.preemptions.restored()
+        self.orders.restored(taken_seq, state.seq)
+        return [unit for unit in sorted(self.accepted) if not self._is_known(*unit)]
 
     def watch(self, bus: SimulatedBus) -> None:
         """Fold every record as it is stored, and check what one look at the state can check."""
@@ -148,10 +168,12 @@ class Judge:
         junk = ledger.junk
         try:
             self.preemptions.before(self.state)
+            self.orders.before(self.state)
             ledger.fold_message(self.state, message)
             validate(self.state)
             if ledger.junk == junk:
                 self.preemptions.after(self.state)
+                self.orders.after(self.state)
                 self._check_workers(self.state)
                 self._check_time(self.state)
         except (Broken, AssertionError) as broken:
@@ -211,6 +233,9 @@ class Judge:
         """A process began: no other live attempt of its replica, no other holder of its exclusive GPUs."""
         self.started_members += 1
         tenant, job, replica = _unit(ran)
+        named = ran.key.partition("|")[2]
+        if (before := self._ran.setdefault(named, ran)) is not ran:
+            self.violated(f"{named} was started on {before.machine}, and then again on {ran.machine}")
         mode = self._mode(tenant, job)
         for machine in self.machines:
             for other in machine.living:
@@ -242,7 +267,7 @@ class Judge:
         """Promise 10. Of sharers a device is free once their processes are gone; memory tells them not apart."""
         inventory = machine.inventory
         assert inventory is not None
-        slot = next(at for at, device in enumerate(inventory.host.devices) if device.uuid == uuid)
+        slot = next((at for at, device in enumerate(inventory.host.devices) if device.uuid == uuid), -1)
         said_s = self._said_well.get((machine.name, slot), -1.0)
         for left in machine.memory.left(uuid):
             ended_before = left.end_s is not None and left.end_s <= said_s
@@ -264,11 +289,10 @@ class Judge:
 
     def _mode(self, tenant: str, job: str) -> str:
         known = self.state.job(tenant, job)
-        request = None if known is None else decode_request(known.body)
-        if request is not None:
-            return "exclusive" if request.effective_gpu is None else request.effective_gpu.effective_sharing
-        gpu = self.requests.get((tenant, job), {}).get("gpu") or {}
-        return str(gpu.get("sharing", "exclusive"))
+        if known is not None:
+            gpu = decode_request(known.body).effective_gpu
+            self._modes[(tenant, job)] = "exclusive" if gpu is None else gpu.effective_sharing
+        return self._modes.get((tenant, job), "exclusive")
 
 
 class _Known(NamedTuple):

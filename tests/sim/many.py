@@ -13,8 +13,10 @@ import resource
 import sys
 import time
 from collections import Counter
+from functools import partial
 from typing import Final, NamedTuple
 
+from tests.sim.wide import WideWorld
 from tests.sim.world import World
 
 PROGRESS_S: Final = 10.0
@@ -30,8 +32,8 @@ class Told(NamedTuple):
     started: int
 
 
-def run(seed: int) -> Told:
-    world, wrong = World(seed), ""
+def run(seed: int, wide: bool = False) -> Told:
+    world, wrong = (WideWorld if wide else World)(seed), ""
     try:
         world.run()
     except AssertionError as violated:
@@ -43,8 +45,8 @@ def run(seed: int) -> Told:
     return Told(seed, wrong, world.did, world.judge.records, world.judge.started_members)
 
 
-def again(seed: int) -> str:
-    return f"make sim SEEDS=1 FROM={seed}"
+def again(seed: int, wide: bool) -> str:
+    return f"make {'sim-wide' if wide else 'sim'} SEEDS=1 FROM={seed}"
 
 
 def main() -> int:
@@ -52,6 +54,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300, help="how many")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
     parser.add_argument("--stop", action="store_true", help="end at the first that fails")
+    parser.add_argument("--wide", action="store_true", help="worlds with more in them, see `wide.py`")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # without it a seed is another run in every process
@@ -64,11 +67,13 @@ def main() -> int:
     did: Counter[str] = Counter()
     began, told_s, done, records, started = time.monotonic(), time.monotonic(), 0, 0, 0
     with multiprocessing.get_context("fork").Pool(asked.processes, maxtasksperchild=500) as pool:
-        for told in pool.imap_unordered(run, range(asked.first, asked.first + asked.seeds), chunksize=2):
+        for told in pool.imap_unordered(
+            partial(run, wide=asked.wide), range(asked.first, asked.first + asked.seeds), chunksize=2
+        ):
             done, records, started, did = done + 1, records + told.records, started + told.started, did + told.did
             if told.wrong:
                 failed.append(told)
-                print(f"FAILED  {again(told.seed)}  # {told.wrong}", flush=True)
+                print(f"FAILED  {again(told.seed, asked.wide)}  # {told.wrong}", flush=True)
                 if asked.stop:
                     pool.terminate()
                     break
@@ -84,7 +89,7 @@ def main() -> int:
     print(f"{time.monotonic() - began:.0f} s, {cpu_s / max(1, done):.3f} s of processor time a seed")
     print("faults: " + ", ".join(f"{name} {count}" for name, count in sorted(did.items())))
     for told in sorted(failed):
-        print(f"FAILED  {again(told.seed)}  # {told.wrong}")
+        print(f"FAILED  {again(told.seed, asked.wide)}  # {told.wrong}")
     return 1 if failed else 0
 
 

@@ -46,6 +46,10 @@ class Preemptions:
         self.ended = 0  # attempts that were ended for somebody
         self.ran_again = 0  # of these, those whose replica was placed again
 
+    def restored(self) -> None:
+        """The ledger begins anew: who was preempted in the one before is nobody's victim in this one."""
+        self._held, self._victims = {}, {}
+
     def before(self, state: State) -> None:
         self._held = {num: job.preempts for num, job in state.preempting.items() if job.preempts is not None}
         shared = state.half_life_ms == 0

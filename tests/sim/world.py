@@ -17,7 +17,7 @@ import random
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 from unittest import mock
@@ -93,7 +93,9 @@ class World:
         self.hosts = {host.name: host for host in simulated_hosts(self.rng.choice(FLEETS), name="w")}
         self.machines: dict[str, Machine] = {}
         self.processes: dict[str, Process] = {}
-        self._leaders: dict[str, Scheduler] = {}
+        self.agents: dict[str, tuple[FleetHost, Agent]] = {}  # that started last
+        self.leaders: dict[str, Scheduler] = {}
+        self.kept_down: set[str] = set()  # who does not come back by itself
         self._opened: set[tuple[int, int, int]] = set()  # job, worker, slots: what an operator has opened to it again
         self._flapping: set[int] = set()  # workers of which an operator has said that their devices are well
 
@@ -117,9 +119,10 @@ class World:
             _collecting_seldom(),
             contextlib.ExitStack() as patches,
         ):
+            self.folder = Path(folder)
             for name in self.hosts:
                 rng = random.Random(self.rng.random())
-                machine = self.machines[name] = Machine(name, Path(folder) / name, rng, faults=self.faults)
+                machine = self.machines[name] = Machine(name, self.folder / name, rng, faults=self.faults)
                 machine.state.mkdir()
                 machine.on_start = self.judge.started
             self.judge.machines = list(self.machines.values())
@@ -148,7 +151,8 @@ class World:
     async def _live(self) -> None:
         self._outside = contextvars.copy_context()
         self.callers = Callers(self.connect("callers"), self.rng, self.judge, self.jobs, FAULTY_S)
-        self.accidents = Accidents(self)
+        self.accidents = self._accidents()
+        await self._begin()
         for name in (*self.schedulers, *self.hosts):
             self._start(name)
         scene = asyncio.create_task(self._scene())
@@ -159,12 +163,28 @@ class World:
             for task in self.callers.asked:
                 task.cancel()
             await asyncio.gather(*self.callers.asked, return_exceptions=True)
+            await self._end()
             for process in self.processes.values():
                 await asyncio.gather(*process.kill(), return_exceptions=True)
             for machine in self.machines.values():
                 machine.kill_supervisor()
         self.judge.finish()
         scene.result()
+
+    # what other worlds have beside: see `wide.py`
+
+    def _accidents(self) -> Accidents:
+        return Accidents(self)
+
+    async def _begin(self) -> None:
+        """Before anybody starts."""
+
+    async def _end(self) -> None:
+        """Before all processes end."""
+
+    def config_of(self, name: str) -> Config:
+        """The settings that a scheduler is started with."""
+        return self.config
 
     async def _scene(self) -> None:
         accidents = asyncio.create_task(self.accidents.run())
@@ -219,15 +239,22 @@ class World:
         self.later(back_s, self._restart, name, process)
 
     def _restart(self, name: str, process: Process) -> None:
-        if self.processes[name] is process:
+        if self.processes[name] is process and name not in self.kept_down:
             self._start(name)
+
+    def start_again(self, names: Iterable[str]) -> None:
+        """Start those that are dead, kept down or not."""
+        self.kept_down.difference_update(names)
+        for name in names:
+            if self.processes[name].is_dead:
+                self._start(name)
 
     async def _scheduler(self, name: str) -> None:
         world, ledger = self.connect(name), self.connect(name, account="ledger")
-        scheduler = self._leaders[name] = Scheduler(
+        scheduler = self.leaders[name] = Scheduler(
             world,
             ledger,
-            config=self.config,
+            config=self.config_of(name),
             name=name,
             snapshot_command=["in this process"],
             snapshot_records=SNAPSHOT_RECORDS,
@@ -243,6 +270,7 @@ class World:
         driver = ProcessDriver(SimulatedLink(machine, process), name, simulated=True, stream_output=False)
         inventory = machine.inventory = MachineInventory(host, machine.memory)
         agent = Agent(fleet_host, name, settings, facts, inventory, [driver], journal)
+        self.agents[name] = fleet_host, agent
         await fleet_host.open()
         await fleet_host.add(agent)
         if self.has_claimers and host.devices:
@@ -319,7 +347,7 @@ class World:
                 self.ask_admin("release", {"worker": worker.id, "slots": slots, "by": "sim"})
 
     def _waits_for(self) -> str | None:
-        reigns = [leader.reign for leader in self._leaders.values() if leader.reign is not None]
+        reigns = [leader.reign for leader in self.leaders.values() if leader.reign is not None]
         if not reigns:
             return "nobody leads"
         engine = max((reign.engine for reign in reigns), key=lambda engine: engine.state.epoch)

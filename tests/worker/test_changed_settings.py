@@ -13,9 +13,11 @@ import pytest
 
 from moorage.schemas.frames import End
 from moorage.worker.agent import Agent
+from moorage.worker.inventory.simulated import SimulatedInventory
 from moorage.worker.restoring import same_slots
 from moorage.worker.run import start
 from moorage.worker.settings import WorkerSettings
+from tests.waiting import until
 from tests.worker.scripted_leader import ScriptedLeader
 from tests.worker.test_agent_process import body, is_alive, name_of, pid_of, place, settings_of, state_folder
 
@@ -91,6 +93,44 @@ async def test_a_job_on_a_device_that_is_gone_ends_before_the_join_and_the_other
         async with running(msgspec.structs.replace(settings, simulate="2xH100"), nats_url):
             seat = await leader.joined("w1", joins=3)
             assert [each.job for each in seat.joins[-1].holding] == ["stays"]
+
+
+async def test_a_device_that_moved_is_in_use_again_once_the_memory_of_what_ran_there_is_seen_free(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job is no member of the next agent: it ended as lost, and whoever came next met its memory."""
+    kept = {1}
+    look = SimulatedInventory.memory_is_free
+
+    async def memory_is_free(inventory: SimulatedInventory, slot: int) -> bool:
+        return slot not in kept and await look(inventory, slot)
+
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        settings = settings_of(state, unique)
+        gone, other = name_of(), name_of("other", fence=11)
+        early, late = name_of("early", fence=12), name_of("late", fence=13)
+        async with running(settings, nats_url):
+            await leader.joined("w1")
+            mps = place(other, sleeper(tmp_path / "other"), (0, 2), mode="mps")
+            await leader.want("w1", place(gone, sleeper(tmp_path / "gone"), (1, 3)), mps)
+            pids = [await pid_of(tmp_path / job) for job in ("gone", "other")]
+        monkeypatch.setattr(SimulatedInventory, "memory_is_free", memory_is_free)
+        async with running(msgspec.structs.replace(settings, simulate="2xH100"), nats_url) as agent:
+            seat = await leader.joined("w1", joins=2)
+            assert not any(map(is_alive, pids))
+            assert agent.pool.busy_slots() == [1], "of sharers nothing is awaited but their end"
+            await leader.want("w1", place(early, body("true"), (1,)))
+            assert (await leader.heard("w1", "refused", early)).detail.startswith("quarantined")
+        async with running(msgspec.structs.replace(settings, simulate="1xH100"), nats_url):
+            await leader.joined("w1", joins=3)
+        async with running(msgspec.structs.replace(settings, simulate="2xH100"), nats_url) as agent:
+            seat = await leader.joined("w1", joins=4)
+            assert agent.pool.busy_slots() == [1], "nor do the next agents forget it, one that cannot see it neither"
+            kept.clear()
+            await until(lambda: not agent.pool.busy_slots(), what="the device is in use again")
+            await leader.want("w1", place(late, body("true"), (1,)))
+            await leader.heard("w1", "freed", late)
+            assert seat.kinds(late)[0] == "claimed"
 
 
 def test_slots_are_the_same_where_they_show_the_same_device() -> None:

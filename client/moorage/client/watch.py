@@ -80,6 +80,7 @@ class Watch:
         self.job = job
         self.state = ""
         self.rev = 0
+        self._ledger = 0  # the record of what was told last
         self.lost = 0
         self.shown: dict[str, Any] = {}
         self._client = client
@@ -316,6 +317,11 @@ class Watch:
             self._stale = True
             await asyncio.sleep(RETRY_S)
             return []
+        if answer.data.get("rev", self.rev) < self.rev and answer.ledger < self._ledger:
+            # of a leader that does not know yet that another one leads; of a restored ledger, records are above all
+            self._stale = True
+            await asyncio.sleep(RETRY_S)
+            return []
         data = self.shown = answer.data
         told = data.get("own_subject", False) or data.get("request", {}).get("events") != "tenant"
         if not told and self._feed is None:
@@ -360,7 +366,7 @@ class Watch:
         return [found[each] for each in sorted(found) if each <= rev], rev
 
     def _take(self, event: Event) -> Event:
-        self.rev, self.state = event.rev, event.state
+        self.rev, self.state, self._ledger = event.rev, event.state, event.ledger
         if self._output and self.driver in _ENDS_ITS_STREAMS:
             for change in event.changes:
                 if change.state == RUNNING:

@@ -8,6 +8,7 @@ the record that says so is the operator's word by which workers follow it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -23,7 +24,7 @@ from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StreamInfo
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.state import State
-from moorage.scheduler.ledger import Ledger
+from moorage.scheduler.ledger import Ledger, LedgerBroken
 from moorage.scheduler.queue_reader import QueueReader, read_through
 from moorage.scheduler.snapshots import Snapshots, recover
 from moorage.schemas.errors import MoorageError, problem
@@ -91,6 +92,8 @@ async def backup(target: str | None, prefix: str, to: Path) -> tuple[Path, Heade
         ledger = Ledger(jetstream, subjects, 0)
         state = await recover(ledger, Snapshots(jetstream, subjects))
         await ledger.follow(state)
+    if not state.ledger_id:
+        raise _refused(f"nobody has led the ledger {subjects.ledger_stream} yet: it holds nothing", "start a scheduler")
     data = dump(state)
     header = Header(
         state.ledger_id,
@@ -174,29 +177,58 @@ async def restore(
         jetstream = JetStream(connection)
         await _check_ledger(jetstream, subjects, replace=replace)
         queue_from = await _check_queue(JetStream(world), subjects, state)
-        for stream in (subjects.ledger_stream, subjects.snapshot_stream):  # now that nothing is refused any more
-            if await _info(jetstream, stream) is not None:
-                await jetstream.delete_stream(stream)
+        replaced = await _replaced(jetstream, subjects)
+        if await _info(jetstream, subjects.snapshot_stream) is not None:  # now that nothing is refused any more
+            await jetstream.delete_stream(subjects.snapshot_stream)
         if queue_from:
             await _new_queue(JetStream(world), subjects, replicas, queue_from, say)
         await _copy(JetStream(world), subjects, replicas, say)
         former = state.ledger_id
-        # a worker that was away through more than one restore follows as well
-        formers = [former, *state.former_id.split()][:FORMERS_MAX]
+        # a worker that was away through more than one restore follows as well, and one of a ledger that is replaced
+        formers = [each for row in (state, *replaced) for each in (row.ledger_id, *row.former_id.split()) if each]
+        state.former_id = " ".join(list(dict.fromkeys(formers))[:FORMERS_MAX])
         state.ledger_id = secrets.token_hex(8)
-        state.seq += SEQUENCES_AHEAD
+        state.epoch = max(each.epoch for each in (state, *replaced))
+        state.seq = max(each.seq for each in (state, *replaced)) + SEQUENCES_AHEAD
         state.snapshot = state.snapshot_before = None
         snapshots = Snapshots(jetstream, subjects, replicas)
         await snapshots.ensure()
         named = await snapshots.write(state)
         say(f"snapshot {named[0]} is written")
+        # only now: should this end here, the next try finds in the snapshot above which numbers it has to begin
+        if await _info(jetstream, subjects.ledger_stream) is not None:
+            await jetstream.delete_stream(subjects.ledger_stream)
         ledger = Ledger(jetstream, subjects, secrets.randbits(62), replicas=replicas)
         await ledger.ensure(first_seq=state.seq + 1)
         # until the naming record a state cannot be recovered from this ledger, and nobody leads without one
-        await ledger.begin_restored(state, named, " ".join(formers), EPOCHS_AHEAD)
+        await ledger.begin_restored(state, named, state.former_id, EPOCHS_AHEAD)
         copies = f", in {replicas} copies" if replicas > 1 else ""
         say(f"ledger {state.ledger_id} begins at record {state.seq}, from {header.seq} of {former}{copies}")
     return state
+
+
+async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
+    """What stands where the restored ledger goes, as far as it can be read: it was led after the backup was taken, or
+    was restored from the same one. Its numbers must not come again, and its workers are to follow.
+    """
+    found: list[State] = []
+    written = await _info(jetstream, subjects.snapshot_stream, subjects.snapshot_all)
+    for subject in written.subjects if written is not None else ():
+        parts = [each.data async for each in jetstream.read_range(subjects.snapshot_stream, subject)]
+        try:
+            found.append(load(b"".join(parts)))
+        except BadSnapshot:  # half a one
+            continue
+    info = await _info(jetstream, subjects.ledger_stream)
+    if info is None:
+        return found
+    ledger = Ledger(jetstream, subjects, 0)
+    state = State() if written is None else await recover(ledger, Snapshots(jetstream, subjects))
+    with contextlib.suppress(LedgerBroken):  # which is why it is restored, perhaps
+        await ledger.follow(state)
+    last = await ledger.last_reign()
+    last.seq = info.last_seq
+    return [last, state, *found]
 
 
 async def _check_ledger(jetstream: JetStream, subjects: Subjects, *, replace: bool) -> None:
@@ -265,9 +297,9 @@ async def _copy(world: JetStream, subjects: Subjects, replicas: int, say: Say) -
             say(f"copies of {stream}: {replicas}, and not {info.replicas}")
 
 
-async def _info(jetstream: JetStream, stream: str) -> StreamInfo | None:
+async def _info(jetstream: JetStream, stream: str, subjects: str = "") -> StreamInfo | None:
     try:
-        return await jetstream.stream_info(stream)
+        return await jetstream.stream_info(stream, subjects)
     except JetStreamRefused as refused:
         if refused.err_code == ERR_STREAM_NOT_FOUND:
             return None

@@ -192,6 +192,17 @@ class Ledger:
             return []
         return [(act[1], act[2], act[3]) for act in reversed(record.acts) if act[0] == Act.SNAPSHOT]
 
+    async def last_reign(self) -> State:
+        """The ledger's id and its epoch as the newest epoch record says, which is there whatever else is lost."""
+        state = State()
+        message = await self._js.get_last(self._subjects.ledger_stream, self._subjects.ledger_epoch)
+        record = self._decode(message) if message is not None else None
+        if record is not None:
+            said = {act[0]: act[1] for act in record.acts if len(act) > 1}
+            state.epoch, state.ledger_id = record.epoch, said.get(Act.EPOCH, "")
+            state.former_id = said.get(Act.RESTORED, "")
+        return state
+
     async def purge_below(self, seq: int) -> int:
         """Delete the records below a sequence. Purged by subject, so that the epoch record stays (ledger-rules H36)."""
         return await self._js.purge(self._subjects.ledger_stream, subject=self._subjects.ledger_record, below_seq=seq)

@@ -166,7 +166,15 @@ class Agent:
         self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address))
         self.output = OutputReader(self, worker, self.members.session, self.drivers)
         self.leader = LeaderLink(
-            host.post, host.inbox, self.subjects, self.members.session, journal, self.reporter, self.pool, self.watch
+            host.post,
+            host.inbox,
+            self.subjects,
+            self.members.session,
+            journal,
+            self.reporter,
+            self.pool,
+            self.watch,
+            self.claims,
         )
         self.dropped: Counter[str] = Counter()
         self.scheduled_s = NEVER_S  # for the host: the time of its timer for this agent
@@ -271,6 +279,10 @@ class Agent:
                 why = "its devices are not in their slots any more" if name in found.moved else "it is in no journal"
                 self.say(Log("error", "stray", f"{name} runs, and {why}: ending it before joining"))
                 driver.end(name, 0.0, "stray")
+        left = [state.devices[slot] for slot in found.left if slot < len(state.devices)]
+        self.claims.close_until_free([*state.left, *left], device_names(self.devices))
+        if not self._strays:
+            self.claims.look_for_free()
         # at the front: what the drivers have reported since they were opened is about these members
         self.queue.appendleft(Restored(held, state.unanswered + found.facts, found.withdrawn, bool(self._strays)))
         if stuck:
@@ -417,6 +429,7 @@ class Agent:
         slots = self.watch.well(command.slots, command.n, self.host.now())
         if not slots:
             return
+        self.claims.open(slots)
         self.say(Log("warning", "said-well", f"slots {slots} are in use again by an operator's word"))
         self._execute(self.members.handle(SaidWell(slots), self.host.now()))
 
@@ -465,6 +478,7 @@ class Agent:
             if driver is not None:
                 driver.forget([name])
         if not self._strays:
+            self.claims.look_for_free()
             self.queue.append(StraysOver())
 
     def _set_fence(self, command: SetFence) -> None:

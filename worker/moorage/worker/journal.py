@@ -98,6 +98,7 @@ class _Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     n: int
     facts: list[Fact]
     devices: list[str] = []
+    left: list[str] = []
 
 
 class _Live(msgspec.Struct, frozen=True, array_like=True, tag="live"):
@@ -125,7 +126,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Record).decode
 class JournalState:
     """What the records so far come to."""
 
-    __slots__ = ("devices", "frames", "join_facts", "join_n", "ledger", "places")
+    __slots__ = ("devices", "frames", "join_facts", "join_n", "ledger", "left", "places")
 
     def __init__(self) -> None:
         self.join_n = 0
@@ -134,6 +135,7 @@ class JournalState:
         self.frames: dict[int, list[Fact]] = {}
         self.places: dict[MemberName, Place] = {}
         self.devices: list[str] = []  # whose positions those places name; empty where an older release has written it
+        self.left: list[str] = []  # devices that may still have the memory of a job of before
 
     @property
     def unanswered(self) -> list[Fact]:
@@ -151,7 +153,8 @@ class JournalState:
             for place in record.places:
                 self.places[(place.tenant, place.job, place.replica, place.attempt, place.fence)] = place
         elif type(record) is _Join:
-            self.join_n, self.join_facts, self.frames, self.devices = record.n, record.facts, {}, record.devices
+            self.join_n, self.join_facts, self.frames = record.n, record.facts, {}
+            self.devices, self.left = record.devices, record.left
             self._drop_places(record.facts)
         elif type(record) is _Live:
             self.ledger, self.join_facts = record.ledger, []
@@ -160,7 +163,7 @@ class JournalState:
         """The shortest journal that comes to this state."""
         return [
             *([_Live(self.ledger)] if self.ledger else []),
-            _Join(self.join_n, self.join_facts, self.devices),
+            _Join(self.join_n, self.join_facts, self.devices, self.left),
             *(_Placed([place]) for place in self.places.values()),
             *(_Facts(no, facts) for no, facts in self.frames.items()),
         ]
@@ -195,12 +198,13 @@ class MemoryJournal:
     def answered(self, no: int) -> None:
         self._append(_Answered(no))
 
-    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = ()) -> None:
+    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
         """Written and on the disk before the join leaves; the facts replace all unanswered ones.
 
-        `devices` are this host's, by a name each, in the order that placements of the session count in.
+        `devices` are this host's, by a name each, in the order that placements of the session count in; `left` are
+        those, here or not, that may still have the memory of a job which is no member any more.
         """
-        self._append(_Join(n, facts, list(devices)))
+        self._append(_Join(n, facts, list(devices), list(left)))
 
     def live(self, ledger: str) -> None:
         self._append(_Live(ledger))
@@ -238,8 +242,8 @@ class Journal(MemoryJournal):
             os.close(self._lock)
             raise
 
-    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = ()) -> None:
-        super().join(n, facts, devices)
+    def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
+        super().join(n, facts, devices, left)
         self.flush()
         try:
             os.fsync(self._file)

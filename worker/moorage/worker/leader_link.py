@@ -10,6 +10,7 @@ from moorage.schemas.subjects import WORKER_VERBS, Subjects
 from moorage.worker.device_watch import DeviceWatch
 from moorage.worker.journal import MemoryJournal
 from moorage.worker.lease_session import LeaseSession
+from moorage.worker.member_claims import MemberClaims
 from moorage.worker.member_messages import SendFacts, SendGoodbye, SendJoin, SendRenew
 from moorage.worker.pool import GpuPool
 from moorage.worker.reporter import Reporter
@@ -35,6 +36,7 @@ class LeaderLink:
         reporter: Reporter,
         pool: GpuPool,
         watch: DeviceWatch,
+        claims: MemberClaims,
     ) -> None:
         worker = reporter.worker
         self._post = post
@@ -45,6 +47,7 @@ class LeaderLink:
         self._reporter = reporter
         self._pool = pool
         self._watch = watch
+        self._claims = claims
         self._join = b""
 
     def _ask(self, verb: str, number: int, payload: bytes) -> None:
@@ -84,7 +87,7 @@ class LeaderLink:
                 reign=session.reign,
                 ledger=session.ledger,
             )
-            self._journal.join(command.n, command.facts, device_names(reporter.devices))
+            self._journal.join(command.n, command.facts, device_names(reporter.devices), self._claims.left)
             self._join = encode(join, json=False)
         self._ask("join", command.n, self._join)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, cast
 
 from moorage.schemas.gpu import Sharing
-from moorage.worker.inventory.base import Inventory, SlotReading
+from moorage.worker.inventory.base import PROBE_S, Inventory, SlotReading
 from moorage.worker.member_messages import Log, Member, MemberName, NotFree, SeenFree
 from moorage.worker.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.rendezvous import Rendezvous
@@ -14,6 +15,8 @@ from moorage.worker.shell import Shell
 
 #: who keeps a slot of the pool closed
 MEMORY_KEPT: Final = "memory"
+#: the same, for a member of an earlier agent that is over: the device is in another slot now
+LEFT_BEHIND: Final = "left behind"
 
 
 class MemberClaims:
@@ -26,6 +29,8 @@ class MemberClaims:
         self._rendezvous = rendezvous
         self._leases: dict[MemberName, PoolLease] = {}
         self._quarantined: dict[int, set[MemberName]] = {}
+        self._left_behind: dict[int, str] = {}  # by slot: a device's name
+        self._absent: list[str] = []
 
     def take(self, member: Member) -> None:
         """All of its slots, at once. Raises SlotsRefused."""
@@ -77,6 +82,45 @@ class MemberClaims:
             if lease is not None and lease.phase == "held":
                 lease.ended()
         self._shell.spawn(self._look(members))
+
+    @property
+    def left(self) -> list[str]:
+        """The devices that are not yet seen free of the memory of what is no member here, by name."""
+        return [*self._left_behind.values(), *self._absent]
+
+    def close_until_free(self, names: Sequence[str], devices: Sequence[str]) -> None:
+        """Keep these out of use until `look_for_free` has seen their memory free: who held it is no member here.
+
+        `devices` are the names of this host's; the others are remembered, as they may come back.
+        """
+        self._absent = [name for name in dict.fromkeys(names) if name not in devices]
+        for slot, name in enumerate(devices):
+            if name in names:
+                self._left_behind[slot] = name
+                self._pool.quarantine(slot, "memory kept after a job of before", LEFT_BEHIND)
+
+    def look_for_free(self) -> None:
+        """From now on; whoever held them has ended."""
+        if self._left_behind:
+            self._shell.spawn(self._look_for_free())
+
+    def open(self, slots: Sequence[int]) -> None:
+        """Give these back, whatever their memory shows."""
+        for slot in self._left_behind.keys() & set(slots):
+            del self._left_behind[slot]
+            self._pool.unquarantine(slot, LEFT_BEHIND)
+
+    async def _look_for_free(self) -> None:
+        while self._left_behind:
+            for slot in sorted(self._left_behind):
+                try:
+                    is_free = await self._inventory.memory_is_free(slot)
+                except Exception as error:
+                    self._shell.say(Log("error", "no-look", f"the devices cannot be looked at: {error!r}"))
+                    break
+                if is_free:
+                    self.open([slot])
+            await asyncio.sleep(PROBE_S)
 
     async def _look(self, members: Sequence[Member]) -> None:
         """No look, or a broken one, says that nothing is free: it is looked again, and told as quarantined in time."""

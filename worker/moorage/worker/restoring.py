@@ -17,14 +17,16 @@ class Found:
     """What was found: members that are held on, and others that must end or were never started.
 
     `held` come with phase, exit code and reason. `withdrawn` are in the journal, but no driver knows them. `strays`
-    run, but are not in the journal or must not go on; `moved` are those of them whose slots now show other devices.
-    `facts` report the end of the latter, for the join that follows once they have ended.
+    run, but are not in the journal or must not go on; `moved` are those of them whose slots now show other devices, and
+    `left` the slots, as they were, whose devices may still hold the memory of such a member. `facts` report the end of
+    the latter, for the join that follows once they have ended.
     """
 
     held: list[tuple[Member, str, int, str]] = field(default_factory=list)
     withdrawn: list[MemberName] = field(default_factory=list)
     strays: dict[MemberName, tuple[Driver, Living]] = field(default_factory=dict)
     moved: set[MemberName] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
     facts: list[Fact] = field(default_factory=list)
 
 
@@ -62,6 +64,8 @@ def match(
         elif ran is not None and alive is not None and not set(place.slots) <= set(same):
             found.strays[name] = ran
             found.moved.add(name)
+            if place.mode == "exclusive":
+                found.left |= set(place.slots)
             code, why = (alive.code, alive.reason) if alive.phase == "exited" else (CODE_LOST, "lost")
             found.facts += [Fact("exited", *name, code, why), Fact("freed", *name)]
         elif alive is not None:

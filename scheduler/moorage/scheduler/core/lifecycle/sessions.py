@@ -98,7 +98,9 @@ class Sessions:
                 retry_after_s=self.config.lost_ms / 1000,
             )
         if not worker.session or worker.num in draft.left:
-            return None
+            # a lost journal may begin again at 1, but not in the same boot: this join came late, or twice
+            is_late = frame.n <= worker.n and (frame.boot, frame.machine) == (worker.boot, worker.machine)
+            return self._stale(worker, frame) if is_late else None
         if worker.machine != frame.machine:
             return problem(
                 "worker-id-in-use",
@@ -108,16 +110,17 @@ class Sessions:
             )
         if frame.n == worker.n and frame.boot == worker.boot and worker.lost_ms in (0, self.config.lost_ms):
             return worker.session  # the answer tells this leader's lease, so it must be the one that was recorded
-        if frame.n <= worker.n:
-            return problem(
-                "stale-join",
-                f"join number {frame.n} is not above {worker.n}, the last recorded",
-                found=frame.n,
-                allowed=f"> {worker.n}",
-                next="keep the state folder between starts, or wait until the old session is lost",
-                retry_after_s=self.config.lost_ms / 1000,
-            )
-        return None
+        return self._stale(worker, frame) if frame.n <= worker.n else None
+
+    def _stale(self, worker: Worker, frame: Join) -> Problem:
+        return problem(
+            "stale-join",
+            f"join number {frame.n} is not above {worker.n}, the last recorded",
+            found=frame.n,
+            allowed=f"> {worker.n}",
+            next="keep the state folder between starts, or wait until the old session is lost",
+            retry_after_s=self.config.lost_ms / 1000,
+        )
 
     def _number_new(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | int:
         """Give a number to a worker that was never seen before."""

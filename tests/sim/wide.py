@@ -1,0 +1,239 @@
+"""A world with more of what a site has: `python -m tests.sim.many --wide`.
+
+Schedulers of different settings; services that follow their jobs and ask about them with the SDK, submit arrays, and
+submit on the condition that nothing was decided since; operators who restore backups and raise no reign by hand;
+schedulers and agents that are stopped in order; workers that leave, and hosts that come back with other devices.
+
+It is a world of its own, so that the seeds of the plain one show what they have always shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import random
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError
+from moorage.scheduler.core.config import Config
+from moorage.schemas.subjects import Subjects
+from tests.sim.accidents import FEW_ACTS, Accidents
+from tests.sim.callers import ANSWER_S, TENANTS, Callers
+from tests.sim.followers import Followers
+from tests.sim.restores import Restores
+from tests.sim.world import CONFIG, World
+
+SUBJECTS: Final = Subjects()
+#: how long a stopped agent tries to leave in order
+LEAVE_S: Final = 5.0
+BATCHED: Final = 0.1
+CONDITIONAL: Final = 0.1
+
+
+class WideWorld(World):
+    """As `World`."""
+
+    callers: WideCallers
+
+    def __init__(self, seed: int, *, faults: float = 1.0, jobs: int = 40) -> None:
+        chance = random.Random(f"wide {seed}")
+        super().__init__(seed, faults=faults, schedulers=chance.choice((2, 2, 3)), jobs=jobs)
+        self.whole = dict(self.hosts)
+        self.followers = Followers(self.bus, random.Random(chance.random()), self.judge)
+        self.restores = Restores(self)
+        self.judge.on_accepted = self.followers.accepted
+        takeover_s = chance.choice((4.0, 4.0, 2.0, 6.0))
+        self._configs = {name: self._settings(chance, takeover_s) for name in self.schedulers}
+
+    def _settings(self, chance: random.Random, takeover_s: float) -> Config:
+        """Of one scheduler. Who may end whom is everybody's, since the judge goes by it; and so is `takeover_s`: by its
+        own a leader knows for how long nobody else can lead, and may answer what is asked about the state."""
+        return msgspec.structs.replace(
+            self.config,
+            takeover_s=takeover_s,
+            lease_s=chance.choice((20.0, 20.0, 12.5, 40.0)),
+            grace_s=chance.choice((5.0, 1.0, 8.0)),
+            margin_s=chance.choice((3.0, 1.0)),
+            renew_s=chance.choice((2.0, 1.5)),
+            load_s=chance.choice((2.0, 1.0)),
+            order=chance.choice(("fair", "fair", "arrival", "fifo")),
+            ranker=chance.choice(("fragments", "pack", "headroom")),
+            reserve_after=chance.choice((30.0, 3.0)),
+            ageing=chance.choice((0.0, 600.0)),
+            jobs_max=chance.choice((CONFIG.jobs_max, 40)),
+            ended_max=chance.choice((CONFIG.ended_max, 0, 5)),
+        )
+
+    def config_of(self, name: str) -> Config:
+        return self._configs[name]
+
+    def _patch(self, patches: contextlib.ExitStack) -> None:
+        super()._patch(patches)
+        self.restores.patched(patches)
+
+    def _accidents(self) -> Accidents:
+        return WideAccidents(self)
+
+    async def _begin(self) -> None:
+        self.callers = WideCallers(self.callers, self)
+        await self.followers.open(TENANTS)
+
+    async def _end(self) -> None:
+        await self.followers.close()
+
+    async def _until_over(self) -> None:
+        await super()._until_over()
+        await self.followers.until_ends()
+
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        self.accidents.spawn(work)
+
+    def say(self, text: str) -> None:
+        """What a restore tells its operator."""
+
+
+class WideCallers(Callers):
+    """With requests in arrays, and on the condition that nothing was decided since."""
+
+    def __init__(self, plain: Callers, world: WideWorld) -> None:
+        self.__dict__ |= plain.__dict__
+        self._world = world
+        self._batch: dict[str, list[dict[str, Any]]] = {}
+
+    def again(self, tenant: str, job: str) -> None:
+        """A restored ledger has forgotten it: whoever sent it sends it again."""
+        self.asked.append(asyncio.create_task(self._submit_again(tenant, job)))
+
+    async def _submit_again(self, tenant: str, job: str) -> None:
+        body = {key: value for key, value in self._judge.requests[(tenant, job)].items() if key != "if_seq"}
+        answer = await self.ask(SUBJECTS.api(tenant, "submit"), body)
+        if answer.get("code") != "conflict":  # of a later restore: that ledger knows it, with its condition
+            self._judge.answered(tenant, job, body, answer)
+
+    async def _submit(self, tenant: str, job: str, body: dict[str, Any]) -> None:
+        if self._rng.random() < BATCHED:
+            await self._submit_batch(tenant, job, body)
+            return
+        if self._rng.random() < CONDITIONAL:
+            body["if_seq"] = max(0, self._judge.state.seq - self._rng.choice((0, 0, 1)))
+        restores = self._world.restores.done
+        answer = await self.ask(SUBJECTS.api(tenant, "submit"), body)
+        if answer.get("code") == "moved-on" and restores == self._world.restores.done:
+            self._judge.refused.add((tenant, job))
+        elif answer.get("field") != "$.if_seq":  # a record that a restored ledger does not have
+            self._judge.answered(tenant, job, body, answer)
+
+    async def _submit_batch(self, tenant: str, job: str, body: dict[str, Any]) -> None:
+        bodies = [{**body, "job": f"{job}{letter}"} for letter in "abc"]
+        payload, left = json.dumps(bodies).encode(), dict(enumerate(bodies))
+        began_s = asyncio.get_running_loop().time()
+        while left and self._is_patient(began_s):
+            with contextlib.suppress(BusError):
+                answers = json.loads((await self._link.request(SUBJECTS.api(tenant, "submit"), payload, ANSWER_S)).data)
+                for at, answer in enumerate(answers) if isinstance(answers, list) else ():
+                    if at in left and answer.get("code") not in ("not-leading", "queue-full"):
+                        self._judge.answered(tenant, left[at]["job"], left.pop(at), answer)
+            await asyncio.sleep(self._rng.uniform(0.1, 2 * ANSWER_S))
+        if left:
+            self._judge.violated(f"the batch of {tenant}/{job} was not answered")
+
+
+class WideAccidents(Accidents):
+    world: WideWorld
+
+    def __init__(self, world: WideWorld) -> None:
+        super().__init__(world)
+        more = (
+            self.back_up,
+            self.back_up,
+            self.restore,
+            self.stop_scheduler,
+            self.stop_agent,
+            self.worker_leaves,
+            self.other_devices,
+        )
+        if len(self._acts) > FEW_ACTS:
+            self._acts += more
+        else:
+            self._acts += tuple(self.rng.sample(more, 3))
+
+    def back_up(self) -> None:
+        self.world.restores.back_up()
+
+    def restore(self) -> None:
+        if not self.snapshots_were_lost() and not self.world.did["lost the newest snapshot"]:
+            self.world.restores.restore()
+
+    def lose_snapshots(self) -> None:
+        """A restored ledger has one snapshot and no record before it: of that nobody is promised anything."""
+        if not self.world.restores.done:
+            super().lose_snapshots()
+
+    def stop_scheduler(self) -> None:
+        """SIGTERM, as in an upgrade."""
+        world, name = self.world, self.rng.choice(self.world.schedulers)
+        scheduler, process = world.leaders.get(name), world.processes[name]
+        if scheduler is None or process.is_dead:
+            return
+        back_s = self.rng.choice((0.2, 3.0, 15.0))
+
+        async def stop() -> None:
+            await scheduler.resign()
+            world.kill_process(name, process, back_s)
+
+        process.run(stop())
+
+    def stop_agent(self) -> None:
+        """SIGTERM, as in an upgrade of a worker."""
+        self._end_agent(self._a_worker(), self.rng.choice((0.2, 3.0, 20.0)), for_good=False)
+
+    def worker_leaves(self) -> None:
+        """For good, with goodbye; the machine is booted anew some time later."""
+        self._end_agent(self._a_worker(), self.rng.choice((3.0, 20.0, 45.0)), for_good=True)
+
+    def _end_agent(self, name: str, back_s: float, *, for_good: bool) -> None:
+        world = self.world
+        process = world.processes[name]
+        if process.is_dead or name not in world.agents:
+            return
+        fleet_host, agent = world.agents[name]
+
+        async def stop() -> None:
+            if for_good:
+                agent.leave()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LEAVE_S):
+                        await agent.left.wait()
+            else:
+                agent.leave_if_idle()
+            await fleet_host.close()
+            world.kill_process(name, process, back_s)
+
+        process.run(stop())
+
+    def other_devices(self) -> None:
+        """A device is gone at the agent's next start, or what was gone is back; the machine is booted anew, or not."""
+        name, rng = self._a_worker(), self.rng
+        whole, host = self.world.whole[name], self.world.hosts[name]
+        if len(host.devices) < len(whole.devices):
+            self.world.hosts[name] = whole
+        elif len(whole.devices) > 1:
+            gone = rng.choice(whole.devices).uuid
+            left = [device for device in whole.devices if device.uuid != gone]
+            devices = tuple(msgspec.structs.replace(device, index=at) for at, device in enumerate(left))
+            self.world.hosts[name] = dataclasses.replace(whole, devices=devices)
+        if rng.random() < 0.5:
+            self.world.machines[name].reboot()
+        self.world.kill(name, rng.choice((0.2, 3.0, 20.0)))
+
+    def heal(self) -> None:
+        for name, whole in self.world.whole.items():
+            if self.world.hosts[name] is not whole:
+                self.world.hosts[name] = whole
+                self.world.processes[name].kill()
+        super().heal()
