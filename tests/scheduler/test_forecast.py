@@ -152,6 +152,24 @@ def test_a_child_that_fails_or_takes_too_long_is_no_answer_and_leaves_nothing() 
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+def test_what_a_copy_frees_of_the_leader_costs_no_answer() -> None:
+    open_files = [open(os.devnull) for _ in range(16)]  # noqa: SIM115
+    lowest = min(file.fileno() for file in open_files)
+
+    def frees() -> bytes:
+        open_files.clear()  # each closes its number
+        return b"found"
+
+    def asks_more() -> bytes:
+        while os.dup(0) < lowest - 1:
+            pass  # a pipe would have the next number that is not taken
+        return b",".join(answer or b"lost" for answer in child.ask_all([frees] * 5))
+
+    assert child.ask(asks_more) == b",".join([b"found"] * 5)
+    for file in open_files:
+        file.close()
+
+
 class Raw(logging.Handler):
     """To descriptor 2, which a child has as well."""
 

@@ -34,6 +34,8 @@ from moorage.schemas.frames import Answer, Event
 log = logging.getLogger("moorage.scheduler")
 
 FORECAST_KEPT_MS: Final = 2_000
+#: of one processor's time, what forecasts that nobody waits for may take: one part in so many
+FORECAST_SHARE: Final = 4
 #: how often a followed job that waits is looked at, and how many of them each time
 FOLLOW_S: Final = 2.0
 FOLLOWED_AT_ONCE: Final = 16
@@ -116,23 +118,24 @@ class Foresight:
             return {}
         start = known.starts.get(tenant, {}).get(job)
         if start is None:
-            unknown = f"how long {known.unknown_runs} of what runs will take is not known"
-            return {"starts_unknown": unknown} if known.unknown_runs else {}
+            return _unknown(known)
         passed = max(0, self._now_ms() - known.time_ms)
         band = {"p50_ms": max(0, start.p50_ms - passed)}
         if start.p90_ms >= 0:
             band["p90_ms"] = max(band["p50_ms"], start.p90_ms - passed)
         return {"starts": {**band, "runs": start.runs}}
 
-    def _wants_forecast(self, job: Job) -> bool:
+    def _wants_forecast(self, job: Job, *, asked: bool = True) -> bool:
+        """Whether the last one is too old; `asked` where somebody waits for the answer."""
         if self.children is None:
             return False
         known = self._forecast
         if known is None:
             return True
         age_ms = self._now_ms() - known.time_ms
-        # of who came since it says nothing
-        return age_ms > (FORECAST_KEPT_MS if job.accepted_ms <= known.time_ms else FORECAST_KEPT_MS // 4)
+        if asked and job.accepted_ms > known.time_ms:  # of who came since it says nothing
+            return age_ms > max(FORECAST_KEPT_MS // 4, known.cpu_ms)
+        return age_ms > max(FORECAST_KEPT_MS, FORECAST_SHARE * known.cpu_ms)
 
     def _forecast_is_coming(self) -> bool:
         """Whether one is under way, or has been asked for now; False where none can be."""
@@ -240,7 +243,7 @@ class Foresight:
             job = state.job(*key)
             if job is None or now_ms > followed.until_ms or not waits(job):
                 continue
-            if self._wants_forecast(job):
+            if self._wants_forecast(job, asked=False):
                 self._forecast_is_coming()
             data = self._unasked(*key, fixes=False)
             if data is None:  # it is followed no more
@@ -259,6 +262,16 @@ class Foresight:
             task.cancel()
         if self.children is not None:
             self.children.close()
+
+
+def _unknown(known: Forecast) -> dict[str, Any]:
+    """Why a forecast says nothing of a job that it looked at."""
+    if known.unknown_runs:
+        return {"starts_unknown": f"how long {known.unknown_runs} of what runs will take is not known"}
+    if known.unknown_starts:
+        who = f"{known.unknown_starts} of what starts before it"
+        return {"starts_unknown": f"how long {who} will take is not known"}
+    return {"starts_unknown": "more waits before it than can be looked ahead"} if known.cut else {}
 
 
 def _gist(data: dict[str, Any]) -> tuple[Any, ...]:

@@ -18,8 +18,8 @@ import signal
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
-from typing import Final, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, NoReturn
 
 log = logging.getLogger("moorage.whatif")
 
@@ -68,8 +68,7 @@ def _be_child(work: Work, send: int) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         gc.disable()  # it lives too short, and would copy every page it marks
-        os.closerange(3, send)
-        os.closerange(send + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+        _let_go(send)
         os.nice(max(0, _NICE - os.getpriority(os.PRIO_PROCESS, 0)))  # a child's child is as nice as that
         seconds = int(time.process_time() + CHILD_S_MAX) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -86,25 +85,69 @@ def _be_child(work: Work, send: int) -> NoReturn:
         os._exit(code)
 
 
+def _let_go(send: int) -> None:
+    """Hold nothing of the leader's open but stdio and the pipe.
+
+    The numbers stay taken, by /dev/null: an object of the leader that has such a number closes it when it is freed
+    here, and were the number a pipe's to a child of this one by then, that answer would be lost.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in (send, nothing):
+            os.dup2(nothing, number)
+
+
 def ask(work: Work, limit_s: float = CHILD_S_MAX) -> bytes | None:
     """The answer of a child, waited for; None where it failed or took too long."""
-    pid, receive = fork(work)
-    ends_s = time.monotonic() + limit_s
-    chunks: list[bytes] = []
+    return ask_all([work], limit_s)[0]
+
+
+def ask_all(works: Sequence[Work], limit_s: float = CHILD_S_MAX) -> list[bytes | None]:
+    """The answers of children, waited for, `CHILDREN_MAX` at once; None of one that failed or took longer than that."""
+    answers: list[bytes | None] = [None] * len(works)
+    running: dict[int, _Asked] = {}  # by the pipe to read from
+    left = deque(enumerate(works))
     try:
-        while True:
-            left = ends_s - time.monotonic()
-            if left <= 0 or not select.select([receive], [], [], left)[0]:
-                os.kill(pid, signal.SIGKILL)
-                return None
-            chunk = os.read(receive, _CHUNK)
-            if not chunk:
-                break
-            chunks.append(chunk)
+        while left or running:
+            while left and len(running) < CHILDREN_MAX:
+                at, work = left.popleft()
+                pid, receive = fork(work)
+                running[receive] = _Asked(at, pid, time.monotonic() + limit_s, [])
+            wait_s = min(asked.ends_s for asked in running.values()) - time.monotonic()
+            for receive in select.select(list(running), [], [], max(0.0, wait_s))[0]:
+                chunk = os.read(receive, _CHUNK)
+                if chunk:
+                    running[receive].chunks.append(chunk)
+                else:
+                    asked = running.pop(receive)
+                    if _reap(asked.pid, receive) == 0:
+                        answers[asked.at] = b"".join(asked.chunks)
+            for receive in [pipe for pipe, asked in running.items() if asked.ends_s <= time.monotonic()]:
+                _kill(running.pop(receive).pid, receive)
     finally:
-        os.close(receive)
-        _, status = os.waitpid(pid, 0)
-    return b"".join(chunks) if status == 0 else None
+        for receive, asked in running.items():
+            _kill(asked.pid, receive)
+    return answers
+
+
+class _Asked(NamedTuple):
+    """A child that `ask_all` waits for: which work is its, and what it has answered so far."""
+
+    at: int
+    pid: int
+    ends_s: float
+    chunks: list[bytes]
+
+
+def _kill(pid: int, receive: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    _reap(pid, receive)
+
+
+def _reap(pid: int, receive: int) -> int:
+    """Its status, once it has ended."""
+    os.close(receive)
+    return os.waitpid(pid, 0)[1]
 
 
 class Children:

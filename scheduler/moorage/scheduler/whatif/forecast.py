@@ -1,20 +1,23 @@
-"""When those that wait will start: two looks ahead, by the medians and by the ninetieth percentiles of durations."""
+"""When those that wait will start: by several looks ahead, with a band."""
 
 from __future__ import annotations
 
+import resource
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queueing.queue import REPLICA_BITS
-from moorage.scheduler.whatif.child import ask
-from moorage.scheduler.whatif.future import Future, Quantile, waits
+from moorage.scheduler.whatif.child import ask_all
+from moorage.scheduler.whatif.future import Future, waits
+from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 
 #: jobs of the queue that one forecast is made for, the ones that came first; of more nothing is said
 JOBS_MAX: Final = 2_000
-#: of the look ahead that runs beside the other one
-LIMIT_S: Final = 9.0
+#: of each look; two run at once
+LIMIT_S: Final = 6.0
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
@@ -28,11 +31,16 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
-    """As of ledger time `time_ms`; `starts` by tenant and job. `unknown_runs` end nobody knows when."""
+    """As of ledger time `time_ms`; `starts` by tenant and job. `unknown_runs` end nobody knows when, and so do
+    `unknown_starts` of those that will start before others; `cut` where more wait than was looked at. `cpu_ms` is what
+    it took of processors."""
 
     time_ms: int
     starts: dict[str, dict[str, Start]]
     unknown_runs: int = 0
+    unknown_starts: int = 0
+    cut: bool = False
+    cpu_ms: int = 0
 
 
 encode_forecast: Final = msgspec.msgpack.Encoder().encode
@@ -41,28 +49,38 @@ decode_forecast: Final = msgspec.msgpack.Decoder(Forecast).decode
 
 class _Look(msgspec.Struct, frozen=True, array_like=True):
     starts: list[tuple[str, str, int, str, int]]
-    unknown: int
+    unknown_runs: int
+    unknown_starts: int
+    cut: bool
 
 
 _decode_look: Final = msgspec.msgpack.Decoder(_Look).decode
 
 
 def forecast(engine: Engine, time_ms: int) -> bytes:
-    """A `Forecast`, encoded. Destroys the engine: for a child."""
-    late = ask(lambda: _look(engine, time_ms, "p90"), LIMIT_S)
-    soon = _decode_look(_look(engine, time_ms, "p50"))
-    worst = {} if late is None else {(t, j): ms for t, j, ms, *_ in _decode_look(late).starts}
+    """A `Forecast`, encoded, of `LOOKS` looks. For a child."""
+    answers = ask_all([partial(_look, engine, time_ms, look) for look in range(LOOKS)], LIMIT_S)
+    looks = [_decode_look(answer) for answer in answers if answer is not None]
+    if not looks:
+        raise RuntimeError("the forecast took too long")
+    outcomes: dict[tuple[str, str], list[Outcome]] = {}
+    for look in looks:
+        for tenant, job, ms, worker, runs in look.starts:
+            outcomes.setdefault((tenant, job), []).append(Outcome(ms, (worker, runs)))
     starts: dict[str, dict[str, Start]] = {}
-    for tenant, job, ms, worker, runs in soon.starts:
-        p90 = worst.get((tenant, job), -1)
-        # a later end of somebody may by chance be an earlier start of another: the band is in order all the same
-        starts.setdefault(tenant, {})[job] = Start(ms, p90 if p90 < 0 else max(ms, p90), worker, runs)
-    return encode_forecast(Forecast(time_ms, starts, soon.unknown))
+    for (tenant, job), found in outcomes.items():
+        together = band(found)
+        if together is not None:
+            starts.setdefault(tenant, {})[job] = Start(together.p50_ms, together.p90_ms, *together.detail)
+    first, used = looks[0], resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_ms = int(1000 * (used.ru_utime + used.ru_stime))
+    return encode_forecast(Forecast(time_ms, starts, first.unknown_runs, first.unknown_starts, first.cut, cpu_ms))
 
 
-def _look(engine: Engine, time_ms: int, quantile: Quantile) -> bytes:
-    future = Future(engine, time_ms, quantile)
-    waiting = _waiting(engine)
+def _look(engine: Engine, time_ms: int, look: int) -> bytes:
+    """A `_Look`, encoded. Destroys the engine."""
+    future = Future(engine, time_ms, look)
+    waiting, more = _waiting(engine)
     for key in waiting:
         future.started.pop(key, None)
     left = set(waiting)
@@ -73,15 +91,15 @@ def _look(engine: Engine, time_ms: int, quantile: Quantile) -> bytes:
 
     future.pass_time(done)
     found = [(*key, *future.started[key]) for key in waiting if key in future.started]
-    return msgspec.msgpack.encode(_Look(found, future.unknown))
+    return msgspec.msgpack.encode(_Look(found, future.unknown_runs, future.unknown_starts, more or future.cut))
 
 
-def _waiting(engine: Engine) -> list[tuple[str, str]]:
-    """The first jobs of the queue by number, that is by their coming."""
+def _waiting(engine: Engine) -> tuple[list[tuple[str, str]], bool]:
+    """The first jobs of the queue by number, that is by their coming, and whether there are more."""
     nums = sorted({item >> REPLICA_BITS for line in engine.queue.lines.values() for item in line.entries})
     found = []
     for num in nums[:JOBS_MAX]:
         job = engine.state.jobs.get(num)
         if job is not None and waits(job):
             found.append((job.tenant, job.name))
-    return found
+    return found, len(nums) > JOBS_MAX

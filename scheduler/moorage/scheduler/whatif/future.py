@@ -1,17 +1,17 @@
-"""What will come, by the leader's own estimates: what runs ends when such runs ended, and the queue goes on from there.
+"""What will come, by the leader's own estimates: what runs ends as such runs ended, and the queue goes on from there.
 
-Destroys the engine that it plays: to be run in a process of its own (see `child`). Half of such runs are over by
-`p50`, nine of ten by `p90`; what nothing is known of never ends here, so a start that needs its end stays unknown.
+Destroys the engine that it plays: to be run in a process of its own (see `child`). Each of several looks draws from the
+known runs how long a job goes on (see `looks`); what nothing is known of never ends here, so a start that needs its end
+stays unknown.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.queueing.durations import Estimate
 from moorage.scheduler.core.records import GangPhase
 from moorage.scheduler.core.state import (
     AT_CLAIMED,
@@ -24,6 +24,7 @@ from moorage.scheduler.core.state import (
     Member,
     started_ms,
 )
+from moorage.scheduler.whatif.looks import middle, part_of, somewhere_in
 from moorage.scheduler.whatif.play import LOOK_MS, Held, MemberName, Play
 
 #: moments and processor seconds that one look ahead may take; what did not start by then is unknown
@@ -31,8 +32,6 @@ MOMENTS_MAX: Final = 20_000
 CPU_S_MAX: Final = 0.5
 #: nobody waits longer for an estimate to come true
 HORIZON_MS: Final = 366 * 86_400_000
-
-Quantile = Literal["p50", "p90"]
 
 
 class Began(NamedTuple):
@@ -47,14 +46,16 @@ class Began(NamedTuple):
 class Future(Play):
     """Begins at ledger time `time_ms`, with a record that is in flight taken as acknowledged."""
 
-    def __init__(self, engine: Engine, time_ms: int, quantile: Quantile = "p50") -> None:
+    def __init__(self, engine: Engine, time_ms: int, look: int) -> None:
         super().__init__(engine, max(time_ms, engine.state.time_ms), engine.built_ms)
         self.began_ms = self.time_ms
         self.started: dict[tuple[str, str], Began] = {}  # by job
-        self.unknown = 0  # members that run and of which nothing is known
+        self.unknown_runs = 0  # members that run and of which nothing is known
+        self.unknown_starts = 0  # those that begin here and of which nothing is known
+        self.cut = False  # by a bound of this look, with something left to come
         self._runs = 0  # the fewest that an end before now was told by
         self._told_by: dict[MemberName, int] = {}  # the runs behind the estimate of who has not ended yet
-        self._quantile = quantile
+        self._look = look
         self._told: set[MemberName] = set()  # those that were told to end
         self._after: dict[tuple[str, str, int, int], int] = {}  # how long those have run that run already
         engine.forget_callers()
@@ -98,23 +99,38 @@ class Future(Play):
 
     def runs_ms(self, held: Held) -> int | None:
         job = self.engine.state.job(held.tenant, held.job)
-        found = None if job is None else remaining(self.engine, job, self._after.get(held.name, 0))
+        found = None if job is None else self._left_ms(job, held)
         if found is None:
-            self.unknown += 1
+            if held.name in self._after:
+                self.unknown_runs += 1
+            else:
+                self.unknown_starts += 1
             return None
-        if found.samples:
-            self._told_by[held.name] = found.samples
-        return found.p50_ms if self._quantile == "p50" else found.p90_ms
+        ms, runs = found
+        if runs:
+            self._told_by[held.name] = runs
+        return ms
+
+    def _left_ms(self, job: Job, held: Held) -> tuple[int, int] | None:
+        """How much longer a member runs by this look, and how many runs tell that; None where nothing is known."""
+        part, elapsed_ms = part_of(self._look, held.tenant, held.job), self._after.get(held.name)
+        # what waits for this one alone is to be told its quantiles, what waits for many how such runs differ
+        of_part = somewhere_in(part, self._look, held.tenant, held.job) if elapsed_ms is None else middle(part)
+        limit_s = self.engine.request_of(job).workload.timeout_s
+        limit_ms = None if limit_s is None else int(limit_s * 1000)
+        workload, shape = self.engine.workload_of(job), self.engine.shape_of(job)
+        return self.engine.durations.left_ms(job.tenant, workload, shape, elapsed_ms or 0, limit_ms, of_part)
 
     def told_to_end(self, held: Held) -> None:
         """With even odds at once; nine of ten within their grace, as if it began now."""
         job = self.engine.state.job(held.tenant, held.job)
         self._told_by.pop(held.name, None)  # it ends by its grace, not by what was learned
-        if self._quantile == "p50" or job is None or not held.running:
+        late = max(0, middle(part_of(self._look, held.tenant, held.job)) - 50) / 40
+        if not late or job is None or not held.running:
             super().told_to_end(held)
         elif held.name not in self._told:
             self._told.add(held.name)
-            self.end_in(held, int(self.engine.request_of(job).workload.grace_s * 1000))
+            self.end_in(held, int(self.engine.request_of(job).workload.grace_s * 1000 * late))
 
     def on_left(self, held: Held) -> None:
         runs = self._told_by.pop(held.name, 0)
@@ -128,8 +144,10 @@ class Future(Play):
         ends_s = time.process_time() + CPU_S_MAX
         self.settle()
         for _ in range(MOMENTS_MAX):
-            if until() or time.process_time() > ends_s:
+            if until():
                 return
+            if time.process_time() > ends_s:
+                break
             at = self.next_ms()
             if at is None or at - self.began_ms > HORIZON_MS:
                 return
@@ -137,15 +155,9 @@ class Future(Play):
                 at = min(at, self.time_ms + LOOK_MS)
             self.go_to(at)
             self.settle()
+        self.cut = True
 
 
 def waits(job: Job) -> bool:
     """Whether any of its replicas is still in the queue."""
     return any(replica.state == QUEUED for replica in job.replicas)
-
-
-def remaining(engine: Engine, job: Job, elapsed_ms: int) -> Estimate | None:
-    """How much longer a member of a job runs that has run so long; None where nothing is known."""
-    limit_s = engine.request_of(job).workload.timeout_s
-    limit_ms = None if limit_s is None else int(limit_s * 1000)
-    return engine.durations.remaining(job.tenant, engine.workload_of(job), engine.shape_of(job), elapsed_ms, limit_ms)

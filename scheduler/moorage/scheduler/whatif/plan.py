@@ -6,6 +6,7 @@ and read. A tenant sees where its own jobs would go and how many of others are c
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -18,8 +19,9 @@ from moorage.scheduler.core.queries.explain import NEVER_REASONS
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.records import LEVEL_OF, MODE_NAMES, Act
 from moorage.scheduler.core.state import Job
-from moorage.scheduler.whatif.child import ask
-from moorage.scheduler.whatif.future import Future, Quantile, waits
+from moorage.scheduler.whatif.child import ask, ask_all
+from moorage.scheduler.whatif.future import Future, waits
+from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 from moorage.schemas.codec import canonical
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Accepted, Device, Hello, Join
@@ -34,8 +36,8 @@ ADDED_MAX: Final = 1_024
 TENANTS_MAX: Final = 256
 #: jobs of the own tenant that a plan names
 NAMED_MAX: Final = 20
-#: of each of the two looks ahead
-LIMIT_S: Final = 9.0
+#: of each look ahead; two run at once, after the first
+LIMIT_S: Final = 6.0
 _REPLY: Final = "plan"
 
 
@@ -136,27 +138,51 @@ def check_known(engine: Engine, asked: PlanAsk) -> None:
 
 
 def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
-    """A `Planned`, encoded: by medians, and where it does not start now by ninetieth percentiles too. For a child."""
-    soon = ask(lambda: _encode(_Plan(engine, time_ms, tenant, asked, "p50").planned()), LIMIT_S)
-    if soon is None:
+    """A `Planned`, encoded: of one look, and where time has to pass first, of `LOOKS` looks together. For a child."""
+
+    def look(number: int) -> bytes:
+        return _encode(_Plan(engine, time_ms, tenant, asked, number).planned())
+
+    answer = ask(lambda: look(0), LIMIT_S)
+    if answer is None:
         raise RuntimeError("the plan took too long")
-    planned = decode_planned(soon)
-    if planned.starts == "later":
-        late = ask(lambda: _encode(_Plan(engine, time_ms, tenant, asked, "p90").planned()), LIMIT_S)
-        found = decode_planned(late).in_ms if late is not None else None
-        if found is not None and planned.in_ms is not None:
-            planned.in_ms = {**planned.in_ms, "p90_ms": max(planned.in_ms["p50_ms"], found["p50_ms"])}
-    return _encode(planned)
+    planned = decode_planned(answer)
+    if planned.starts not in ("later", "unknown") and not planned.empty:
+        return answer
+    more = ask_all([partial(look, number) for number in range(1, LOOKS)], LIMIT_S)
+    return _encode(_together([planned, *(decode_planned(answer) for answer in more if answer is not None)]))
+
+
+def _together(looks: list[Planned]) -> Planned:
+    """The first of these with the band of all in place of its own outcome."""
+    planned = looks[0]
+    if planned.starts in ("later", "unknown"):
+        found = [Outcome(look.in_ms["p50_ms"], (look.on, at)) for at, look in enumerate(looks) if look.in_ms]
+        start = band(found)
+        if start is None:
+            planned.starts, planned.in_ms, planned.on = "unknown", None, ""
+        else:
+            median = looks[start.detail[1]]
+            planned.starts, planned.on, planned.preempts = "later", median.on, median.preempts
+            planned.in_ms = {"p50_ms": start.p50_ms, "runs": (median.in_ms or {})["runs"]}
+            if start.p90_ms >= 0:
+                planned.in_ms["p90_ms"] = start.p90_ms
+    for worker in planned.empty or ():
+        ends = [Outcome(ms) for look in looks if (ms := (look.empty or {}).get(worker)) is not None]
+        end = band(ends)
+        assert planned.empty is not None
+        planned.empty[worker] = None if end is None else end.p50_ms
+    return planned
 
 
 class _Plan(Future):
     """One look: the edits, then the request, then time goes by."""
 
-    def __init__(self, engine: Engine, time_ms: int, tenant: str, asked: PlanAsk, quantile: Quantile) -> None:
+    def __init__(self, engine: Engine, time_ms: int, tenant: str, asked: PlanAsk, look: int) -> None:
         self._answer: bytes | None = None
         self._job: Job | None = None  # what is planned, once it is accepted
         self._preempts: dict[str, Any] | None = None
-        super().__init__(engine, time_ms, quantile)
+        super().__init__(engine, time_ms, look)
         self._tenant = tenant
         self._asked = asked
 

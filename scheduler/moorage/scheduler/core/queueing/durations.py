@@ -51,7 +51,6 @@ WORKLOAD_LABEL: Final = "workload"
 FOREVER_MS: Final = 1 << 62
 #: how many times as long as it has lasted goes on what outlived all others, at most in nine of ten cases
 OUTLIVED_P90: Final = 9
-_OUTLIVED: Final = {0: 0, 50: 1, 90: OUTLIVED_P90}
 
 #: ends that say how long the work holds its devices; an end that somebody asked for says nothing
 _RAN: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, EXITED})
@@ -218,6 +217,17 @@ class Durations:
             p50, p90, least = min(p50, left), min(p90, left), min(least, left)
         return Estimate(p50, p90, least, len(known))
 
+    def left_ms(
+        self, tenant: str, workload: str, shape: Shape, elapsed_ms: int, limit_ms: int | None, percent: int
+    ) -> tuple[int, int] | None:
+        """What so many of 100 such members run on at most, and of how many runs that is known; as `remaining`."""
+        left = None if limit_ms is None else max(0, limit_ms - elapsed_ms)
+        known = self._known(groups_of(tenant, workload, shape), None)
+        if known is None:
+            return None if left is None else (left, 0)
+        ms = _left_ms(known, elapsed_ms, percent)
+        return (ms if left is None else min(ms, left)), len(known)
+
     def longest_sibling_ms(self, tenant: str, workload: str, shape: Shape, accepted_ms: int) -> int:
         """The longest run of a sibling of such a job, accepted at that ledger ms; -1 where none has run."""
         own = self._runs.get(groups_of(tenant, workload, shape)[0])
@@ -309,7 +319,7 @@ def _left_ms(known: list[int], elapsed_ms: int, percent: int) -> int:
     first = bisect_right(known, elapsed_ms) if elapsed_ms else 0
     if first < len(known):
         return rank(known, percent, first) - elapsed_ms
-    return elapsed_ms * _OUTLIVED[percent]
+    return elapsed_ms * percent // (100 - percent)  # once more with even odds, `OUTLIVED_P90` times in nine of ten
 
 
 def groups_of(tenant: str, workload: str, shape: Shape) -> Groups:
