@@ -8,6 +8,7 @@ from moorage.cli.arguments import Parameter
 from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
 from moorage.cli.options import LOCAL, LOCAL_ROWS, LocalOptions, LocalRowOptions, guarded
 from moorage.cli.render import facts, table
+from moorage.schemas.nearest import nearest
 
 #: what helps against a reason or an error, where a line can say it; {job} and {asks} are filled in
 FIXES: Final[dict[str, str]] = {
@@ -227,17 +228,15 @@ def _structs() -> dict[str, type]:
 
 
 def _nothing(kind: str, word: str, known: dict[str, type] | list[str], verb: str) -> Exception:
-    import difflib
-
     from moorage.client.errors import NotFound
     from moorage.schemas.errors import problem
 
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = nearest(word, known)
     return NotFound(
         problem(
             "not-found",
             f"no {kind} {word!r}",
             found=word,
-            next=f"{verb} {near[0]}" if near else f"{verb} lists them",
+            next=f"{verb} {near}" if near else f"{verb} lists them",
         )
     )

@@ -186,9 +186,8 @@ def _is_text(word: str) -> bool:
 
 
 def _unknown(words: Sequence[str]) -> int:
-    import difflib
-
     from moorage.cli.habits import OURS
+    from moorage.schemas.nearest import nearest
 
     if words[0] in ("-v", "version"):
         return _refuse("unknown-verb", f"no verb {words[0]!r}", words, ("moorage --version",))
@@ -196,9 +195,9 @@ def _unknown(words: Sequence[str]) -> int:
         return _refuse_options_first(words)
     word = " ".join(words[:2]) if below(words[0]) else words[0]
     known = dict.fromkeys([*all_verbs(), *(name.partition(" ")[0] for name in all_verbs() if " " in name)])
-    near = [OURS[word]] if word in OURS else difflib.get_close_matches(word, known, n=1)
+    near = OURS.get(word) or nearest(word, known)
     return _refuse(
-        "unknown-verb", f"no verb {word!r}", words, (f"moorage {near[0]} --help" if near else "moorage --help",)
+        "unknown-verb", f"no verb {word!r}", words, (f"moorage {near} --help" if near else "moorage --help",)
     )
 
 

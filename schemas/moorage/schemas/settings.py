@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args
 import msgspec
 
 from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.nearest import nearest
 from moorage.schemas.units import DURATION_S, duration_s, size_bytes
 
 #: the tables of a settings file, one a service
@@ -422,10 +423,8 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"the nearest is {near[0]}" if near else ""
+    near = nearest(name, known, 0.5)
+    return f"the nearest is {near}" if near else ""
 
 
 def _refuse(message: str, **fields: object) -> Refused:
