@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from moorage.bus.private_files import replace_private
 from moorage.cli.console import EXIT_INTERRUPTED, emit, paint
 from moorage.cli.console import say_if_heard as say
 from moorage.cli.disk import watch_disk
-from moorage.cli.local_tools import end_jobs, until_gone, write_private
+from moorage.cli.local_tools import end_jobs, until_gone
 from moorage.cli.options import LocalOptions
 from moorage.cli.processes import LEDGER_URL_FILE
 from moorage.schemas.units import many
@@ -106,7 +107,7 @@ class Node:
                     raise
                 self._server = await start(0)  # another took the port between the look and the start
         self._port = self._server.port
-        write_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
+        replace_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
 
     def _make_children(self) -> None:
         from moorage.cli.children import Child
@@ -171,7 +172,7 @@ class Node:
         pids = {child.name: child.pid for child in (self._scheduler, self._worker) if child is not None}
         pids["nats-server"] = self._server.pid
         found = Up(self._server.url, os.getpid(), started_ticks(os.getpid()), self._simulate, pids)
-        write_private(self._folder / UP_FILE, encode(found).decode() + "\n")
+        replace_private(self._folder / UP_FILE, encode(found).decode() + "\n")
         if self._ready and self._options.json:
             emit(found)
 
