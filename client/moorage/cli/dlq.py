@@ -17,6 +17,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.errors import Rejected
 
 WHICH: Final = "Numbers of dlq list, several with commas, or all (with --tenant, all of one)."
 WHY: Final = "For the scheduler's log."
@@ -189,7 +190,7 @@ def _read(file: Path) -> bytes:
         return opened.read(BODY_BYTES_MAX + 1)
 
 
-def _rejected(message: str, next: str) -> Any:
+def _rejected(message: str, next: str) -> Rejected:
     from moorage.client.errors import rejected
 
     return rejected("invalid-argument", message, next=next)

@@ -48,12 +48,11 @@ def help(
     else:
         from moorage.cli.console import fail
         from moorage.cli.habits import OURS
-        from moorage.client.errors import NotFound
-        from moorage.schemas.errors import problem
+        from moorage.client.errors import not_found
 
         near = OURS.get(word) or nearest(word, [*all_verbs(), *TOPICS])
         fix = f"moorage help {near}" if near else "moorage help"
-        return fail(NotFound(problem("not-found", f"no verb and no topic {word!r}", found=word, next=fix)))
+        return fail(not_found(f"no verb and no topic {word!r}", found=word, next=fix))
     return 0
 
 

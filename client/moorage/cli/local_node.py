@@ -180,7 +180,7 @@ class Node:
 
     async def _say_ready(self) -> None:
         from moorage.client.client import AsyncClient
-        from moorage.client.errors import ClientError, client_problem
+        from moorage.client.errors import timed_out
 
         assert self._server is not None
         async with AsyncClient(self._server.url, timeout=READY_S_MAX, name="moorage up") as client:
@@ -188,12 +188,9 @@ class Node:
                 async with asyncio.timeout(READY_S_MAX):
                     fleet = await self._until_heard(client)
             except TimeoutError:
-                raise ClientError(
-                    client_problem(
-                        "timed-out",
-                        f"no worker has joined within {READY_S_MAX:g} s",
-                        next_step=f"see worker.log and scheduler.log in {self._folder}",
-                    )
+                raise timed_out(
+                    f"no worker has joined within {READY_S_MAX:g} s",
+                    next_step=f"see worker.log and scheduler.log in {self._folder}",
                 ) from None
         self._ready = True
         if self._options.json:

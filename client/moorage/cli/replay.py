@@ -17,6 +17,7 @@ from moorage.cli.render import utc_ms
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
+    from moorage.client.errors import NotFound
     from moorage.scheduler.ledger_reader import LedgerReader
     from moorage.scheduler.recording import Replayed
 
@@ -70,16 +71,14 @@ def replay(
     return ledger_guarded(options, act)
 
 
-def _none_of(job: str, where: str) -> Exception:
-    from moorage.client.errors import NotFound
-    from moorage.schemas.errors import problem
+def _none_of(job: str, where: str) -> NotFound:
+    from moorage.client.errors import not_found
 
-    return NotFound(
-        problem(
-            "not-found", f"nothing about job {job} is in {where}", found=job,
-            next="leave out --job to see which jobs do; one of another tenant's of that name is tenant/job",
-        )
-    )  # fmt: skip
+    return not_found(
+        f"nothing about job {job} is in {where}",
+        found=job,
+        next="leave out --job to see which jobs do; one of another tenant's of that name is tenant/job",
+    )
 
 
 # --------------------------------------------------------------------------------------------- the ledger, a backup

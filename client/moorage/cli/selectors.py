@@ -120,17 +120,14 @@ async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitabl
 def _only(word: str, found: list[str]) -> str:
     if len(found) == 1:
         return found[0]
-    from moorage.client.errors import Rejected
-    from moorage.schemas.errors import problem
+    from moorage.client.errors import rejected
 
     shown = ", ".join(found[:CANDIDATES_SHOWN_MAX]) + (", …" if len(found) > CANDIDATES_SHOWN_MAX else "")
-    raise Rejected(
-        problem(
-            "invalid-argument",
-            f"{word} is the beginning of {len(found)} jobs: {shown}",
-            found=word,
-            next=f"write more of it, as {found[0]}",
-        )
+    raise rejected(
+        "invalid-argument",
+        f"{word} is the beginning of {len(found)} jobs: {shown}",
+        found=word,
+        next=f"write more of it, as {found[0]}",
     )
 
 
@@ -139,10 +136,9 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
     if word == LAST:
         rows = (await client.ls(limit=1))["jobs"]
         if not rows:
-            from moorage.client.errors import NotFound
-            from moorage.schemas.errors import problem
+            from moorage.client.errors import not_found
 
-            raise NotFound(problem("not-found", f"tenant {client.tenant} has no job", next="moorage submit makes one"))
+            raise not_found(f"tenant {client.tenant} has no job", next="moorage submit makes one")
         return [rows[0]["job"]]
     if word.endswith(EACH):
         return await _begun(client, word)
@@ -162,10 +158,9 @@ async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> 
         say(f"warning[selector]: {word} was looked for in the newest {len(data['jobs'])} of {among} jobs; ask again for"
             " the rest")  # fmt: skip
     if not found:
-        from moorage.client.errors import NotFound
-        from moorage.schemas.errors import problem
+        from moorage.client.errors import not_found
 
-        raise NotFound(problem("not-found", f"no job of tenant {client.tenant} is meant by {word}", next="moorage ls"))
+        raise not_found(f"no job of tenant {client.tenant} is meant by {word}", next="moorage ls")
     return found
 
 

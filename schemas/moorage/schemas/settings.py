@@ -14,11 +14,11 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.errors import Details, Refused, refuse
 from moorage.schemas.nearest import nearest
 from moorage.schemas.units import DURATION_S, duration_s, size_bytes
 
@@ -427,5 +427,5 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"the nearest is {near}" if near else ""
 
 
-def _refuse(message: str, **fields: object) -> Refused:
-    return refuse("bad-settings", message, **fields)
+def _refuse(message: str, **details: Unpack[Details]) -> Refused:
+    return refuse("bad-settings", message, **details)
