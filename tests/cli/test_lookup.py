@@ -18,7 +18,7 @@ from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
 from moorage.bus.errors import BUS_CODES
 from moorage.cli import checks
-from moorage.cli.console import EXIT_OF_CODE
+from moorage.cli.exit_codes import EXIT_OF_CODE
 from moorage.cli.lookup import FIXES, NOTES, ends, error_codes, page, reasons
 from moorage.cli.main import VERBS
 from moorage.client.errors import CLIENT_CODES

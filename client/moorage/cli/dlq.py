@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_FAILED, fail, say, tell
+from moorage.cli.console import fail, say, tell
+from moorage.cli.exit_codes import EXIT_FAILED
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import facts, table, utc
 from moorage.schemas.units import many

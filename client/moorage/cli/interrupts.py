@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from moorage.cli.console import EXIT_INTERRUPTED
+from moorage.cli.exit_codes import EXIT_INTERRUPTED
 
 Result = TypeVar("Result")
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.bus.private_files import replace_private
-from moorage.cli.console import EXIT_INTERRUPTED, emit, paint
+from moorage.cli.console import emit, paint
 from moorage.cli.console import say_if_heard as say
 from moorage.cli.disk import watch_disk
+from moorage.cli.exit_codes import EXIT_INTERRUPTED
 from moorage.cli.local_tools import end_jobs, until_gone
 from moorage.cli.options import LocalOptions
 from moorage.cli.processes import LEDGER_URL_FILE

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
+from moorage.cli.console import emit, tell
+from moorage.cli.exit_codes import EXIT_FAILED, EXIT_OF_CODE
 from moorage.cli.options import LOCAL, LOCAL_ROWS, LocalOptions, LocalRowOptions, guarded
 from moorage.cli.render import facts, table
 from moorage.schemas.nearest import nearest

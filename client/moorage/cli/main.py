@@ -14,9 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-EXIT_FAILED: Final = 1
-EXIT_INTERRUPTED: Final = 130
-EXIT_PIPE_CLOSED: Final = 141
+from moorage.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USAGE
+
 #: what a write to stdout ends with where its disk is full or its quota used up (write(2))
 _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -211,7 +210,7 @@ def _refuse_options_first(words: Sequence[str]) -> int:
 
 
 def _refuse(code: str, why: str, words: Sequence[str], fixes: tuple[str, ...]) -> int:
-    from moorage.cli.console import EXIT_USAGE, emit, tell_error
+    from moorage.cli.console import emit, tell_error
     from moorage.schemas.errors import problem
 
     told = problem(code, why, next=fixes[0])

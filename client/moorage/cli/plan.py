@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW, say, tell, tell_error
+from moorage.cli.console import say, tell, tell_error
+from moorage.cli.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW
 from moorage.cli.explain import explained_rows, fix_lines, starts
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, waits

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_DRIFT, emit, say, tell
+from moorage.cli.console import emit, say, tell
+from moorage.cli.exit_codes import EXIT_DRIFT
 from moorage.cli.interrupts import run
 from moorage.cli.ledger import SETTINGS, ledger_guarded, scheduler_of
 from moorage.cli.options import OF_LEDGER, LedgerOptions

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_INTERRUPTED, emit, is_live, say, tell
+from moorage.cli.console import emit, is_live, say, tell
+from moorage.cli.exit_codes import EXIT_INTERRUPTED
 from moorage.cli.options import LOCAL, LocalOptions, guarded
 from moorage.cli.render import table
 

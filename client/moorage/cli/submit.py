@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_FAILED, emit, exit_code_of, say, tell, tell_error
+from moorage.cli.console import emit, say, tell, tell_error
+from moorage.cli.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.interrupts import detachable
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import waits
