@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,6 +11,7 @@ import msgspec
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import fail, say, tell
 from moorage.cli.exit_codes import EXIT_FAILED
+from moorage.cli.files import read_within
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import facts, table, utc
 from moorage.schemas.units import many
@@ -175,7 +175,7 @@ def _short(text: str) -> str:
 def _body(file: Path) -> dict[str, Any]:
     """Raises ValueError for what is no JSON object of at most `BODY_BYTES_MAX`."""
     try:
-        raw = sys.stdin.buffer.read(BODY_BYTES_MAX + 1) if str(file) == "-" else _read(file)
+        raw = read_within(file, BODY_BYTES_MAX)
     except OSError as error:
         raise ValueError(error.strerror) from None
     if len(raw) > BODY_BYTES_MAX:
@@ -184,11 +184,6 @@ def _body(file: Path) -> dict[str, Any]:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
-
-
-def _read(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(BODY_BYTES_MAX + 1)
 
 
 def _rejected(message: str, next: str) -> Rejected:

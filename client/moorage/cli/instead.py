@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, fields_of, scheduling_of
 from moorage.cli.selectors import one_id
-from moorage.cli.submit import NO_FLAGS, JobFlags, fields_of, scheduling_of
 from moorage.client.errors import Rejected, rejected
 from moorage.client.gpus import gpu_spec
 from moorage.client.request_builder import build_request

@@ -11,6 +11,7 @@ import msgspec
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
+from moorage.cli.files import cannot_write
 from moorage.cli.options import Options, guarded
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.schemas.units import many
@@ -89,8 +90,7 @@ def nats_config(
         try:
             written = write(site, out.absolute(), store)
         except OSError as error:
-            why = f"{error.filename or out} cannot be written: {error.strerror}"
-            raise rejected("failed-precondition", why, next="name a folder of yours with --out") from None
+            raise cannot_write(error.filename or out, error.strerror, "name a folder of yours with --out") from None
         if json:
             emit({"kind": "nats-config", "folder": str(out.absolute()), **written})
         else:

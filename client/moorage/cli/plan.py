@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from moorage.cli.acceptance import tell_warning
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import say, tell, tell_error
 from moorage.cli.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW
 from moorage.cli.explain import explained_rows, fix_lines, starts
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, request_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, waits
-from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warning
 from moorage.client.errors import rejected
 
 if TYPE_CHECKING:

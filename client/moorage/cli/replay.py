@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
 from moorage.cli.exit_codes import EXIT_DRIFT
+from moorage.cli.files import cannot_read
 from moorage.cli.interrupts import run
 from moorage.cli.ledger import SETTINGS, ledger_guarded, scheduler_of
 from moorage.cli.options import OF_LEDGER, LedgerOptions
@@ -129,15 +130,14 @@ def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerO
     try:
         header, state = read(file)
     except OSError as error:
-        raise rejected(
-            "invalid-argument", f"{file} cannot be read: {error.strerror}", found=str(file),
-            next="name a file of moorage admin backup",
-        ) from None  # fmt: skip
+        raise cannot_read(file, error.strerror, "name a file of moorage admin backup") from None
     if at is not None and at > header.seq:
         raise rejected(
-            "failed-precondition", f"the backup was taken at record {header.seq}: it does not know of {at}", found=at,
+            "failed-precondition",
+            f"the backup was taken at record {header.seq}: it does not know of {at}",
+            found=at,
             next="ask the ledger, or a later backup",
-        )  # fmt: skip
+        )
     shown = 0
     found = (
         ledger_reader.transitions_in(state)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, is_live, say, tell
 from moorage.cli.exit_codes import EXIT_INTERRUPTED
+from moorage.cli.files import cannot_read, cannot_write
 from moorage.cli.options import LOCAL, LocalOptions, guarded
 from moorage.cli.render import table
 
@@ -80,17 +81,12 @@ def simulate(
 
 def _check_writable(files: list[Path]) -> None:
     """That what takes long to find out can be written in the end. Raises `Rejected`."""
-    from moorage.client.errors import rejected
-
     for file in files:
         reason = "Is a directory" if file.is_dir() else None if file.parent.is_dir() else "No such folder"
         if reason is None and not os.access(file if file.exists() else file.parent, os.W_OK):
             reason = "Permission denied"
         if reason is not None:
-            raise rejected(
-                "invalid-argument", f"{file} cannot be written: {reason}", found=str(file),
-                next="name a file in a folder that is there",
-            )  # fmt: skip
+            raise cannot_write(file, reason, "name a file in a folder that is there", "invalid-argument")
 
 
 def _hosts(fleet: str | None) -> list[SimHost]:
@@ -129,7 +125,7 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
         readers = {"own": trace.read_own, "csv": trace.read_csv, "openb": openb_jobs.openb_jobs}
         return trace.in_order(path, readers[found](path))
     except OSError as error:
-        raise rejected("invalid-argument", f"{path} cannot be read: {error.strerror}", next="name a trace") from None
+        raise cannot_read(path, error.strerror, "name a trace") from None
 
 
 def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
@@ -200,20 +196,13 @@ def whole(file: Path) -> Iterator[Path]:
 
     What cannot be written after all, as on a full disk, is an error of its own.
     """
-    from moorage.client.errors import rejected
-
     part = file if file.exists() and not file.is_file() else file.with_name(f".{file.name}.part")
     try:
         yield part
         if part != file:
             part.replace(file)
     except OSError as error:
-        raise rejected(
-            "failed-precondition",
-            f"{file} cannot be written: {error.strerror}",
-            found=str(file),
-            next="make room there",
-        ) from None
+        raise cannot_write(file, error.strerror, "make room there") from None
     finally:
         if part != file:
             part.unlink(missing_ok=True)
