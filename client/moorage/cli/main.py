@@ -56,9 +56,9 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     ),
     FLEET: (
         Verb("fleet", "moorage.cli.fleet:fleet", "Workers, what is free, what fits now."),
-        Verb("drain", "moorage.cli.fleet:drain", "Place nothing new on a worker; running jobs go on."),
-        Verb("cordon", "moorage.cli.fleet:cordon", "Place nothing new on a worker."),
-        Verb("uncordon", "moorage.cli.fleet:uncordon", "Undo drain or cordon."),
+        Verb("drain", "moorage.cli.worker_acts:drain", "Place nothing new on a worker; running jobs go on."),
+        Verb("cordon", "moorage.cli.worker_acts:cordon", "Place nothing new on a worker."),
+        Verb("uncordon", "moorage.cli.worker_acts:uncordon", "Undo drain or cordon."),
         Verb("audit", "moorage.cli.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
         Verb("admin hold", "moorage.cli.admin:hold", "Keep waiting jobs, or a tenant's whole queue, from starting."),
         Verb(
