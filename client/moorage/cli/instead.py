@@ -45,9 +45,11 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         states = {row["state"] for row in shown.get("replica_states", [])} or {shown["state"]}
         if states != {_WAITS}:
             raise rejected(
-                "failed-precondition", f"job {name} is {shown['state']}: only what waits is changed", found=name,
+                "failed-precondition",
+                f"job {name} is {shown['state']}: only what waits is changed",
+                found=name,
                 next="submit another one, or cancel it first",
-            )  # fmt: skip
+            )
         request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
         planned = (await client.plan(request)).data
         if planned["starts"] == "refused":

@@ -86,8 +86,16 @@ def restore(
             make(ledger_url(held.ledger_url_file) or users, users, held.prefix, copies, file, replace=replace, say=say)
         )
         if options.json:
-            emit({"kind": "restored", "ledger_id": state.ledger_id, "former": state.former_of(""), "seq": state.seq,
-                  "epoch": state.epoch, "jobs": len(state.jobs)})  # fmt: skip
+            emit(
+                {
+                    "kind": "restored",
+                    "ledger_id": state.ledger_id,
+                    "former": state.former_of(""),
+                    "seq": state.seq,
+                    "epoch": state.epoch,
+                    "jobs": len(state.jobs),
+                }
+            )
         else:
             tell(f"{state.ledger_id}\trestored with {many(len(state.jobs), 'job')}; start the schedulers")
         return 0

@@ -69,9 +69,11 @@ def _quotas(words: Sequence[str]) -> Quota | None:
         tenant, _, gpus = word.partition("=")
         if not tenant or not gpus.isdecimal() or not int(gpus):
             raise rejected(
-                "invalid-argument", f"--quota {word} is no tenant with a number of GPUs", found=word,
+                "invalid-argument",
+                f"--quota {word} is no tenant with a number of GPUs",
+                found=word,
                 next="write --quota acme=16, once for each tenant",
-            )  # fmt: skip
+            )
         found[tenant] = int(gpus)
     return found or None
 
@@ -84,9 +86,11 @@ def _shares(words: Sequence[str]) -> Share:
         weight, colon, gpus = of.partition(":")
         if not tenant or not weight.isdecimal() or (colon and not gpus.isdecimal()):
             raise rejected(
-                "invalid-argument", f"--share {word} is no tenant with a weight", found=word,
+                "invalid-argument",
+                f"--share {word} is no tenant with a weight",
+                found=word,
                 next="write --share acme=3, or acme=3:16 for GPUs of its own, too",
-            )  # fmt: skip
+            )
         found[tenant] = (int(weight), int(gpus)) if colon else int(weight)
     return found
 

@@ -155,8 +155,10 @@ async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> 
     found = [row["job"] for row in data["jobs"] if row["job"].startswith(word.removesuffix(EACH))]
     among = sum(number for state, number in data["counts"].items() if not states or state in states)
     if among > len(data["jobs"]):
-        say(f"warning[selector]: {word} was looked for in the newest {len(data['jobs'])} of {among} jobs; ask again for"
-            " the rest")  # fmt: skip
+        say(
+            f"warning[selector]: {word} was looked for in the newest {len(data['jobs'])} of {among} jobs; ask again for"
+            " the rest"
+        )
     if not found:
         from moorage.client.errors import not_found
 

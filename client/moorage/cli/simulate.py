@@ -30,8 +30,11 @@ RUNS_MAX: Final = 7
 Format = Literal["own", "csv", "philly", "openb"]
 #: the first columns that tell a format, in the order in which they are looked for
 _HEADS: Final[tuple[tuple[str, Format], ...]] = (
-    ("vc,job,arrival_s", "philly"), ("name,cpu_milli,memory_mib", "openb"), ("at_s", "csv"), ("{", "own"),
-)  # fmt: skip
+    ("vc,job,arrival_s", "philly"),
+    ("name,cpu_milli,memory_mib", "openb"),
+    ("at_s", "csv"),
+    ("{", "own"),
+)
 
 
 def simulate(
@@ -117,9 +120,12 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
         if found is None:
             allowed = "JSON lines, or a first line as at_s,runs_s,tenant,job,gpu or vc,job,arrival_s,duration_s,num_gpu"
             raise rejected(
-                "invalid-argument", f"{path} is no trace that moorage knows", found=head[:60], allowed=allowed,
+                "invalid-argument",
+                f"{path} is no trace that moorage knows",
+                found=head[:60],
+                allowed=allowed,
                 next="say which with --format",
-            )  # fmt: skip
+            )
         if found == "philly":
             return trace.in_order(path, philly.read_philly(path, cluster or ""))
         readers = {"own": trace.read_own, "csv": trace.read_csv, "openb": openb_jobs.openb_jobs}
@@ -152,9 +158,15 @@ def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
 
 
 def _simulate(
-    name: str, title: str, hosts: list[SimHost], jobs: list[TraceJob], runs: list[dict[str, str]], until_ms: int | None,
-    files: tuple[Path | None, Path | None, Path | None], options: LocalOptions,
-) -> int:  # fmt: skip
+    name: str,
+    title: str,
+    hosts: list[SimHost],
+    jobs: list[TraceJob],
+    runs: list[dict[str, str]],
+    until_ms: int | None,
+    files: tuple[Path | None, Path | None, Path | None],
+    options: LocalOptions,
+) -> int:
     from moorage.cli.interrupts import raise_once
     from moorage.scheduler.settings import scheduler_settings
     from moorage.scheduler.simulate.chart import Series, chart
@@ -248,10 +260,17 @@ def _tell(label: str, done: Simulated) -> None:
         groups += [(f"tenant {name}", waits) for name, waits in report.tenants.items()]
     rows = [
         [
-            name, waits.jobs, waits.started, f"{waits.wait_mean_h:.2f}", f"{waits.wait_p50_h:.2f}",
-            f"{waits.wait_p90_h:.2f}", f"{waits.wait_max_h:.2f}", f"{waits.jct_mean_h:.2f}",
-            f"{waits.slowdown_mean:.2f}", f"{waits.gpu_hours:.1f}",
+            name,
+            waits.jobs,
+            waits.started,
+            f"{waits.wait_mean_h:.2f}",
+            f"{waits.wait_p50_h:.2f}",
+            f"{waits.wait_p90_h:.2f}",
+            f"{waits.wait_max_h:.2f}",
+            f"{waits.jct_mean_h:.2f}",
+            f"{waits.slowdown_mean:.2f}",
+            f"{waits.gpu_hours:.1f}",
         ]
         for name, waits in groups
-    ]  # fmt: skip
+    ]
     tell(table(header, rows, numbers=header[1:]))

@@ -117,9 +117,11 @@ def _not_ours(path: Path, owner: int) -> Rejected:
     except KeyError:
         name = str(owner)
     return rejected(
-        "failed-precondition", f"{path} belongs to {name}: moorage up writes nowhere that another user chooses",
-        found=str(path), next="name a folder of your own with --data, or MOORAGE_HOME",
-    )  # fmt: skip
+        "failed-precondition",
+        f"{path} belongs to {name}: moorage up writes nowhere that another user chooses",
+        found=str(path),
+        next="name a folder of your own with --data, or MOORAGE_HOME",
+    )
 
 
 @contextlib.contextmanager
