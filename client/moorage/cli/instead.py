@@ -19,6 +19,7 @@ from moorage.client.gpus import gpu_spec
 from moorage.client.request_builder import build_request
 from moorage.schemas.errors import Problem
 from moorage.schemas.gpu import GpuSpec, said_anew
+from moorage.schemas.job import QUEUED
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 #: cancels the job; its id, and what is to be handed in
 Change = Callable[["AsyncClient"], Awaitable[tuple[str, "Request"]]]
-_WAITS: Final = "QUEUED"
 #: fields with several entries: those named are set, the others stay
 _MERGED: Final = ("resources", "requires", "labels", "env")
 
@@ -43,7 +43,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         name = await one_id(client, job, "submit --instead-of")
         shown = await client.read("show", {"job": name})
         states = {row["state"] for row in shown.get("replica_states", [])} or {shown["state"]}
-        if states != {_WAITS}:
+        if states != {QUEUED}:
             raise rejected(
                 "failed-precondition",
                 f"job {name} is {shown['state']}: only what waits is changed",

@@ -14,7 +14,7 @@ from moorage.cli.exit_codes import EXIT_INTERRUPTED
 
 Result = TypeVar("Result")
 
-#: what ends a command in order that has processes of its own: Ctrl-C, `kill`, a terminal that is closed
+#: what ends a service, or a command that has processes of its own, in order: Ctrl-C, `kill`, a terminal that is closed
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _happened = False

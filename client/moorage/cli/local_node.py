@@ -16,6 +16,7 @@ from moorage.cli.console import emit, paint
 from moorage.cli.console import say_if_heard as say
 from moorage.cli.disk import watch_disk
 from moorage.cli.exit_codes import EXIT_INTERRUPTED
+from moorage.cli.interrupts import ENDING
 from moorage.cli.local_tools import end_jobs, until_gone
 from moorage.cli.options import LocalOptions
 from moorage.cli.processes import LEDGER_URL_FILE
@@ -54,7 +55,7 @@ class Node:
     async def run(self) -> int:
         """Until a signal, or until something cannot be kept alive. Returns the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ENDING:
             loop.add_signal_handler(number, self._on_signal)
         keeping: set[asyncio.Task[Any]] = set()
         stop = loop.create_task(self._stop.wait())

@@ -158,7 +158,7 @@ def run(words: Sequence[str]) -> int:
             print(help_below(words[0]))
             return 0
         return _unknown(words)
-    options = rest[: rest.index("--")] if "--" in rest else rest
+    options = _before_command(rest)
     if "--help" in options or "-h" in options:
         from moorage.cli.help import verb_help
 
@@ -177,6 +177,11 @@ def version() -> str:
     from moorage.schemas.release import RELEASE
 
     return RELEASE
+
+
+def _before_command(words: Sequence[str]) -> Sequence[str]:
+    """What is ours to read: what stands behind `--` is the command's."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 def _is_text(word: str) -> bool:
@@ -214,7 +219,7 @@ def _refuse(code: str, why: str, words: Sequence[str], fixes: tuple[str, ...]) -
     from moorage.schemas.errors import problem
 
     told = problem(code, why, next=fixes[0])
-    if "--json" in (words[: words.index("--")] if "--" in words else words):
+    if "--json" in _before_command(words):
         emit(told)
     tell_error(told, fixes)
     return EXIT_USAGE

@@ -11,7 +11,7 @@ a,b,last      each of them
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from moorage.cli.console import say
 from moorage.schemas.job import STATES, TERMINAL
@@ -49,7 +49,7 @@ async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str
     """What `ask` answers for each job that is meant; it raises `NotFound` for an id that is none. Raises `Rejected`."""
     answers: list[T] = []
     for word in words_of(texts):
-        if word in (LAST, ALL) or word.endswith(EACH):
+        if _means_several(word):
             answers += [await ask(name) for name in await _listed(client, word)]
         else:
             answers.append(await _ask_one(client, word, ask))
@@ -65,7 +65,7 @@ async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
 
     names: list[str] = []
     for word in words_of(texts):
-        if word in (LAST, ALL) or word.endswith(EACH):
+        if _means_several(word):
             names += await _listed(client, word)
         else:
             names.append(await _ask_one(client, word, known))
@@ -103,6 +103,11 @@ async def ids_to_cancel(client: AsyncClient, texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _means_several(word: str) -> bool:
+    """Whether the scheduler's list says which jobs a word means; of anything else it is asked by name."""
+    return word in (LAST, ALL) or word.endswith(EACH)
+
+
 async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitable[T]]) -> T:
     from moorage.client.errors import NotFound
 
@@ -132,7 +137,7 @@ def _only(word: str, found: list[str]) -> str:
 
 
 async def _listed(client: AsyncClient, word: str) -> list[str]:
-    """What `last` and `all` mean now. Raises `NotFound` where there is no last one."""
+    """What a word that means several means now. Raises `NotFound` where there is none, but for `all`."""
     if word == LAST:
         rows = (await client.ls(limit=1))["jobs"]
         if not rows:
@@ -166,9 +171,8 @@ async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> 
     return found
 
 
-async def _newest(client: AsyncClient, states: Sequence[str] = ()) -> list[str]:
-    rows: list[dict[str, Any]] = (await client.ls(states, LOOKED_AT_MAX))["jobs"]
-    return [row["job"] for row in rows]
+async def _newest(client: AsyncClient) -> list[str]:
+    return [row["job"] for row in (await client.ls(limit=LOOKED_AT_MAX))["jobs"]]
 
 
 _MADE_UP_CHARS: Final = 15
