@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import moorage.client
-from moorage.cli.console import EXIT_CODES
+from moorage.cli.exit_codes import EXIT_CODES
 from moorage.cli.lookup import FIXES, ends, error_codes, reasons
 from moorage.cli.main import VERBS, main
 from moorage.cli.settings import sections

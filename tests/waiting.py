@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from moorage.client import Job
 
 _POLL_S: Final = 0.005
 
@@ -32,3 +35,12 @@ async def until(
             name = what or getattr(condition, "__name__", "condition")
             raise NeverHappened(f"{name}: not within {deadline_s:g} s (last value {value!r})")
         await asyncio.sleep(_POLL_S)
+
+
+async def until_state(job: Job, state: str, deadline_s: float = 30) -> None:
+    """Until the scheduler shows the job in this state."""
+
+    async def is_there() -> bool:
+        return bool((await job.show())["state"] == state)
+
+    await until(is_there, deadline_s, f"{job.id} is {state}")

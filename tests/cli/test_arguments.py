@@ -8,10 +8,10 @@ import pytest
 
 from moorage.cli import jobs, main, submit
 from moorage.cli.arguments import CannotRead, arguments_of, read
+from moorage.cli.job_flags import JobFlags
 from moorage.cli.main import all_verbs, below, find
 from moorage.cli.options import Options, RowOptions
 from moorage.cli.processes import SchedulerFlags
-from moorage.cli.submit import JobFlags
 
 
 def _read(line: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.cli.instead import as_words, changed
-from moorage.cli.submit import JobFlags, fields_of, scheduling_of
+from moorage.cli.job_flags import JobFlags, fields_of, scheduling_of
 from moorage.client import AsyncClient
 from moorage.client.errors import Rejected
 from moorage.schemas.job import Request

@@ -14,7 +14,7 @@ import pytest
 
 from moorage.client import AsyncClient
 from tests.cli.node import COMMAND, Lines, Node, environment, processes_of, start
-from tests.waiting import until
+from tests.waiting import until, until_state
 
 #: SIGINT comes at the moment at which the command's own code is looked for
 WHILE_IT_LOADS = """
@@ -63,7 +63,7 @@ async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path:
 async def test_a_second_one_ends_it_at_once_and_without_a_trace(node: Node, unique: str, verb: str, first: str) -> None:
     await node.run("submit", "--job", "long", "--", "sh", "-c", "echo begun; sleep 600", tenant=unique)
     async with AsyncClient(node.url, tenant=unique) as client:
-        await until(lambda: _is(client, "long", "RUNNING"), what="it runs")
+        await until_state(client.job("long"), "RUNNING")
     process = await start(verb, "long", env=node.env(unique))
     await Lines(process.stdout).until(first)
     process.send_signal(signal.SIGINT)
@@ -134,14 +134,9 @@ async def test_up_ends_in_order_where_nobody_reads_what_it_says(tmp_path: Path) 
         await Lines(said).until("Ctrl-C ends all of it")
         await node.run("submit", "--job", "long", "--", "sleep", "31415")
         async with AsyncClient(node.url) as client:
-            await until(lambda: _is(client, "long", "RUNNING"), what="it runs")
+            await until_state(client.job("long"), "RUNNING")
         transport.close()
         assert await node.stop(signal.SIGHUP) == 0
     finally:
         await node.stop(signal.SIGKILL)
     assert processes_of(str(folder)) == []
-
-
-async def _is(client: AsyncClient, job: str, state: str) -> bool:
-    found: str = (await client.job(job).show())["state"]
-    return found == state

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from moorage.cli.arguments import read
-from moorage.cli.console import EXIT_OF_CODE
 from moorage.cli.examples import EXAMPLES
+from moorage.cli.exit_codes import EXIT_OF_CODE
 from moorage.cli.habits import OURS
 from moorage.cli.main import FIRST_HELP_MAX, LOOKUP, VERBS, find, main
 from moorage.cli.topics import TOPICS

@@ -13,7 +13,6 @@ from moorage.cli.fields import filled
 from moorage.cli.fleet import model_words, packed
 from moorage.cli.render import Rows, age, facts, ordinal, table, waits
 from moorage.cli.screen import Screen, cut
-from moorage.cli.submit import mebibytes
 from moorage.client.errors import Rejected
 from moorage.schemas.errors import problem
 from moorage.schemas.gpu import model_matches, parse_token
@@ -107,13 +106,6 @@ def test_words() -> None:
         "1st", "2nd", "3rd", "4th", "11th", "12th", "21st", "103rd", "111th"
     ]  # fmt: skip
     assert (many(1, "job"), many(0, "job"), many(7, "GPU")) == ("1 job", "0 jobs", "7 GPUs")
-
-
-@pytest.mark.parametrize(
-    ("size", "mib"), [("0", 0), ("16Gi", 16384), ("1G", 954), ("512M", 489), ("1.5Gi", 1536), ("1GB", 954), ("500K", 1)]
-)
-def test_sizes(size: str, mib: int) -> None:
-    assert mebibytes(size) == mib
 
 
 def test_a_narrow_terminal_does_without_optional_columns_and_never_cuts_an_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from moorage.cli.ledger import said_replicas
 from moorage.cli.settings import example_file
-from tests.cli.node import Node, environment, moorage, node_on
+from tests.cli.node import environment, moorage, node_on
 
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "100ms")
 
@@ -118,50 +118,3 @@ async def test_up_takes_its_services_settings_from_one_file(tmp_path: Path) -> N
         assert worker["keeps"]["output_s"] == 10_800
         for log in ("scheduler.log", "worker.log"):
             assert f"({path})" in (node.folder / log).read_text()
-
-
-# ---------------------------------------------------------------------------------------------------------- logs
-
-
-def test_logs_of_a_job_that_is_over(node: Node, node_loop: asyncio.AbstractEventLoop, unique: str) -> None:
-    async def scenario() -> None:
-        script = "seq 1 3; echo trouble >&2; exit 7"
-        assert (await node.run("run", "--job", "j", "--", "sh", "-c", script, tenant=unique)).code == 7
-        every = await node.run("logs", "j", tenant=unique)
-        assert (every.code, every.out) == (7, "1\n2\n3\n")
-        assert "trouble\n" in every.err
-        tail = await node.run("logs", "j", "--tail", "1", "--no-follow", tenant=unique)
-        assert (tail.code, tail.out, tail.err) == (0, "3\n", "trouble\n")
-        pieces = (await node.run("logs", "j", "--no-follow", "--json", tenant=unique)).frames
-        assert [(piece["stream"], piece["text"], piece["end"]) for piece in pieces] == [
-            ("out", "1\n2\n3\n", True),
-            ("err", "trouble\n", True),
-        ]
-        shown = dict(row for row in (await node.run("show", "j", tenant=unique)).rows if len(row) == 2)
-        assert "on sim-000" in shown["output until"]
-        other = await node.run("logs", "j", tenant="other")
-        assert (other.code, other.out) == (3, "")
-        none = await node.run("logs", "j", "--replica", "4", tenant=unique)
-        assert none.code == 2
-        assert "has no replica 4" in none.err
-
-    node_loop.run_until_complete(scenario())
-
-
-def test_binary_output_comes_through_a_pipe_as_it_was_written(
-    node: Node, node_loop: asyncio.AbstractEventLoop, unique: str, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        wanted = tmp_path / "wanted"
-        script = f"head -c 300000 /dev/urandom | tee {wanted}"
-        for argv in (("run", "--job", "j", "--", "sh", "-c", script), ("logs", "j"), ("logs", "j", "--no-follow")):
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "moorage.cli", *argv),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                env=environment(**node.env(unique)),
-            )
-            out, _ = await process.communicate()
-            assert out == wanted.read_bytes(), argv
-
-    node_loop.run_until_complete(scenario())

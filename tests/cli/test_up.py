@@ -21,7 +21,7 @@ from moorage.client import AsyncClient
 from moorage.worker.run import SUPERVISOR_FOLDER
 from tests.cli.node import Lines, moorage, node_on, processes_of, start, talk
 from tests.disk import TINY_MIB, fill, mount_small, unmount
-from tests.waiting import until
+from tests.waiting import until, until_state
 
 #: how much is left is looked at while a test still fills the disk, or after
 FULL = re.compile(rf"the disk is full: \d+ of {TINY_MIB} MiB free at ")
@@ -42,7 +42,7 @@ async def test_it_starts_says_where_it_is_and_leaves_nothing_behind(tmp_path: Pa
         assert not [pid for pid in node.up.children.values() if password.encode() in _words_of(pid)]
         await node.run("submit", "--gpu", "1xH100", "--job", "left", "--", "sleep", "31415")
         async with AsyncClient(node.url) as client:
-            await until(lambda: _is(client, "left", "RUNNING"), what="a job runs")
+            await until_state(client.job("left"), "RUNNING")
         assert processes_of(str(folder))
         assert await node.stop() == 0
     assert processes_of(str(folder)) == []
@@ -56,11 +56,11 @@ async def test_a_job_that_ran_at_its_end_says_that_its_worker_was_stopped(tmp_pa
     async with node_on(folder) as node:
         await node.run("submit", "--gpu", "1xH100", "--job", "left", "--", "sleep", "31416")
         async with AsyncClient(node.url) as client:
-            await until(lambda: _is(client, "left", "RUNNING"), what="a job runs")
+            await until_state(client.job("left"), "RUNNING")
         assert await node.stop(signal.SIGINT) == 0
     async with node_on(folder) as node:
         async with AsyncClient(node.url) as client:
-            await until(lambda: _is(client, "left", "FAILED"), what="its end is told")
+            await until_state(client.job("left"), "FAILED")
         shown = await node.run("show", "left", "--json")
         assert shown.frame["data"]["changes"][-1]["why"] == "its worker was stopped"
 
@@ -136,7 +136,7 @@ async def test_ctrl_c_twice_ends_it_at_once(tmp_path: Path) -> None:
     async with node_on(tmp_path, simulate="1xH100") as node:
         await node.run("submit", "--job", "stubborn", "--", "sh", "-c", "trap '' TERM; sleep 27182")
         async with AsyncClient(node.url) as client:
-            await until(lambda: _is(client, "stubborn", "RUNNING"), what="a job that ignores SIGTERM runs")
+            await until_state(client.job("stubborn"), "RUNNING")
         node.process.send_signal(signal.SIGINT)
         await until(lambda: "ending" in talk(tmp_path), what="it ends")
         node.process.send_signal(signal.SIGINT)
@@ -251,7 +251,7 @@ async def test_a_second_worker_of_the_same_name_takes_nothing_from_the_first(tmp
     async with node_on(tmp_path / "home", simulate="1xH100") as node:
         await node.run("submit", "--gpu", "1", "--job", "holds", "--", "sleep", "16180")
         async with AsyncClient(node.url) as client:
-            await until(lambda: _is(client, "holds", "RUNNING"), what="a job runs")
+            await until_state(client.job("holds"), "RUNNING")
             where = ("--state", str(tmp_path / "other"), "--nats", node.url)
             process = await start("worker", "--simulate", "1xH100", *where)
             err = Lines(process.stderr)
@@ -312,7 +312,3 @@ def _running(words: str) -> list[int]:
             except OSError:
                 continue
     return found
-
-
-async def _is(client: AsyncClient, job: str, state: str) -> bool:
-    return bool((await client.job(job).show())["state"] == state)

@@ -21,7 +21,7 @@ from moorage.client import (
 )
 from moorage.schemas.job import TERMINAL
 from tests.cli.node import Node
-from tests.waiting import until
+from tests.waiting import until_state
 
 
 async def test_a_job_is_followed_from_acceptance_to_its_end(node: Node, unique: str) -> None:
@@ -96,7 +96,7 @@ async def test_a_handle_needs_nothing_but_the_id(node: Node, unique: str) -> Non
         await moorage.submit(Request(run=Run(driver="noop", argv=["hang"]), gpu=GpuSpec(count=3)), key="by-id")
     async with AsyncClient(node.url, tenant=unique) as other:
         job = other.job("by-id")
-        await until(lambda: _is_running(other, "by-id"), what="running")
+        await until_state(other.job("by-id"), "RUNNING")
         shown = await job.show()
         assert (shown["gpu"], shown["request"]["gpu"]["count"]) == ("3xany", 3)
         assert (await job.explain())["state"] == "RUNNING"
@@ -177,10 +177,6 @@ async def test_what_goes_out_is_the_wire(node: Node, unique: str) -> None:
             "run": {"argv": ["x"], "env": {"A": "1"}},
             "retries": 2,
         }
-
-
-async def _is_running(client: AsyncClient, job: str) -> bool:
-    return bool((await client.job(job).show())["state"] == "RUNNING")
 
 
 async def _state_of(client: AsyncClient, worker: str) -> str:

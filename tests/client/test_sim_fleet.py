@@ -40,7 +40,7 @@ from moorage.scheduler.core.state import Member
 from moorage.schemas.job import STATES
 from moorage.worker.drivers.handler_call import Handler
 from moorage.worker.handler_context import HandlerContext
-from tests.waiting import until
+from tests.waiting import until, until_state
 
 Scene = Callable[[], Coroutine[Any, Any, None]]
 
@@ -225,7 +225,7 @@ async def test_a_coroutine_is_cancelled_with_its_job_and_by_its_time_limit() -> 
 
     async with AsyncClient(transport=SimFleet("1xH100", script=hang)) as moorage:
         first = await moorage.submit(["x"], key="first")
-        await until(lambda: _state(moorage, "first", "RUNNING"))
+        await until_state(moorage.job("first"), "RUNNING")
         await first.cancel("enough")
         with pytest.raises(JobFailed) as cancelled:
             await first.result()
@@ -236,7 +236,7 @@ async def test_a_coroutine_is_cancelled_with_its_job_and_by_its_time_limit() -> 
         with pytest.raises(JobFailed, match="ran out of time: deadline_s passed"):  # and not that it was ended
             await moorage.run(["x"], key="over", deadline_s=30.0)
         await moorage.submit(["x"], key="third")
-        await until(lambda: _state(moorage, "third", "RUNNING"))
+        await until_state(moorage.job("third"), "RUNNING")
     assert ended == ["first", "second", "over", "third"]  # the last with the fleet
 
 
@@ -265,7 +265,7 @@ async def test_a_job_on_a_worker_that_dies_is_placed_again() -> None:
     fleet = SimFleet("2x1xH100", script=lambda task: Ran(seconds=60))
     async with AsyncClient(transport=fleet) as moorage:
         job = await moorage.submit(["x"], gpu=1)
-        await until(lambda: _state(moorage, job.id, "RUNNING"))
+        await until_state(job, "RUNNING")
         await job.show()
         dead = job.worker
         await fleet.kill_worker(dead)
@@ -366,10 +366,6 @@ def test_a_word_that_is_no_fleet_is_told(word: str) -> None:
         SimFleet(word)
     assert refused.value.code == "invalid-argument"
     assert refused.value.fixes
-
-
-async def _state(client: AsyncClient, job: str, state: str) -> bool:
-    return bool((await client.job(job).show())["state"] == state)
 
 
 async def _all_up(client: AsyncClient) -> bool:

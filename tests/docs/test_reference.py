@@ -10,7 +10,7 @@ import pytest
 
 import moorage.client
 from docs import reference_pages
-from moorage.cli import console
+from moorage.cli import exit_codes
 from moorage.cli.lookup import ends, error_codes, reasons
 from moorage.cli.main import VERBS
 from moorage.schemas import frames
@@ -44,9 +44,9 @@ def test_every_state_has_a_meaning() -> None:
 
 
 def test_every_exit_code_is_explained() -> None:
-    codes = {code for name, code in vars(console).items() if name.startswith("EXIT_") and isinstance(code, int)}
-    assert codes | {0} == set(console.EXIT_CODES)
-    assert all(f"| {code} | {text} |\n" in reference("cli") for code, text in console.EXIT_CODES.items())
+    codes = {code for name, code in vars(exit_codes).items() if name.startswith("EXIT_") and isinstance(code, int)}
+    assert codes | {0} == set(exit_codes.EXIT_CODES)
+    assert all(f"| {code} | {text} |\n" in reference("cli") for code, text in exit_codes.EXIT_CODES.items())
 
 
 def test_every_subject_is_somebodys_to_write_and_to_hear() -> None:

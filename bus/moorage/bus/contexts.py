@@ -16,8 +16,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from moorage.bus.errors import BadContext
+from moorage.bus.errors import BadContext, BadSubject
 from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_subject
+from moorage.schemas.nearest import nearest
 
 URL_DEFAULT: Final = "nats://127.0.0.1:4222"
 #: Bytes of a context file; more is no context.
@@ -269,7 +270,7 @@ def _check(context: Context, file: Path | None) -> None:
         raise BadContext("user_jwt without user_seed", file=file, key="user_jwt", next_step="set user_seed as well")
     try:
         check_subject(context.inbox_prefix)
-    except Exception as error:
+    except BadSubject as error:
         raise BadContext(f"inbox_prefix: {error}", file=file, key="inbox_prefix") from None
 
 
@@ -295,11 +296,9 @@ def _file_named(name: str, file: Path, key: str, value: str, env: Mapping[str, s
 
 
 def _nearest(name: str, env: Mapping[str, str]) -> str:
-    import difflib  # only for who slipped: a one-shot command must be quick
-
     known = list_contexts(env)
-    if near := difflib.get_close_matches(name, known, n=1):
-        return f"the nearest is {near[0]}"
+    if near := nearest(name, known):
+        return f"the nearest is {near}"
     return f"there are: {', '.join(known[:20])}" if known else "`nats context add` makes one"
 
 

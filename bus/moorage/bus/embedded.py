@@ -28,6 +28,8 @@ import msgspec
 
 from moorage.bus import parentage
 from moorage.bus.errors import ServerFailed, ServerMissing, ServerRunning
+from moorage.bus.pidfds import until_ended
+from moorage.bus.private_files import replace_private
 from moorage.schemas.unreadable import UNREADABLE
 
 BINARY_VARIABLE: Final = "MOORAGE_NATS_SERVER"
@@ -155,14 +157,14 @@ class EmbeddedServer:
                 stale.unlink()
             log_from = _size(folder / "server.log")
             (folder / "server.err").write_bytes(b"")
-            _write_private(folder / "nats.conf", _config(folder, port, sync_always, anonymous))
+            replace_private(folder / "nats.conf", _config(folder, port, sync_always, anonymous))
             process = _popen(folder, binary, lock, die_with_parent)
         except OSError as error:
             raise ServerFailed(folder, f"{error.strerror}: {error.filename or binary}", "") from None
         try:
             found = await _until_ready(folder, process, log_from, ready_timeout_s)
             running = _Running(process.pid, found, anonymous)
-            _write_private(folder / "server.json", msgspec.json.encode(running).decode())
+            replace_private(folder / "server.json", msgspec.json.encode(running).decode())
         except BaseException:
             process.kill()
             process.wait()
@@ -196,9 +198,9 @@ class EmbeddedServer:
             if self._process is None and not _is_locked(self.data_dir):
                 return  # it is gone, and its pid belongs to somebody else by now
             signal.pidfd_send_signal(pidfd, with_signal)
-            if not await _wait_gone(pidfd, timeout_s):
+            if not await _ends_within(pidfd, timeout_s):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                await _wait_gone(pidfd, timeout_s)
+                await _ends_within(pidfd, timeout_s)
         except ProcessLookupError:
             pass
         finally:
@@ -234,7 +236,7 @@ def _prepare(folder: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for name in ("ledger-password", "local-password"):
             if not (folder / name).exists():
-                _write_private(folder / name, secrets.token_hex(24))
+                replace_private(folder / name, secrets.token_hex(24))
     except BlockingIOError:
         os.close(lock)
         running = _read_running(folder)
@@ -278,25 +280,13 @@ async def _until_ready(folder: Path, process: subprocess.Popen[bytes], log_from:
         await asyncio.sleep(_POLL_S)
 
 
-async def _wait_gone(pidfd: int, timeout_s: float) -> bool:
-    loop = asyncio.get_running_loop()
-    gone: asyncio.Future[None] = loop.create_future()
-    if select.select([pidfd], [], [], 0)[0]:
-        return True
-    loop.add_reader(pidfd, _resolve, gone)
+async def _ends_within(pidfd: int, timeout_s: float) -> bool:
     try:
         async with asyncio.timeout(timeout_s):
-            await gone
-        return True
+            await until_ended(pidfd)
     except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(pidfd)
-
-
-def _resolve(gone: asyncio.Future[None]) -> None:
-    if not gone.done():
-        gone.set_result(None)
+        return bool(select.select([pidfd], [], [], 0)[0])
+    return True
 
 
 def _is_locked(folder: Path) -> bool:
@@ -325,41 +315,30 @@ def _config(folder: Path, port: int, sync_always: bool, anonymous: bool) -> str:
         port_name=port or "local",
         host=HOST,
         port=port or -1,
-        ports_dir=_quoted(folder),
-        log=_quoted(folder / "server.log"),
+        ports_dir=quoted(folder),
+        log=quoted(folder / "server.log"),
         max_payload=MAX_PAYLOAD_BYTES,
         max_pending=MAX_PENDING_BYTES,
         ping_interval_s=PING_INTERVAL_S,
-        store=_quoted(folder / "jetstream"),
+        store=quoted(folder / "jetstream"),
         sync="always" if sync_always else '"2m"',
         account=ACCOUNT,
         account_ledger=ACCOUNT_LEDGER,
         user=USER,
         user_ledger=USER_LEDGER,
-        password=_quoted(_read_password(folder / "local-password")),
-        password_ledger=_quoted(_read_password(folder / "ledger-password")),
+        password=quoted(_read_password(folder / "local-password")),
+        password_ledger=quoted(_read_password(folder / "ledger-password")),
         no_auth_user=f"no_auth_user: {USER}" if anonymous else "",
     )
 
 
-def _quoted(text: object) -> str:
+def quoted(text: object) -> str:
     """A string of the server's configuration language, whose quoting is that of JSON for what we write."""
     return msgspec.json.encode(str(text)).decode()
 
 
 def _read_password(file: Path) -> str:
     return file.read_text(encoding="ascii").strip()
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Write whole or not at all, readable by this user alone."""
-    partial = file.with_name(f"{file.name}.new")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
-    partial.replace(file)
 
 
 def _size(file: Path) -> int:

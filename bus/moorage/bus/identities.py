@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from moorage.bus.private_files import create_private
 from moorage.bus.site import ORGANISATION, Identity, Site
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.optional import optional
@@ -53,15 +53,8 @@ def kept(path: Path, make: Callable[[], bytes]) -> bytes:
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes()
     content = make()
-    write_private(path, content)
+    create_private(path, content)
     return content
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """A new file, whole, for its owner alone. Raises FileExistsError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
 
 
 # ----------------------------------------------------------------------------------------------------- certificates
@@ -100,7 +93,7 @@ def _authority(folder: Path, needed_for: str) -> tuple[Certificate, EllipticCurv
     key = load_pem_private_key(kept(folder / "ca.key", make), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise MoorageError(problem("failed-precondition", f"{folder / 'ca.key'} is no key of an elliptic curve"))
-    pem = kept(folder / "ca.pem", lambda: _signed(_name(("authority", ORGANISATION)), key, None, key, "ca"))
+    pem = kept(folder / "ca.pem", lambda: _signed(_name(("authority", ORGANISATION)), key, None, key))
     certificate = x509.load_pem_x509_certificate(pem)
     if certificate.public_key() != key.public_key():
         raise _no_key_of_authority(folder, needed_for)
@@ -129,8 +122,8 @@ def _certificate(
     key = ec.generate_private_key(ec.SECP256R1())
     with contextlib.suppress(FileNotFoundError):
         (folder / f"{key_name}.key").unlink()  # of a certificate that somebody has deleted
-    write_private(folder / f"{key_name}.key", _private_pem(key))
-    write_private(folder / f"{key_name}.pem", _signed(_name(who), key, authority[0], authority[1], host))
+    create_private(folder / f"{key_name}.key", _private_pem(key))
+    create_private(folder / f"{key_name}.pem", _signed(_name(who), key, authority[0], authority[1], host))
 
 
 def _name(who: tuple[str, str]) -> Any:
@@ -149,9 +142,9 @@ def _name(who: tuple[str, str]) -> Any:
 
 
 def _signed(
-    name: Any, key: EllipticCurvePrivateKey, issuer: Certificate | None, by: EllipticCurvePrivateKey, host: str
+    name: Any, key: EllipticCurvePrivateKey, issuer: Certificate | None, by: EllipticCurvePrivateKey, host: str = ""
 ) -> bytes:
-    """A certificate as PEM: the authority's own (`host` is ca), a server's with its host, or a user's."""
+    """A certificate as PEM: the authority's own (without `issuer`), a server's with its host, or a user's."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -177,7 +170,7 @@ def _signed(
         usage = [ExtendedKeyUsageOID.CLIENT_AUTH] + ([ExtendedKeyUsageOID.SERVER_AUTH] if host else [])
         builder = builder.add_extension(x509.ExtendedKeyUsage(usage), False)
         builder = builder.add_extension(_key_usage(signs=False), True)
-    if issuer is not None and host:
+    if host:
         builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host)]), False)
     return builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)
 

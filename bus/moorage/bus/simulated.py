@@ -96,9 +96,9 @@ class _Account:
     def of(self, connection: SimulatedConnection) -> list[SimulatedSubscription]:
         return [each for some in self._by_prefix.values() for each in some if each.connection is connection]
 
-    def hearers(self, subject: str, choose: Callable[[list[SimulatedSubscription]], SimulatedSubscription]) -> list[
-        SimulatedSubscription
-    ]:  # fmt: skip
+    def hearers(
+        self, subject: str, choose: Callable[[list[SimulatedSubscription]], SimulatedSubscription]
+    ) -> list[SimulatedSubscription]:
         """Every plain subscription that matches, and one of each queue group."""
         parent, _, last = subject.rpartition(".")
         below = self._below.get(parent)

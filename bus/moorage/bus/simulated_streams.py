@@ -358,8 +358,14 @@ class Streams:
     def _answer(self, kind: str, name: str, request: dict[str, Any]) -> dict[str, Any]:
         if kind == "STREAM.CREATE":
             return self._create(name, request)
-        if kind not in ("STREAM.INFO", "STREAM.UPDATE", "STREAM.PURGE", "STREAM.DELETE", "STREAM.MSG.GET",
-                        "STREAM.MSG.DELETE"):  # fmt: skip
+        if kind not in (
+            "STREAM.INFO",
+            "STREAM.UPDATE",
+            "STREAM.PURGE",
+            "STREAM.DELETE",
+            "STREAM.MSG.GET",
+            "STREAM.MSG.DELETE",
+        ):
             raise ApiRefusal(501, 0, f"the simulated bus has no {kind}")
         stream = self.by_name.get(name)
         if stream is None:

@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S
+from moorage.bus.embedded import ACCOUNT, MAX_PAYLOAD_BYTES, MAX_PENDING_BYTES, PING_INTERVAL_S, quoted
 from moorage.schemas.names import is_tenant, is_worker
 from moorage.schemas.roles import RESULT_API, Rights, Role, result_reads, rights
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
@@ -312,11 +312,6 @@ def shipped() -> dict[str, dict[str, str]]:
             text = server(site, at, store="/data/jetstream", folder="/etc/nats/tls")
             made[folder][server_name(site, at)] = text
     return made
-
-
-def quoted(text: str) -> str:
-    """A string of the server's configuration language, whose quoting is that of JSON for what we write."""
-    return msgspec.json.encode(text).decode()
 
 
 def url_of(servers: Sequence[Server], scheme: str = "nats") -> str:

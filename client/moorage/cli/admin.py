@@ -14,6 +14,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.errors import Rejected
     from moorage.schemas.operate import Done, Hold, Limit, Share
 
 WHY: Final = "For the job's story, explain and the ledger."
@@ -282,7 +283,7 @@ def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
     )
 
 
-def _ambiguous(message: str, verb: str) -> Exception:
+def _ambiguous(message: str, verb: str) -> Rejected:
     from moorage.client.errors import rejected
 
     return rejected("invalid-argument", message, next=f"moorage admin {verb} --help")

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from moorage.schemas.nearest import nearest
+
 GROUP_TITLE: Final = "__group__"
 _KINDS: Final[dict[Any, str]] = {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
@@ -227,15 +229,14 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
     option, equals, value = word.partition("=")
     if not option.startswith("-"):
         return CannotRead(f"{word!r} is one word too many", f"moorage {verb} --help")
-    import difflib
     import shlex
 
     known = [name for one in arguments for name in one.names]
     names = {name.lstrip("-"): name for name in known}  # else the dashes are half of what a short one has in common
-    near = difflib.get_close_matches(option.lstrip("-"), names, n=1, cutoff=NEAR)
+    near = nearest(option.lstrip("-"), names, NEAR)
     if not near:
         return CannotRead(f"no option {option}", f"moorage {verb} --help")
-    meant = [names[near[0]] + equals + value if one == word else one for one in words]
+    meant = [names[near] + equals + value if one == word else one for one in words]
     return CannotRead(f"no option {option}", shlex.join(["moorage", *verb.split(), *meant]), f"moorage {verb} --help")
 
 

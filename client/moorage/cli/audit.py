@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_DRIFT, say, tell
+from moorage.cli.console import say, tell
+from moorage.cli.exit_codes import EXIT_DRIFT
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.schemas.units import many
 

@@ -121,18 +121,28 @@ def _with_a_purpose(record: Path) -> Iterator[Planned]:
     one = {"count": 1}
     gang = {"argv": [sys.executable, str(DATA / "gang.py"), str(record)], "timeout_s": 60}
     yield Planned(
-        "gang", {"job": "gang", "replicas": GANG_RANKS, "gpu": {"scheduling": "gang"}, "run": gang},
-        "SUCCEEDED", GANG_RANKS,
-    )  # fmt: skip
-    yield Planned("flaky", {"job": "flaky", "gpu": one, "retries": 2, "run": _run(record, 0.05, 1, "flaky")},
-                  "SUCCEEDED", 2)  # fmt: skip
-    yield Planned("poison", {"job": "poison", "gpu": one, "retries": 2, "run": _run(record, 0.05, 1, "poison")},
-                  "FAILED", 3)  # fmt: skip
-    yield Planned("endless", {"job": "endless", "gpu": one, "run": _run(record, 600, 1, "ok") | {"timeout_s": 900}},
-                  "CANCELLED")  # fmt: skip
+        "gang",
+        {"job": "gang", "replicas": GANG_RANKS, "gpu": {"scheduling": "gang"}, "run": gang},
+        "SUCCEEDED",
+        GANG_RANKS,
+    )
+    yield Planned(
+        "flaky", {"job": "flaky", "gpu": one, "retries": 2, "run": _run(record, 0.05, 1, "flaky")}, "SUCCEEDED", 2
+    )
+    yield Planned(
+        "poison", {"job": "poison", "gpu": one, "retries": 2, "run": _run(record, 0.05, 1, "poison")}, "FAILED", 3
+    )
+    yield Planned(
+        "endless", {"job": "endless", "gpu": one, "run": _run(record, 600, 1, "ok") | {"timeout_s": 900}}, "CANCELLED"
+    )
     yield Planned(
         "impossible",
-        {"job": "impossible", "gpu": {"model": "=NOSUCH9000"}, "on_no_match": "reject",
-         "run": _run(record, 0, 1, "ok")},
-        "REFUSED", 0,
-    )  # fmt: skip
+        {
+            "job": "impossible",
+            "gpu": {"model": "=NOSUCH9000"},
+            "on_no_match": "reject",
+            "run": _run(record, 0, 1, "ok"),
+        },
+        "REFUSED",
+        0,
+    )

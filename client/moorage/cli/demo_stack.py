@@ -39,9 +39,20 @@ class Stack:
         # a canary in the agent's environment: a job that sees it has inherited what it must not
         environment = {**os.environ, "MOORAGE_DEMO_CANARY": "sings"}
         self.worker = await self._spawn(
-            "worker", ["-m", "moorage.cli", "worker", "--simulate", str(self.folder / "fleet.json"),
-                       "--state", str(self.folder / "worker"), "--nats", self.url], environment,
-        )  # fmt: skip
+            "worker",
+            [
+                "-m",
+                "moorage.cli",
+                "worker",
+                "--simulate",
+                str(self.folder / "fleet.json"),
+                "--state",
+                str(self.folder / "worker"),
+                "--nats",
+                self.url,
+            ],
+            environment,
+        )
 
     async def start_scheduler(self) -> None:
         assert self.server is not None
@@ -55,9 +66,15 @@ class Stack:
     async def _start(self, name: str, arguments: list[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, preexec_fn=die_with_parent(),
-            )  # fmt: skip
+                sys.executable,
+                *arguments,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
         self.processes.append(process)
         return process
 

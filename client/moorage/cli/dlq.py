@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -10,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_FAILED, fail, say, tell
+from moorage.cli.console import fail, say, tell
+from moorage.cli.exit_codes import EXIT_FAILED
+from moorage.cli.files import read_within
 from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import facts, table, utc
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.client.errors import Rejected
 
 WHICH: Final = "Numbers of dlq list, several with commas, or all (with --tenant, all of one)."
 WHY: Final = "For the scheduler's log."
@@ -173,7 +175,7 @@ def _short(text: str) -> str:
 def _body(file: Path) -> dict[str, Any]:
     """Raises ValueError for what is no JSON object of at most `BODY_BYTES_MAX`."""
     try:
-        raw = sys.stdin.buffer.read(BODY_BYTES_MAX + 1) if str(file) == "-" else _read(file)
+        raw = read_within(file, BODY_BYTES_MAX)
     except OSError as error:
         raise ValueError(error.strerror) from None
     if len(raw) > BODY_BYTES_MAX:
@@ -184,12 +186,7 @@ def _body(file: Path) -> dict[str, Any]:
         raise ValueError(str(error)) from None
 
 
-def _read(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(BODY_BYTES_MAX + 1)
-
-
-def _rejected(message: str, next: str) -> Any:
+def _rejected(message: str, next: str) -> Rejected:
     from moorage.client.errors import rejected
 
     return rejected("invalid-argument", message, next=next)

@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.checks import Check, all_checks
-from moorage.cli.console import EXIT_FAILED, emit, paint, say, tell
+from moorage.cli.console import emit, paint, say, tell
+from moorage.cli.exit_codes import EXIT_FAILED
 from moorage.cli.interrupts import run
 from moorage.cli.options import DEFAULTS, Options, guarded
 

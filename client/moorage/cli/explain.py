@@ -12,7 +12,7 @@ from moorage.cli.instead import as_words
 from moorage.cli.lookup import FIXES, code_of, frame
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, ordinal, utc
-from moorage.cli.screen import Screen
+from moorage.cli.screen import APART_S, Screen
 from moorage.cli.selectors import LISTED, ask_each, one_id
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
 
-#: changes that come closer together are shown together
-APART_S: Final = 0.5
 #: where to look for why it ended so, by its state; a reason of its own that has a fix goes before
 _LOOK: Final = {
     "FAILED": "moorage logs {job}",
@@ -61,11 +59,7 @@ def explain(
         if watch:
             await _watch(client, await one_id(client, ",".join(what), "explain --watch"), options)
             return None
-        for at, answer in enumerate(await ask_each(client, what, ask)):
-            if not options.shown(answer, [answer.data]):
-                if at:
-                    tell("")
-                _explain(answer.data)
+        options.show_each(await ask_each(client, what, ask), _explain)
         return None
 
     return with_client(options, work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.client.errors import Rejected, rejected
+from moorage.schemas.nearest import nearest
 
 NAMES_SHOWN_MAX: Final = 12
 
@@ -47,12 +47,12 @@ def filled(template: str, row: object) -> str:
 
 def _no_field(name: str, part: str, value: Any) -> Rejected:
     names = [str(key) for key in value] if isinstance(value, Mapping) else []
-    near = difflib.get_close_matches(part, names, n=1)
+    near = nearest(part, names)
     shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", …" if len(names) > NAMES_SHOWN_MAX else "")
     return rejected(
         "invalid-argument",
         f"--format: no field {name!r}",
         found=name,
         allowed=shown,
-        next=f"--format '{{{name.removesuffix(part) + near[0]}}}'" if near else "--json shows every field",
+        next=f"--format '{{{name.removesuffix(part) + near}}}'" if near else "--json shows every field",
     )

@@ -1,4 +1,4 @@
-"""The operator's view of the fleet, and the acts on one worker."""
+"""`moorage fleet`: workers, what is free, what fits now."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import emit, paint, say, tell
-from moorage.cli.options import DEFAULTS, ROWS, Options, RowOptions, guarded, with_client
+from moorage.cli.console import paint, say, tell
+from moorage.cli.options import ROWS, RowOptions, with_client
 from moorage.cli.render import GAP, age, table
 from moorage.cli.screen import Screen
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 
 #: lines about single devices under the table; --json has all
 TROUBLES_MAX: Final = 20
-WORKER_HELP: Final = "The worker's id, as moorage fleet shows it."
 #: cells of devices that somebody should look at
 _ODD: Final = frozenset((SICK, FOREIGN, LOST))
 LEGEND: Final = (
     f"{FREE} free  {LEASED} leased  1-{SHARERS_MAX} sharers  {SICK} sick  {FOREIGN} used by others  {NOT_LENT} not lent"
     f"  {LOST} lost"
 )
-
-_Worker: TypeAlias = Annotated[str, Parameter(help=WORKER_HELP, lists="fleet --format {worker}")]
 
 
 def fleet(
@@ -97,18 +94,6 @@ def _fleet(data: dict[str, Any]) -> None:
     if any(worker["simulated"] for worker in workers):
         line = "sim  " + line
     say(paint(f"{line}\n{_kept(data)}\n{LEGEND}", "dim", sys.stderr))
-
-
-def _drained(within: str | None, begin: str | None, last: str | None, why: str) -> str:
-    """What was asked for, as `drained from 22:00, open again 2h after`; a bare number is told as the seconds it is."""
-    within, begin, last = (f"{word}s" if word and word.replace(".", "", 1).isdecimal() else word
-                           for word in (within, begin, last))  # fmt: skip
-    parts = [f"drained from {begin}" if begin else "draining"]
-    if within:
-        parts.append(f"to be empty {within} after that" if begin else f"to be empty within {within}")
-    if last:
-        parts.append(f"open again {last} after{' it began' if within else ''}")
-    return ", ".join(parts) + (f": {why}" if why else "")
 
 
 def _troubles(workers: list[dict[str, Any]]) -> list[str]:
@@ -181,7 +166,7 @@ def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
     """The fleet on a terminal: a table, or where that is too high several workers a line; and how many have no room."""
     tag = "sim  " if any(worker["simulated"] for worker in frame.workers) else ""
     cells = "".join(worker["cells"] for worker in frame.workers)
-    counts = f"{many(len(frame.workers), 'worker')}  {cells.count('·')} of {many(len(cells), 'GPU')} free"
+    counts = f"{many(len(frame.workers), 'worker')}  {cells.count(FREE)} of {many(len(cells), 'GPU')} free"
     head = f"{tag}epoch {frame.epoch}  {counts}  {frame.queued} queued  {frame.running} running"
     columns, lines = shutil.get_terminal_size()
     if len(frame.workers) > lines - 4:
@@ -221,83 +206,3 @@ def _frame_line(frame: FleetFrame) -> str:
     cells = "".join(worker["cells"] for worker in frame.workers)
     tag = "sim" if any(worker["simulated"] for worker in frame.workers) else "real"
     return "\t".join(map(str, (tag, frame.queued, frame.running, len(frame.workers), cells.count(FREE), len(cells))))
-
-
-def drain(
-    worker: _Worker,
-    /,
-    *,
-    within: Annotated[
-        str | None,
-        Parameter(help="What runs there leaves so long after the drain began, and starts elsewhere.", value="30m"),
-    ] = None,
-    begin: Annotated[
-        str | None, Parameter(names=("--from",), help="Not now: it is to be empty at 22:00, or in 2h.", value="WHEN")
-    ] = None,
-    last: Annotated[
-        str | None, Parameter(names=("--for",), help="Open again by itself so long after.", value="2h")
-    ] = None,
-    why: Annotated[str, Parameter(help="For explain, the jobs' stories and the ledger.")] = "",
-    options: Options = DEFAULTS,
-) -> int:
-    """Place nothing new on a worker; jobs that run there go on to their end, or leave by a deadline.
-
-    A job that leaves gets its checkpoint signal before the deadline, then SIGTERM and its grace; it waits for a new
-    attempt elsewhere and loses no retry. Before a drain in the future, a job is placed there only if its time limit is
-    over by then, and a job without a limit until ten minutes before. The drain is in the ledger, so reboots and
-    takeovers do not end it; uncordon does.
-    """
-
-    def act() -> int:
-        _check_order(within, last)
-        return _flag("drain", worker, options, within=within, begin=begin, last=last, why=why)
-
-    return guarded(options, act)
-
-
-def _check_order(within: str | None, last: str | None) -> None:
-    """Raises `Rejected` for a drain that is over before those who leave have left."""
-    from moorage.client.durations import seconds
-    from moorage.client.errors import rejected
-
-    if last is None or seconds(last) > seconds(within or 0):
-        return
-    message = f"--for {last} is no time" if within is None else f"--for {last} ends it before --within {within} is over"
-    raise rejected(
-        "invalid-argument", message, found=last, allowed=f"more than {within or '0s'}",
-        next="both are counted from where the drain begins: now, or --from",
-    )  # fmt: skip
-
-
-def cordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
-    """Place nothing new on a worker."""
-    return _flag("cordon", worker, options)
-
-
-def uncordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
-    """Undo drain or cordon."""
-    return _flag("uncordon", worker, options)
-
-
-_DID: Final = {"drain": "draining", "cordon": "cordoned", "uncordon": "open"}
-
-
-def _flag(verb: str, worker: str, options: Options, **drain: Any) -> int:
-    async def work(client: AsyncClient) -> int | None:
-        act = {"drain": client.drain, "cordon": client.cordon, "uncordon": client.uncordon}[verb]
-        done = await act(worker, **drain)
-        if options.json:
-            emit(done)
-            return None
-        members = done.get("members", 0)
-        on_it = f", {many(members, 'member')} on it" if members else ""
-        if "drain" in done:
-            tell(f"{worker}\t{_drained(**drain)}{on_it}")
-        else:
-            goes_on = f"{on_it} {'goes' if members == 1 else 'go'} on" if members else ""
-            tell(f"{worker}\t{_DID[verb]}{goes_on}")
-        if verb != "uncordon":
-            say(f"undo: moorage uncordon {worker}")
-        return None
-
-    return with_client(options, work)

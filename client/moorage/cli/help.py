@@ -14,6 +14,7 @@ from moorage.cli.console import paint, tell
 from moorage.cli.examples import EXAMPLES
 from moorage.cli.main import LOOKUP, VERBS, Verb, all_verbs, below, find
 from moorage.cli.topics import TOPICS
+from moorage.schemas.nearest import nearest
 
 WIDTH_MAX: Final = 100
 LEFT_MAX: Final = 26
@@ -45,16 +46,13 @@ def help(
     elif word in TOPICS:
         tell(TOPICS[word].text())
     else:
-        import difflib
-
         from moorage.cli.console import fail
         from moorage.cli.habits import OURS
-        from moorage.client.errors import NotFound
-        from moorage.schemas.errors import problem
+        from moorage.client.errors import not_found
 
-        near = [OURS[word]] if word in OURS else difflib.get_close_matches(word, [*all_verbs(), *TOPICS], n=1)
-        fix = f"moorage help {near[0]}" if near else "moorage help"
-        return fail(NotFound(problem("not-found", f"no verb and no topic {word!r}", found=word, next=fix)))
+        near = OURS.get(word) or nearest(word, [*all_verbs(), *TOPICS])
+        fix = f"moorage help {near}" if near else "moorage help"
+        return fail(not_found(f"no verb and no topic {word!r}", found=word, next=fix))
     return 0
 
 

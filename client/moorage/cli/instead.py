@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, fields_of, scheduling_of
 from moorage.cli.selectors import one_id
-from moorage.cli.submit import NO_FLAGS, JobFlags, fields_of, scheduling_of
 from moorage.client.errors import Rejected, rejected
 from moorage.client.gpus import gpu_spec
 from moorage.client.request_builder import build_request
 from moorage.schemas.errors import Problem
 from moorage.schemas.gpu import GpuSpec, said_anew
+from moorage.schemas.job import QUEUED
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 #: cancels the job; its id, and what is to be handed in
 Change = Callable[["AsyncClient"], Awaitable[tuple[str, "Request"]]]
-_WAITS: Final = "QUEUED"
 #: fields with several entries: those named are set, the others stay
 _MERGED: Final = ("resources", "requires", "labels", "env")
 
@@ -43,11 +43,13 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         name = await one_id(client, job, "submit --instead-of")
         shown = await client.read("show", {"job": name})
         states = {row["state"] for row in shown.get("replica_states", [])} or {shown["state"]}
-        if states != {_WAITS}:
+        if states != {QUEUED}:
             raise rejected(
-                "failed-precondition", f"job {name} is {shown['state']}: only what waits is changed", found=name,
+                "failed-precondition",
+                f"job {name} is {shown['state']}: only what waits is changed",
+                found=name,
                 next="submit another one, or cancel it first",
-            )  # fmt: skip
+            )
         request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
         planned = (await client.plan(request)).data
         if planned["starts"] == "refused":

@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from moorage.cli.console import EXIT_INTERRUPTED
+from moorage.cli.exit_codes import EXIT_INTERRUPTED
 
 Result = TypeVar("Result")
 
-#: what ends a command in order that has processes of its own: Ctrl-C, `kill`, a terminal that is closed
+#: what ends a service, or a command that has processes of its own, in order: Ctrl-C, `kill`, a terminal that is closed
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _happened = False

@@ -40,11 +40,7 @@ def show(
         async def ask(name: str) -> Answer:
             return await client.answer("show", {"job": name})
 
-        for at, answer in enumerate(await ask_each(client, jobs, ask)):
-            if not options.shown(answer, [answer.data]):
-                if at:
-                    tell("")
-                _show(answer.data)
+        options.show_each(await ask_each(client, jobs, ask), _show)
         return None
 
     return with_client(options, work)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
+from moorage.cli.files import cannot_read
 from moorage.cli.interrupts import run
 from moorage.cli.options import OF_LEDGER, ROWS, LedgerOptions, RowOptions, guarded, with_client
 from moorage.cli.render import table
@@ -77,21 +78,24 @@ def restore(
         from moorage.scheduler.settings import ledger_url
 
         if not os.access(file, os.R_OK):  # what is written here is refused in other words
-            from moorage.client.errors import rejected
-
             reason = "Permission denied" if file.exists() else "No such file"
-            raise rejected(
-                "invalid-argument", f"{file} cannot be read: {reason}", found=str(file),
-                next="name a file of moorage admin backup",
-            )  # fmt: skip
+            raise cannot_read(file, reason, "name a file of moorage admin backup")
         held, target = scheduler_of(settings, options)
         users, copies = target or held.nats, replicas or said_replicas(settings)
         state = run(
             make(ledger_url(held.ledger_url_file) or users, users, held.prefix, copies, file, replace=replace, say=say)
         )
         if options.json:
-            emit({"kind": "restored", "ledger_id": state.ledger_id, "former": state.former_of(""), "seq": state.seq,
-                  "epoch": state.epoch, "jobs": len(state.jobs)})  # fmt: skip
+            emit(
+                {
+                    "kind": "restored",
+                    "ledger_id": state.ledger_id,
+                    "former": state.former_of(""),
+                    "seq": state.seq,
+                    "epoch": state.epoch,
+                    "jobs": len(state.jobs),
+                }
+            )
         else:
             tell(f"{state.ledger_id}\trestored with {many(len(state.jobs), 'job')}; start the schedulers")
         return 0

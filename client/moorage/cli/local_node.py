@@ -11,10 +11,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from moorage.cli.console import EXIT_INTERRUPTED, emit, paint
+from moorage.bus.private_files import replace_private
+from moorage.cli.console import emit, paint
 from moorage.cli.console import say_if_heard as say
 from moorage.cli.disk import watch_disk
-from moorage.cli.local_tools import end_jobs, until_gone, write_private
+from moorage.cli.exit_codes import EXIT_INTERRUPTED
+from moorage.cli.interrupts import ENDING
+from moorage.cli.local_tools import end_jobs, until_gone
 from moorage.cli.options import LocalOptions
 from moorage.cli.processes import LEDGER_URL_FILE
 from moorage.schemas.units import many
@@ -52,7 +55,7 @@ class Node:
     async def run(self) -> int:
         """Until a signal, or until something cannot be kept alive. Returns the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ENDING:
             loop.add_signal_handler(number, self._on_signal)
         keeping: set[asyncio.Task[Any]] = set()
         stop = loop.create_task(self._stop.wait())
@@ -106,7 +109,7 @@ class Node:
                     raise
                 self._server = await start(0)  # another took the port between the look and the start
         self._port = self._server.port
-        write_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
+        replace_private(self._folder / LEDGER_URL_FILE, self._server.ledger_url + "\n")
 
     def _make_children(self) -> None:
         from moorage.cli.children import Child
@@ -171,7 +174,7 @@ class Node:
         pids = {child.name: child.pid for child in (self._scheduler, self._worker) if child is not None}
         pids["nats-server"] = self._server.pid
         found = Up(self._server.url, os.getpid(), started_ticks(os.getpid()), self._simulate, pids)
-        write_private(self._folder / UP_FILE, encode(found).decode() + "\n")
+        replace_private(self._folder / UP_FILE, encode(found).decode() + "\n")
         if self._ready and self._options.json:
             emit(found)
 
@@ -179,7 +182,7 @@ class Node:
 
     async def _say_ready(self) -> None:
         from moorage.client.client import AsyncClient
-        from moorage.client.errors import ClientError, client_problem
+        from moorage.client.errors import timed_out
 
         assert self._server is not None
         async with AsyncClient(self._server.url, timeout=READY_S_MAX, name="moorage up") as client:
@@ -187,12 +190,9 @@ class Node:
                 async with asyncio.timeout(READY_S_MAX):
                     fleet = await self._until_heard(client)
             except TimeoutError:
-                raise ClientError(
-                    client_problem(
-                        "timed-out",
-                        f"no worker has joined within {READY_S_MAX:g} s",
-                        next_step=f"see worker.log and scheduler.log in {self._folder}",
-                    )
+                raise timed_out(
+                    f"no worker has joined within {READY_S_MAX:g} s",
+                    next_step=f"see worker.log and scheduler.log in {self._folder}",
                 ) from None
         self._ready = True
         if self._options.json:

@@ -1,4 +1,4 @@
-"""What it takes to end processes that are not one's children, and to write a file for one user alone."""
+"""What it takes to end processes that are not one's children."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 from typing import Final
 
+from moorage.bus.pidfds import until_ended
+
 #: between SIGTERM and SIGKILL for jobs that run when all of it ends
 JOBS_GRACE_S: Final = 3.0
 #: for a supervisor that is just starting, or ending by itself; then it is killed
@@ -17,18 +19,14 @@ STARTING_LOOK_S: Final = 0.05
 
 
 async def until_gone(pid: int) -> None:
-    """Until the process is gone; it need not be our child (pidfd_open(2))."""
-    loop = asyncio.get_running_loop()
+    """Until the process is gone; it need not be our child."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    gone = asyncio.Event()
-    loop.add_reader(pidfd, gone.set)
     try:
-        await gone.wait()
+        await until_ended(pidfd)
     finally:
-        loop.remove_reader(pidfd)
         os.close(pidfd)
 
 
@@ -91,12 +89,3 @@ def supervisors_of(folder: Path) -> list[int]:
             if any(tuple(words[at : at + 3]) == wanted for at in range(len(words) - 2)):
                 found.append(int(entry.name))
     return found
-
-
-def write_private(file: Path, text: str) -> None:
-    """Whole or not at all, for this user alone."""
-    partial = file.with_name(f"{file.name}.new")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-        opened.write(text)
-    partial.replace(file)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_FAILED, EXIT_OF_CODE, emit, tell
+from moorage.cli.console import emit, tell
+from moorage.cli.exit_codes import EXIT_FAILED, EXIT_OF_CODE
 from moorage.cli.options import LOCAL, LOCAL_ROWS, LocalOptions, LocalRowOptions, guarded
 from moorage.cli.render import facts, table
+from moorage.schemas.nearest import nearest
+
+if TYPE_CHECKING:
+    from moorage.client.errors import NotFound
 
 #: what helps against a reason or an error, where a line can say it; {job} and {asks} are filled in
 FIXES: Final[dict[str, str]] = {
@@ -131,7 +137,7 @@ def errors(
         every = {**error_codes(), **reasons(), **ends()}
         known = list(every.values()) if code is None else [every.get(code)]
         if known == [None]:
-            raise _nothing("code", code or "", list(every), "moorage errors")
+            raise _nothing("code", code or "", every, "moorage errors")
         found = [each for each in known if each is not None]
         if options.json:
             for each in found:
@@ -226,18 +232,8 @@ def _structs() -> dict[str, type]:
     return found
 
 
-def _nothing(kind: str, word: str, known: dict[str, type] | list[str], verb: str) -> Exception:
-    import difflib
+def _nothing(kind: str, word: str, known: Collection[str], verb: str) -> NotFound:
+    from moorage.client.errors import not_found
 
-    from moorage.client.errors import NotFound
-    from moorage.schemas.errors import problem
-
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return NotFound(
-        problem(
-            "not-found",
-            f"no {kind} {word!r}",
-            found=word,
-            next=f"{verb} {near[0]}" if near else f"{verb} lists them",
-        )
-    )
+    near = nearest(word, known)
+    return not_found(f"no {kind} {word!r}", found=word, next=f"{verb} {near}" if near else f"{verb} lists them")

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from moorage.cli.console import emit, say, tell
 from moorage.cli.jobs import counts_line, job_row, jobs_table, matching, no_jobs
 from moorage.cli.options import RowOptions
-from moorage.cli.screen import Screen
+from moorage.cli.screen import APART_S, Screen
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
-#: changes that come closer together are shown together
-APART_S: Final = 0.5
 #: ages grow without an event; on a terminal they are drawn again this often
 REDRAW_S: Final = 5.0
 

@@ -14,9 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-EXIT_FAILED: Final = 1
-EXIT_INTERRUPTED: Final = 130
-EXIT_PIPE_CLOSED: Final = 141
+from moorage.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USAGE
+
 #: what a write to stdout ends with where its disk is full or its quota used up (write(2))
 _CANNOT_WRITE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -57,9 +56,9 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     ),
     FLEET: (
         Verb("fleet", "moorage.cli.fleet:fleet", "Workers, what is free, what fits now."),
-        Verb("drain", "moorage.cli.fleet:drain", "Place nothing new on a worker; running jobs go on."),
-        Verb("cordon", "moorage.cli.fleet:cordon", "Place nothing new on a worker."),
-        Verb("uncordon", "moorage.cli.fleet:uncordon", "Undo drain or cordon."),
+        Verb("drain", "moorage.cli.worker_acts:drain", "Place nothing new on a worker; running jobs go on."),
+        Verb("cordon", "moorage.cli.worker_acts:cordon", "Place nothing new on a worker."),
+        Verb("uncordon", "moorage.cli.worker_acts:uncordon", "Undo drain or cordon."),
         Verb("audit", "moorage.cli.audit:audit", "Compare ledger and workers; exit code 10 on drift."),
         Verb("admin hold", "moorage.cli.admin:hold", "Keep waiting jobs, or a tenant's whole queue, from starting."),
         Verb(
@@ -159,7 +158,7 @@ def run(words: Sequence[str]) -> int:
             print(help_below(words[0]))
             return 0
         return _unknown(words)
-    options = rest[: rest.index("--")] if "--" in rest else rest
+    options = _before_command(rest)
     if "--help" in options or "-h" in options:
         from moorage.cli.help import verb_help
 
@@ -180,15 +179,19 @@ def version() -> str:
     return RELEASE
 
 
+def _before_command(words: Sequence[str]) -> Sequence[str]:
+    """What is ours to read: what stands behind `--` is the command's."""
+    return words[: words.index("--")] if "--" in words else words
+
+
 def _is_text(word: str) -> bool:
     """Whether a word of the command line is text, and no bytes that Python could not read as such."""
     return word.isascii() or not any("\ud800" <= char <= "\udfff" for char in word)
 
 
 def _unknown(words: Sequence[str]) -> int:
-    import difflib
-
     from moorage.cli.habits import OURS
+    from moorage.schemas.nearest import nearest
 
     if words[0] in ("-v", "version"):
         return _refuse("unknown-verb", f"no verb {words[0]!r}", words, ("moorage --version",))
@@ -196,9 +199,9 @@ def _unknown(words: Sequence[str]) -> int:
         return _refuse_options_first(words)
     word = " ".join(words[:2]) if below(words[0]) else words[0]
     known = dict.fromkeys([*all_verbs(), *(name.partition(" ")[0] for name in all_verbs() if " " in name)])
-    near = [OURS[word]] if word in OURS else difflib.get_close_matches(word, known, n=1)
+    near = OURS.get(word) or nearest(word, known)
     return _refuse(
-        "unknown-verb", f"no verb {word!r}", words, (f"moorage {near[0]} --help" if near else "moorage --help",)
+        "unknown-verb", f"no verb {word!r}", words, (f"moorage {near} --help" if near else "moorage --help",)
     )
 
 
@@ -212,11 +215,11 @@ def _refuse_options_first(words: Sequence[str]) -> int:
 
 
 def _refuse(code: str, why: str, words: Sequence[str], fixes: tuple[str, ...]) -> int:
-    from moorage.cli.console import EXIT_USAGE, emit, tell_error
+    from moorage.cli.console import emit, tell_error
     from moorage.schemas.errors import problem
 
     told = problem(code, why, next=fixes[0])
-    if "--json" in (words[: words.index("--")] if "--" in words else words):
+    if "--json" in _before_command(words):
         emit(told)
     tell_error(told, fixes)
     return EXIT_USAGE

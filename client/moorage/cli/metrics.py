@@ -75,9 +75,12 @@ def _address(listen: str) -> tuple[str, int]:
     from moorage.client.errors import rejected
 
     raise rejected(
-        "invalid-argument", f"--listen {listen} names no port", found=listen, allowed="9470, 0.0.0.0:9470, [::1]:9470",
+        "invalid-argument",
+        f"--listen {listen} names no port",
+        found=listen,
+        allowed="9470, 0.0.0.0:9470, [::1]:9470",
         next="name one; 0 takes any that is free",
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------------------------------------ what is told
@@ -204,8 +207,11 @@ async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> Non
     try:
         server, thread = library.start_http_server(port, host, _Scraped(client))
     except OSError as error:
-        told = problem("failed-precondition", f"nobody may listen at {host}, port {port}: {error.strerror}",
-                       next="name another port with --listen, or 0 for any that is free")  # fmt: skip
+        told = problem(
+            "failed-precondition",
+            f"nobody may listen at {host}, port {port}: {error.strerror}",
+            next="name another port with --listen, or 0 for any that is free",
+        )
         raise MoorageError(told) from None
     shown = f"[{host}]" if ":" in host else host
     say(f"metrics at http://{shown}:{server.server_address[1]}/metrics, until Ctrl-C")

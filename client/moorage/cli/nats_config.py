@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -12,6 +11,7 @@ import msgspec
 
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, say, tell
+from moorage.cli.files import cannot_write
 from moorage.cli.options import Options, guarded
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.schemas.units import many
@@ -90,8 +90,7 @@ def nats_config(
         try:
             written = write(site, out.absolute(), store)
         except OSError as error:
-            why = f"{error.filename or out} cannot be written: {error.strerror}"
-            raise rejected("failed-precondition", why, next="name a folder of yours with --out") from None
+            raise cannot_write(error.filename or out, error.strerror, "name a folder of yours with --out") from None
         if json:
             emit({"kind": "nats-config", "folder": str(out.absolute()), **written})
         else:
@@ -113,6 +112,7 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
     Raises OSError, MoorageError.
     """
     from moorage.bus import identities
+    from moorage.bus.private_files import replace_private
     from moorage.bus.site import accounts, server, server_name
 
     for each in (folder, folder / KEYS, folder / CONTEXTS, folder / TLS):
@@ -134,10 +134,12 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
         text = server(site, at, store=str(where), folder=str(folder / TLS), route_password=password)
         configuration[server_name(site, at)] = text
     for name, text in configuration.items():
-        _replace(folder / name, text)
+        replace_private(folder / name, text)
     contexts = {} if site.auth == "env" else {each.key: _context(site, each, folder) for each in site.identities}
     for name, fields in contexts.items():
-        _replace(folder / CONTEXTS / f"{name}.json", msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n")
+        replace_private(
+            folder / CONTEXTS / f"{name}.json", msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n"
+        )
     return {
         "configuration": [str(folder / name) for name in configuration],
         "contexts": sorted(contexts),
@@ -181,15 +183,6 @@ def _is_address(text: str | None) -> bool:
         return text is None or bool(ipaddress.IPv6Address(text))
     except ValueError:
         return False
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all, for its owner alone."""
-    partial = path.with_name(f".{path.name}.new")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    partial.replace(path)
 
 
 def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: bool) -> None:

@@ -15,6 +15,7 @@ from moorage.schemas.settings_file import find_file
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import Answer
 
 CLIENT_VARIABLES: Final = "MOORAGE_CLIENT_"
 #: a one-shot command waits so long for a server and for a scheduler that may be changing hands (4 s on one node)
@@ -96,6 +97,14 @@ class _Rows:
             for row in rows:
                 tell(filled(self.format, row))
         return self.json or self.format is not None
+
+    def show_each(self, answers: Iterable[Answer], show: Callable[[dict[str, Any]], None]) -> None:
+        """One answer after the other: as `shown`, else by `show` with a blank line between two."""
+        for at, answer in enumerate(answers):
+            if not self.shown(answer, [answer.data]):
+                if at:
+                    tell("")
+                show(answer.data)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from moorage.cli.acceptance import tell_warning
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW, say, tell, tell_error
+from moorage.cli.console import say, tell, tell_error
+from moorage.cli.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_NOW
 from moorage.cli.explain import explained_rows, fix_lines, starts
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, request_of
 from moorage.cli.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.render import age, facts, waits
-from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, tell_warning
 from moorage.client.errors import rejected
 
 if TYPE_CHECKING:
@@ -67,9 +69,11 @@ def _quotas(words: Sequence[str]) -> Quota | None:
         tenant, _, gpus = word.partition("=")
         if not tenant or not gpus.isdecimal() or not int(gpus):
             raise rejected(
-                "invalid-argument", f"--quota {word} is no tenant with a number of GPUs", found=word,
+                "invalid-argument",
+                f"--quota {word} is no tenant with a number of GPUs",
+                found=word,
                 next="write --quota acme=16, once for each tenant",
-            )  # fmt: skip
+            )
         found[tenant] = int(gpus)
     return found or None
 
@@ -82,9 +86,11 @@ def _shares(words: Sequence[str]) -> Share:
         weight, colon, gpus = of.partition(":")
         if not tenant or not weight.isdecimal() or (colon and not gpus.isdecimal()):
             raise rejected(
-                "invalid-argument", f"--share {word} is no tenant with a weight", found=word,
+                "invalid-argument",
+                f"--share {word} is no tenant with a weight",
+                found=word,
                 next="write --share acme=3, or acme=3:16 for GPUs of its own, too",
-            )  # fmt: skip
+            )
         found[tenant] = (int(weight), int(gpus)) if colon else int(weight)
     return found
 

@@ -7,13 +7,13 @@ import dataclasses
 import gc
 import logging
 import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from moorage.bus.logged import begin_log
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit
+from moorage.cli.interrupts import ENDING
 from moorage.cli.options import OF_LEDGER, LedgerOptions, guarded
 from moorage.cli.settings import FILE_HELP, flags_of, the_file
 from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, SchedulerSettings
@@ -104,7 +104,7 @@ def worker(
 
         async def serve() -> None:
             stop, loop = asyncio.Event(), asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in ENDING:
                 loop.add_signal_handler(number, stop.set)
             await run(held, context, stop)
 

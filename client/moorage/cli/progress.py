@@ -70,9 +70,9 @@ class Progress:
             return
         self._show(f"{self._tag('QUEUED')}  {waits(explained)}")
 
-    def note(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         if not self._quiet:
-            self._erase()
+            self.erase()
             say(text)
 
     def output(self, piece: Piece) -> None:
@@ -80,11 +80,11 @@ class Progress:
         key = (piece.replica, piece.attempt, piece.stream)
         expected = self._offsets.get(key, 0 if self._whole else piece.offset)
         if piece.offset > expected:
-            self.note(f"warning[output]: {piece.offset - expected} bytes of {piece.stream} were lost on the way")
+            self._note(f"warning[output]: {piece.offset - expected} bytes of {piece.stream} were lost on the way")
         self._offsets[key] = max(expected, piece.behind)
         if not piece.text:
             return
-        self._erase()
+        self.erase()
         stream: TextIO = sys.stdout if piece.stream == "out" else sys.stderr
         if piece.data is not None and not stream.isatty():
             stream.flush()
@@ -108,7 +108,10 @@ class Progress:
 
     def erase(self) -> None:
         """Make room for a line of something else."""
-        self._erase()
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._drawn = False
 
     def close(self) -> None:
         """Leave the last line where it is; output that came behind it had its place."""
@@ -142,9 +145,3 @@ class Progress:
         sys.stderr.write(f"\r\x1b[K{shown}  {waited}")
         sys.stderr.flush()
         self._drawn = True
-
-    def _erase(self) -> None:
-        if self._drawn:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._drawn = False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_DRIFT, emit, say, tell
+from moorage.cli.console import emit, say, tell
+from moorage.cli.exit_codes import EXIT_DRIFT
+from moorage.cli.files import cannot_read
 from moorage.cli.interrupts import run
 from moorage.cli.ledger import SETTINGS, ledger_guarded, scheduler_of
 from moorage.cli.options import OF_LEDGER, LedgerOptions
@@ -17,10 +19,9 @@ from moorage.cli.render import utc_ms
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
+    from moorage.client.errors import NotFound
     from moorage.scheduler.ledger_reader import LedgerReader
-    from moorage.scheduler.recording import Replayed
 
-_PLACE: Final = 0
 #: columns of a line on a terminal, which comes before those after it are known: ledger, time, job, state, worker, GPUs
 _WIDTHS: Final = (8, 24, 26, 10, 12, 7)
 
@@ -70,16 +71,14 @@ def replay(
     return ledger_guarded(options, act)
 
 
-def _none_of(job: str, where: str) -> Exception:
-    from moorage.client.errors import NotFound
-    from moorage.schemas.errors import problem
+def _none_of(job: str, where: str) -> NotFound:
+    from moorage.client.errors import not_found
 
-    return NotFound(
-        problem(
-            "not-found", f"nothing about job {job} is in {where}", found=job,
-            next="leave out --job to see which jobs do; one of another tenant's of that name is tenant/job",
-        )
-    )  # fmt: skip
+    return not_found(
+        f"nothing about job {job} is in {where}",
+        found=job,
+        next="leave out --job to see which jobs do; one of another tenant's of that name is tenant/job",
+    )
 
 
 # --------------------------------------------------------------------------------------------- the ledger, a backup
@@ -129,15 +128,14 @@ def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerO
     try:
         header, state = read(file)
     except OSError as error:
-        raise rejected(
-            "invalid-argument", f"{file} cannot be read: {error.strerror}", found=str(file),
-            next="name a file of moorage admin backup",
-        ) from None  # fmt: skip
+        raise cannot_read(file, error.strerror, "name a file of moorage admin backup") from None
     if at is not None and at > header.seq:
         raise rejected(
-            "failed-precondition", f"the backup was taken at record {header.seq}: it does not know of {at}", found=at,
+            "failed-precondition",
+            f"the backup was taken at record {header.seq}: it does not know of {at}",
+            found=at,
             next="ask the ledger, or a later backup",
-        )  # fmt: skip
+        )
     shown = 0
     found = (
         ledger_reader.transitions_in(state)
@@ -205,7 +203,7 @@ def _word(value: Any) -> str:
 
 def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
     from moorage.client.errors import rejected
-    from moorage.scheduler.recording import CannotReplay
+    from moorage.scheduler.recording import CannotReplay, placements
     from moorage.scheduler.recording import replay as decide_again
 
     records = differ = placed = 0
@@ -241,31 +239,6 @@ def _is_backup(file: Path) -> bool:
             return opened.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
-
-
-def placements(one: Replayed) -> Iterator[dict[str, Any]]:
-    """The placements of a record, with what stands in it of why."""
-    record, state = one.record, one.state
-    known = {record.evidence[at]: record.evidence[at + 2 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
-    steps = record.steps
-    evidence: list[int] = []
-    for at in range(0, len(steps), 6):
-        op, num, replica, worker, mask = steps[at : at + 5]
-        if op != _PLACE:
-            continue
-        found = state.jobs.get(num)
-        evidence = known.get(num, evidence)
-        yield {
-            "kind": "placement",
-            "ledger": one.seq,
-            "time_ms": record.time,
-            "tenant": found.tenant if found is not None else "",
-            "job": found.name if found is not None else str(num),
-            "replica": replica,
-            "worker": state.worker_by_num[worker].id,
-            "slots": [slot for slot in range(64) if mask >> slot & 1],
-            **({"workers_known": evidence[0], "free_left": evidence[1]} if len(evidence) == 2 else {}),
-        }
 
 
 def _show_placement(row: dict[str, Any], options: LedgerOptions) -> None:

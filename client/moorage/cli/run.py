@@ -8,14 +8,15 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Final
 
+from moorage.cli.acceptance import say_interrupted, tell_warnings
 from moorage.cli.arguments import Parameter
 from moorage.cli.console import emit, paint, say, tell_error
+from moorage.cli.exit_codes import exit_code_of_result
 from moorage.cli.interrupts import detachable
+from moorage.cli.job_flags import NO_FLAGS, JobFlags, request_of
 from moorage.cli.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.progress import Progress
 from moorage.cli.selectors import HELP_ONE, LISTED, one_id
-from moorage.cli.submit import NO_FLAGS, JobFlags, request_of, say_interrupted, tell_warnings
-from moorage.cli.wait import exit_code_of_result
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient

@@ -9,6 +9,8 @@ from typing import Final, TextIO
 
 from moorage.cli.console import is_live, plain
 
+#: what changes closer together is shown together
+APART_S: Final = 0.5
 _STYLED: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 
 

@@ -11,7 +11,7 @@ a,b,last      each of them
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from moorage.cli.console import say
 from moorage.schemas.job import STATES, TERMINAL
@@ -49,7 +49,7 @@ async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str
     """What `ask` answers for each job that is meant; it raises `NotFound` for an id that is none. Raises `Rejected`."""
     answers: list[T] = []
     for word in words_of(texts):
-        if word in (LAST, ALL) or word.endswith(EACH):
+        if _means_several(word):
             answers += [await ask(name) for name in await _listed(client, word)]
         else:
             answers.append(await _ask_one(client, word, ask))
@@ -65,7 +65,7 @@ async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
 
     names: list[str] = []
     for word in words_of(texts):
-        if word in (LAST, ALL) or word.endswith(EACH):
+        if _means_several(word):
             names += await _listed(client, word)
         else:
             names.append(await _ask_one(client, word, known))
@@ -103,6 +103,11 @@ async def ids_to_cancel(client: AsyncClient, texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _means_several(word: str) -> bool:
+    """Whether the scheduler's list says which jobs a word means; of anything else it is asked by name."""
+    return word in (LAST, ALL) or word.endswith(EACH)
+
+
 async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitable[T]]) -> T:
     from moorage.client.errors import NotFound
 
@@ -120,29 +125,25 @@ async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitabl
 def _only(word: str, found: list[str]) -> str:
     if len(found) == 1:
         return found[0]
-    from moorage.client.errors import Rejected
-    from moorage.schemas.errors import problem
+    from moorage.client.errors import rejected
 
     shown = ", ".join(found[:CANDIDATES_SHOWN_MAX]) + (", …" if len(found) > CANDIDATES_SHOWN_MAX else "")
-    raise Rejected(
-        problem(
-            "invalid-argument",
-            f"{word} is the beginning of {len(found)} jobs: {shown}",
-            found=word,
-            next=f"write more of it, as {found[0]}",
-        )
+    raise rejected(
+        "invalid-argument",
+        f"{word} is the beginning of {len(found)} jobs: {shown}",
+        found=word,
+        next=f"write more of it, as {found[0]}",
     )
 
 
 async def _listed(client: AsyncClient, word: str) -> list[str]:
-    """What `last` and `all` mean now. Raises `NotFound` where there is no last one."""
+    """What a word that means several means now. Raises `NotFound` where there is none, but for `all`."""
     if word == LAST:
         rows = (await client.ls(limit=1))["jobs"]
         if not rows:
-            from moorage.client.errors import NotFound
-            from moorage.schemas.errors import problem
+            from moorage.client.errors import not_found
 
-            raise NotFound(problem("not-found", f"tenant {client.tenant} has no job", next="moorage submit makes one"))
+            raise not_found(f"tenant {client.tenant} has no job", next="moorage submit makes one")
         return [rows[0]["job"]]
     if word.endswith(EACH):
         return await _begun(client, word)
@@ -159,19 +160,19 @@ async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> 
     found = [row["job"] for row in data["jobs"] if row["job"].startswith(word.removesuffix(EACH))]
     among = sum(number for state, number in data["counts"].items() if not states or state in states)
     if among > len(data["jobs"]):
-        say(f"warning[selector]: {word} was looked for in the newest {len(data['jobs'])} of {among} jobs; ask again for"
-            " the rest")  # fmt: skip
+        say(
+            f"warning[selector]: {word} was looked for in the newest {len(data['jobs'])} of {among} jobs; ask again for"
+            " the rest"
+        )
     if not found:
-        from moorage.client.errors import NotFound
-        from moorage.schemas.errors import problem
+        from moorage.client.errors import not_found
 
-        raise NotFound(problem("not-found", f"no job of tenant {client.tenant} is meant by {word}", next="moorage ls"))
+        raise not_found(f"no job of tenant {client.tenant} is meant by {word}", next="moorage ls")
     return found
 
 
-async def _newest(client: AsyncClient, states: Sequence[str] = ()) -> list[str]:
-    rows: list[dict[str, Any]] = (await client.ls(states, LOOKED_AT_MAX))["jobs"]
-    return [row["job"] for row in rows]
+async def _newest(client: AsyncClient) -> list[str]:
+    return [row["job"] for row in (await client.ls(limit=LOOKED_AT_MAX))["jobs"]]
 
 
 _MADE_UP_CHARS: Final = 15

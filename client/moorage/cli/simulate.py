@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_INTERRUPTED, emit, is_live, say, tell
+from moorage.cli.console import emit, is_live, say, tell
+from moorage.cli.exit_codes import EXIT_INTERRUPTED
+from moorage.cli.files import cannot_read, cannot_write
 from moorage.cli.options import LOCAL, LocalOptions, guarded
 from moorage.cli.render import table
 
@@ -28,8 +30,11 @@ RUNS_MAX: Final = 7
 Format = Literal["own", "csv", "philly", "openb"]
 #: the first columns that tell a format, in the order in which they are looked for
 _HEADS: Final[tuple[tuple[str, Format], ...]] = (
-    ("vc,job,arrival_s", "philly"), ("name,cpu_milli,memory_mib", "openb"), ("at_s", "csv"), ("{", "own"),
-)  # fmt: skip
+    ("vc,job,arrival_s", "philly"),
+    ("name,cpu_milli,memory_mib", "openb"),
+    ("at_s", "csv"),
+    ("{", "own"),
+)
 
 
 def simulate(
@@ -79,17 +84,12 @@ def simulate(
 
 def _check_writable(files: list[Path]) -> None:
     """That what takes long to find out can be written in the end. Raises `Rejected`."""
-    from moorage.client.errors import rejected
-
     for file in files:
         reason = "Is a directory" if file.is_dir() else None if file.parent.is_dir() else "No such folder"
         if reason is None and not os.access(file if file.exists() else file.parent, os.W_OK):
             reason = "Permission denied"
         if reason is not None:
-            raise rejected(
-                "invalid-argument", f"{file} cannot be written: {reason}", found=str(file),
-                next="name a file in a folder that is there",
-            )  # fmt: skip
+            raise cannot_write(file, reason, "name a file in a folder that is there", "invalid-argument")
 
 
 def _hosts(fleet: str | None) -> list[SimHost]:
@@ -120,15 +120,18 @@ def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJ
         if found is None:
             allowed = "JSON lines, or a first line as at_s,runs_s,tenant,job,gpu or vc,job,arrival_s,duration_s,num_gpu"
             raise rejected(
-                "invalid-argument", f"{path} is no trace that moorage knows", found=head[:60], allowed=allowed,
+                "invalid-argument",
+                f"{path} is no trace that moorage knows",
+                found=head[:60],
+                allowed=allowed,
                 next="say which with --format",
-            )  # fmt: skip
+            )
         if found == "philly":
             return trace.in_order(path, philly.read_philly(path, cluster or ""))
         readers = {"own": trace.read_own, "csv": trace.read_csv, "openb": openb_jobs.openb_jobs}
         return trace.in_order(path, readers[found](path))
     except OSError as error:
-        raise rejected("invalid-argument", f"{path} cannot be read: {error.strerror}", next="name a trace") from None
+        raise cannot_read(path, error.strerror, "name a trace") from None
 
 
 def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
@@ -155,9 +158,15 @@ def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
 
 
 def _simulate(
-    name: str, title: str, hosts: list[SimHost], jobs: list[TraceJob], runs: list[dict[str, str]], until_ms: int | None,
-    files: tuple[Path | None, Path | None, Path | None], options: LocalOptions,
-) -> int:  # fmt: skip
+    name: str,
+    title: str,
+    hosts: list[SimHost],
+    jobs: list[TraceJob],
+    runs: list[dict[str, str]],
+    until_ms: int | None,
+    files: tuple[Path | None, Path | None, Path | None],
+    options: LocalOptions,
+) -> int:
     from moorage.cli.interrupts import raise_once
     from moorage.scheduler.settings import scheduler_settings
     from moorage.scheduler.simulate.chart import Series, chart
@@ -199,20 +208,13 @@ def whole(file: Path) -> Iterator[Path]:
 
     What cannot be written after all, as on a full disk, is an error of its own.
     """
-    from moorage.client.errors import rejected
-
     part = file if file.exists() and not file.is_file() else file.with_name(f".{file.name}.part")
     try:
         yield part
         if part != file:
             part.replace(file)
     except OSError as error:
-        raise rejected(
-            "failed-precondition",
-            f"{file} cannot be written: {error.strerror}",
-            found=str(file),
-            next="make room there",
-        ) from None
+        raise cannot_write(file, error.strerror, "make room there") from None
     finally:
         if part != file:
             part.unlink(missing_ok=True)
@@ -258,10 +260,17 @@ def _tell(label: str, done: Simulated) -> None:
         groups += [(f"tenant {name}", waits) for name, waits in report.tenants.items()]
     rows = [
         [
-            name, waits.jobs, waits.started, f"{waits.wait_mean_h:.2f}", f"{waits.wait_p50_h:.2f}",
-            f"{waits.wait_p90_h:.2f}", f"{waits.wait_max_h:.2f}", f"{waits.jct_mean_h:.2f}",
-            f"{waits.slowdown_mean:.2f}", f"{waits.gpu_hours:.1f}",
+            name,
+            waits.jobs,
+            waits.started,
+            f"{waits.wait_mean_h:.2f}",
+            f"{waits.wait_p50_h:.2f}",
+            f"{waits.wait_p90_h:.2f}",
+            f"{waits.wait_max_h:.2f}",
+            f"{waits.jct_mean_h:.2f}",
+            f"{waits.slowdown_mean:.2f}",
+            f"{waits.gpu_hours:.1f}",
         ]
         for name, waits in groups
-    ]  # fmt: skip
+    ]
     tell(table(header, rows, numbers=header[1:]))

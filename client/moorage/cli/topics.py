@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from moorage.cli.console import EXIT_CODES
+from moorage.cli.exit_codes import EXIT_CODES
 from moorage.cli.render import facts
 
 

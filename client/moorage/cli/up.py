@@ -26,6 +26,8 @@ OUR_NAMES: Final = (LOCK_FILE, "up.json", "ledger-url", "nats", "scheduler.log",
 
 
 if TYPE_CHECKING:
+    from moorage.client.errors import Rejected
+
     UpFlags: TypeAlias = Any
     _NO_FLAGS: Any = None
 else:
@@ -107,7 +109,7 @@ def _check_owners(folder: Path) -> None:
                     raise _not_ours(folder / name, owner)
 
 
-def _not_ours(path: Path, owner: int) -> Exception:
+def _not_ours(path: Path, owner: int) -> Rejected:
     from moorage.client.errors import rejected
 
     try:
@@ -115,9 +117,11 @@ def _not_ours(path: Path, owner: int) -> Exception:
     except KeyError:
         name = str(owner)
     return rejected(
-        "failed-precondition", f"{path} belongs to {name}: moorage up writes nowhere that another user chooses",
-        found=str(path), next="name a folder of your own with --data, or MOORAGE_HOME",
-    )  # fmt: skip
+        "failed-precondition",
+        f"{path} belongs to {name}: moorage up writes nowhere that another user chooses",
+        found=str(path),
+        next="name a folder of your own with --data, or MOORAGE_HOME",
+    )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
-from moorage.cli.console import EXIT_FAILED, is_live, say, tell
+from moorage.cli.console import is_live, say, tell
+from moorage.cli.exit_codes import exit_code_of_result
 from moorage.cli.interrupts import detachable
 from moorage.cli.jobs import why_of
 from moorage.cli.options import ROWS, RowOptions, with_client
@@ -26,15 +27,6 @@ if TYPE_CHECKING:
 
 #: a wait without a limit of its own
 FOR_DEFAULT: Final = "365d"
-
-
-def exit_code_of_result(result: Result) -> int:
-    """The job's own code; 128 + the signal that ended it, as a shell has it; 1 where nothing ran; 0 for SUCCEEDED."""
-    if result.state == "SUCCEEDED":
-        return 0
-    if result.code is None or result.code == 0:
-        return EXIT_FAILED
-    return result.code if result.code > 0 else 128 - result.code
 
 
 #: how often the line on the terminal says how long it is by now, and how many of those until it asks again

@@ -7,7 +7,7 @@ those that only the SDK can tell are in `CLIENT_CODES`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import msgspec
 
@@ -23,7 +23,7 @@ from moorage.bus.errors import (
     RequestTimeout,
 )
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
-from moorage.schemas.errors import Fault, MoorageError, Problem, problem
+from moorage.schemas.errors import Details, Fault, MoorageError, Problem, problem
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
 
 if TYPE_CHECKING:
@@ -195,9 +195,19 @@ def not_now(answer: Problem, where: str, timeout_s: float) -> ClientError:
     return error_of(msgspec.structs.replace(answer, message=f"{answer.message}; asked at {where} for {timeout_s:g} s"))
 
 
-def rejected(code: str, message: str, **fields: Any) -> Rejected:
-    """What the scheduler would refuse too, told before it is asked; fields as those of `schemas.errors.problem`."""
-    return Rejected(problem(code, message, **fields))
+def rejected(code: str, message: str, **details: Unpack[Details]) -> Rejected:
+    """What the scheduler would refuse too, told before it is asked."""
+    return Rejected(problem(code, message, **details))
+
+
+def not_found(message: str, **details: Unpack[Details]) -> NotFound:
+    """The same, of what is looked for and is not there."""
+    return NotFound(problem("not-found", message, **details))
+
+
+def timed_out(message: str, *, job: str = "", next_step: str = "") -> TimedOut:
+    """Of a wait that is over. `next_step` says what to do now."""
+    return TimedOut(client_problem("timed-out", message, job=job, next_step=next_step))
 
 
 def of_batch(error: Rejected, at: int) -> Rejected:

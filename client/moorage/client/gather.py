@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import TimedOut, Unreachable, client_problem, rejected
+from moorage.client.errors import TimedOut, Unreachable, rejected, timed_out
 from moorage.client.feed import decode_events
 from moorage.client.job import Job, Result, decided, result_of
 from moorage.client.watch import REPAIR_S, REPAIR_S_FIRST, RETRY_S
@@ -269,11 +269,8 @@ class Gathering:
     def _too_late(self, timeout_s: float) -> TimedOut:
         left = len(self._waiting)
         name = next(iter(self._waiting))
-        return TimedOut(
-            client_problem(
-                "timed-out",
-                f"{left} of {len(self._jobs)} jobs are not over after {timeout_s:g} s; they go on",
-                job=name,
-                next_step=f"moorage explain {name} says why the first of them is where it is",
-            )
+        return timed_out(
+            f"{left} of {len(self._jobs)} jobs are not over after {timeout_s:g} s; they go on",
+            job=name,
+            next_step=f"moorage explain {name} says why the first of them is where it is",
         )

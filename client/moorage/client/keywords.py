@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable
 from typing import Final
+
+from moorage.schemas.nearest import nearest
 
 #: what people call a thing elsewhere, on the wire or at the command line, and how it is given here
 _HERE: Final = {
@@ -38,6 +39,6 @@ def check_keywords(given: Iterable[str], known: Collection[str], beside: str = "
             continue
         if name in _HERE and not beside:
             raise TypeError(f"no keyword {name!r} here: {_HERE[name]}")
-        near = difflib.get_close_matches(name, known, 1)
-        there = f"the nearest is {near[0]!r}" if near else f"there are {', '.join(sorted(known))}"
+        near = nearest(name, known)
+        there = f"the nearest is {near!r}" if near else f"there are {', '.join(sorted(known))}"
         raise TypeError(f"no keyword {name!r} here{beside and f', {beside}'}: {there}")

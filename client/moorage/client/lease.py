@@ -30,7 +30,7 @@ import msgspec
 
 from moorage.bus.target import WORKERS_FOLDER, home, read_up
 from moorage.client.durations import Duration, seconds
-from moorage.client.errors import NoAgent, NotPermitted, TimedOut, client_problem, error_of, rejected
+from moorage.client.errors import NoAgent, NotPermitted, client_problem, error_of, rejected, timed_out
 from moorage.client.gpus import gpu_spec
 from moorage.schemas.gpu import GpuSpec, format_token
 from moorage.worker.leases.client import AskedBack, BorrowedLease, LeaseRefused, borrow
@@ -100,9 +100,7 @@ class Lease:
             async with asyncio.timeout(timeout_s):
                 return await self._borrowed.wait_asked_back()
         except TimeoutError:
-            raise TimedOut(
-                client_problem("timed-out", f"the lease was not asked back within {timeout_s or 0:g} s")
-            ) from None
+            raise timed_out(f"the lease was not asked back within {timeout_s or 0:g} s") from None
 
     async def give_back(self) -> None:
         """Give the devices back, in a block before it ends. Does nothing if they were given back or lost before."""
@@ -167,12 +165,9 @@ class Lending(AbstractAsyncContextManager[Lease], Awaitable[Lease]):
             except TimeoutError:
                 if not waiting.expired():
                     raise
-                raise TimedOut(
-                    client_problem(
-                        "timed-out",
-                        f"no {format_token(spec)} came free on this host within {self._timeout_s:g} s",
-                        next_step="moorage fleet shows what is free where",
-                    )
+                raise timed_out(
+                    f"no {format_token(spec)} came free on this host within {self._timeout_s:g} s",
+                    next_step="moorage fleet shows what is free where",
                 ) from None
             self._held = stack.pop_all()
         return Lease(borrowed, self._held)

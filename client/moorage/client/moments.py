@@ -7,7 +7,7 @@ from datetime import datetime, time, timedelta
 from typing import Final
 
 from moorage.client.durations import Duration, seconds
-from moorage.client.errors import rejected
+from moorage.client.errors import Rejected, rejected
 
 #: what looks like a moment rather than a duration
 _MOMENT: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?|\d{4}-\d{2}-\d{2}.*", re.ASCII)
@@ -51,7 +51,7 @@ def drain_fields(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _no_moment(moment: str, why: str) -> Exception:
+def _no_moment(moment: str, why: str) -> Rejected:
     return rejected(
         "invalid-argument",
         f"not a moment to come: {why}",

@@ -30,7 +30,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.health import State
 from moorage.bus.jetstream import JetStream
 from moorage.bus.simulated import SERVER, FaultyNetwork, SimulatedBus
-from moorage.client.errors import ClientError, client_problem, rejected
+from moorage.client.errors import rejected, timed_out
 from moorage.client.sim_driver import Ran, Script, ScriptedDriver, Task, succeed
 from moorage.client.transport import Link
 from moorage.scheduler.core.config import Config
@@ -211,12 +211,9 @@ class SimFleet:
             if self._leading is not None and self._leading.done():
                 self._leading.result()
             if loop.time() > ends_s:
-                raise ClientError(
-                    client_problem(
-                        "timed-out",
-                        f"the simulated fleet {self.word} is not ready after {READY_S_MAX:g} s",
-                        next_step="give it a network that is less faulty",
-                    )
+                raise timed_out(
+                    f"the simulated fleet {self.word} is not ready after {READY_S_MAX:g} s",
+                    next_step="give it a network that is less faulty",
                 )
             await asyncio.sleep(LOOK_S)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import NotFound, NotPermitted, Rejected, TimedOut, Unreachable, client_problem
+from moorage.client.errors import NotFound, NotPermitted, Rejected, TimedOut, Unreachable, timed_out
 from moorage.client.feed import Beginning, Feed
 from moorage.client.stored_output import STREAMS, Joiner, Piece, newest_attempts
 from moorage.schemas.codec import Decoder
@@ -375,13 +375,10 @@ class Watch:
         return event
 
     def _too_late(self, timeout_s: float) -> TimedOut:
-        return TimedOut(
-            client_problem(
-                "timed-out",
-                f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
-                job=self.job,
-                next_step=f"moorage explain {self.job}",
-            )
+        return timed_out(
+            f"job {self.job} is {self.state or 'not heard of'} after {timeout_s:g} s; it goes on",
+            job=self.job,
+            next_step=f"moorage explain {self.job}",
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.effects.outputs import Outputs
+from moorage.scheduler.core.effects.outputs import Outputs, slots_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import (
     Ask,
@@ -36,7 +36,7 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
-from moorage.scheduler.core.records import Record, decode_record
+from moorage.scheduler.core.records import STEP_WIDTH, Op, Record, decode_record
 from moorage.scheduler.core.state import Job, State
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
@@ -199,6 +199,31 @@ class Replayed(NamedTuple):
     record: Record
     same: bool
     state: State
+
+
+def placements(one: Replayed) -> Iterator[dict[str, Any]]:
+    """The placements of a record, with what stands in it of why."""
+    record, state = one.record, one.state
+    known = {record.evidence[at]: record.evidence[at + 2 : at + 4] for at in range(0, len(record.evidence) - 3, 4)}
+    steps = record.steps
+    evidence: list[int] = []
+    for at in range(0, len(steps), STEP_WIDTH):
+        op, num, replica, worker, mask = steps[at : at + 5]
+        if op != Op.PLACE:
+            continue
+        found = state.jobs.get(num)
+        evidence = known.get(num, evidence)
+        yield {
+            "kind": "placement",
+            "ledger": one.seq,
+            "time_ms": record.time,
+            "tenant": found.tenant if found is not None else "",
+            "job": found.name if found is not None else str(num),
+            "replica": replica,
+            "worker": state.worker_by_num[worker].id,
+            "slots": slots_of(mask),
+            **({"workers_known": evidence[0], "free_left": evidence[1]} if len(evidence) == 2 else {}),
+        }
 
 
 def _frames(path: Path) -> Iterator[list[Any]]:

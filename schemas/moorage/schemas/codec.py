@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from moorage.schemas.decode_errors import explain_decode_error
-from moorage.schemas.errors import Refused, problem
+from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import VERSION
 from moorage.schemas.job import Request
 
@@ -49,9 +49,7 @@ class Decoder(Generic[T]):
     def __call__(self, payload: bytes) -> T:
         """Decode and validate. Raises `Refused` with invalid-argument, too-large or unknown-version."""
         if len(payload) > self._bytes_max:
-            raise Refused(
-                problem("too-large", "the frame is too large", found=len(payload), allowed=f"{self._bytes_max} bytes")
-            )
+            raise _too_large(len(payload), self._bytes_max)
         try:
             if not payload or payload[0] not in _MSGPACK_FIRST:
                 frame = self._json.decode(payload)
@@ -60,22 +58,18 @@ class Decoder(Generic[T]):
         except msgspec.MsgspecError as error:
             raise Refused(explain_decode_error(error, self._kind)) from None
         except RecursionError:
-            raise Refused(
-                problem("too-large", "the frame is nested too deeply", allowed=f"{NESTING_MAX} levels")
-            ) from None
+            raise _too_deep() from None
         except (ValueError, OverflowError, UnicodeDecodeError) as error:
-            raise Refused(problem("invalid-argument", f"the frame cannot be read: {error}")) from None
+            raise refuse("invalid-argument", f"the frame cannot be read: {error}") from None
         version = getattr(frame, "v", VERSION)
         if version != VERSION:
-            raise Refused(
-                problem(
-                    "unknown-version",
-                    "the frame is of another version of the protocol",
-                    field="$.v",
-                    found=version,
-                    allowed=str(VERSION),
-                    next="use a release of moorage that speaks this version",
-                )
+            raise refuse(
+                "unknown-version",
+                "the frame is of another version of the protocol",
+                field="$.v",
+                found=version,
+                allowed=str(VERSION),
+                next="use a release of moorage that speaks this version",
             )
         return frame
 
@@ -105,9 +99,7 @@ def _told_alike(request: Request) -> Request:
 def split_array(payload: bytes) -> list[msgspec.Raw]:
     """The elements of a JSON or msgpack array, each still encoded, in `payload`'s own bytes. Raises `Refused`."""
     if len(payload) > FRAME_BYTES_MAX:
-        raise Refused(
-            problem("too-large", "the frame is too large", found=len(payload), allowed=f"{FRAME_BYTES_MAX} bytes")
-        )
+        raise _too_large(len(payload), FRAME_BYTES_MAX)
     try:
         if is_json(payload):
             return _json_array.decode(payload)
@@ -115,7 +107,15 @@ def split_array(payload: bytes) -> list[msgspec.Raw]:
     except msgspec.MsgspecError as error:
         raise Refused(explain_decode_error(error, list)) from None
     except RecursionError:
-        raise Refused(problem("too-large", "the frame is nested too deeply")) from None
+        raise _too_deep() from None
+
+
+def _too_large(size: int, bytes_max: int) -> Refused:
+    return refuse("too-large", "the frame is too large", found=size, allowed=f"{bytes_max} bytes")
+
+
+def _too_deep() -> Refused:
+    return refuse("too-large", "the frame is nested too deeply", allowed=f"{NESTING_MAX} levels")
 
 
 _json_array: Final = msgspec.json.Decoder(list[msgspec.Raw])

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from moorage.schemas.errors import Problem, problem
+from moorage.schemas.nearest import nearest
 
 _PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
 _STEP: Final = re.compile(r"\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)|\[[^]]*\]")
@@ -62,12 +63,10 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
 
 def _nearest(name: str, kind: Any, path: str) -> str:
     """The field of the object at a path whose name is nearest to one that it does not have."""
-    import difflib
-
     known = {
         field.encode_name for part in _at(kind, path) if isinstance(part, inspect.StructType) for field in part.fields
     }
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), "")
+    return nearest(name, sorted(known))
 
 
 def _choices(kind: Any, path: str) -> list[str]:

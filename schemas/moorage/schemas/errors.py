@@ -5,7 +5,7 @@ Codes are an API: stable, searchable, the same in the answer frame, the log line
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -83,6 +83,17 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     retry_after_s: float | None = None
 
 
+class Details(TypedDict, total=False):
+    """What a `Problem` may tell beside its code and message."""
+
+    field: str
+    found: object
+    allowed: str
+    next: str
+    job: str
+    retry_after_s: float | None
+
+
 class MoorageError(Exception):
     """Base of every error raised by moorage; carries the `Problem` that goes on the wire."""
 
@@ -135,9 +146,9 @@ def in_a_line(told: Problem) -> str:
     return "; ".join(text for text in (told.message, where, told.next) if text)
 
 
-def refuse(code: str, message: str, **fields: object) -> Refused:
+def refuse(code: str, message: str, **details: Unpack[Details]) -> Refused:
     """`raise refuse("invalid-argument", "…", field="$.gpu.count", found=0, allowed="1..1024")`."""
-    return Refused(problem(code, message, **fields))  # type: ignore[arg-type]
+    return Refused(problem(code, message, **details))
 
 
 _FOUND_CHARS_MAX: Final = 120

@@ -258,8 +258,12 @@ def said_anew(spec: GpuSpec | None, token: str) -> GpuSpec | None:
     try:
         said = parse_token(token)[1]
         return msgspec.structs.replace(
-            spec, count=said.count, model=said.model, min_memory_mib=said.min_memory_mib, sharing=said.sharing,
+            spec,
+            count=said.count,
+            model=said.model,
+            min_memory_mib=said.min_memory_mib,
+            sharing=said.sharing,
             share=said.share,
-        )  # fmt: skip
+        )
     except ValueError:
         return None

@@ -256,10 +256,7 @@ class DlqAct(_Act, frozen=True, kw_only=True):
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> DlqAct:
         """From decoded arguments. Raises `Refused` with what is wrong of which field."""
-        try:
-            return msgspec.convert(arguments, cls)
-        except msgspec.ValidationError as error:
-            raise Refused(explain_decode_error(error, cls, "moorage dlq --help")) from None
+        return _converted(arguments, cls, "moorage dlq --help")
 
 
 def act_of(verb: str, arguments: dict[str, Any]) -> Act:
@@ -335,8 +332,7 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
 
     `members` of a worker are those that it holds; of a job, those that run or are placed, which go on after `hold` and
     end after `requeue`. `gpus` is how many a tenant leases now. `state` is the job's state before the act; `hold`,
-    `priority`, `limit` and the ledger's feature `level` are as they are now. `priority`, `limit` and `share` are as
-    they are now.
+    `priority`, `limit`, `share` and the ledger's feature `level` are as they are now.
     """
 
     verb: str

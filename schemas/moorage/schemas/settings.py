@@ -14,11 +14,12 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from moorage.schemas.errors import Refused, refuse
+from moorage.schemas.errors import Details, Refused, refuse
+from moorage.schemas.nearest import nearest
 from moorage.schemas.units import DURATION_S, duration_s, size_bytes
 
 #: the tables of a settings file, one a service
@@ -422,11 +423,9 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"the nearest is {near[0]}" if near else ""
+    near = nearest(name, known, 0.5)
+    return f"the nearest is {near}" if near else ""
 
 
-def _refuse(message: str, **fields: object) -> Refused:
-    return refuse("bad-settings", message, **fields)
+def _refuse(message: str, **details: Unpack[Details]) -> Refused:
+    return refuse("bad-settings", message, **details)

@@ -1,0 +1,16 @@
+"""The end of a process that need not be a child of ours."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+async def until_ended(pidfd: int) -> None:
+    """Until the process behind a pidfd is gone: that makes it readable (pidfd_open(2))."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)

@@ -1,0 +1,68 @@
+"""How a verb ends, in numbers. Imports next to nothing: the first lines of the command need them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from moorage.client.job import Result
+    from moorage.schemas.errors import MoorageError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_NOT_FOUND: Final = 3
+EXIT_DENIED: Final = 4
+EXIT_UNREACHABLE: Final = 5
+EXIT_TIMED_OUT: Final = 6
+EXIT_NOT_NOW: Final = 7
+EXIT_NEVER: Final = 8
+EXIT_DRIFT: Final = 10
+EXIT_INTERRUPTED: Final = 130
+EXIT_PIPE_CLOSED: Final = 141
+
+#: every way in which a verb ends; `moorage help exit-codes` prints it
+EXIT_CODES: Final[Mapping[int, str]] = {
+    0: "done; of run, logs and wait: the job SUCCEEDED",
+    EXIT_FAILED: "failed or refused; of run, logs and wait: the job ended without a code of its own",
+    EXIT_USAGE: "the line or the request is malformed",
+    EXIT_NOT_FOUND: "no such job, worker, code or page",
+    EXIT_DENIED: "NATS refused the credentials, or this user may not do that",
+    EXIT_UNREACHABLE: "no NATS server, or no scheduler that answers",
+    EXIT_TIMED_OUT: "what was waited for did not happen in time; the job goes on",
+    EXIT_NOT_NOW: "plan says: not now",
+    EXIT_NEVER: "plan says: never on this fleet",
+    EXIT_DRIFT: "audit found a difference between the ledger and the workers",
+    EXIT_INTERRUPTED: "Ctrl-C; of run, logs and wait: the job goes on",
+    EXIT_PIPE_CLOSED: "whoever read the output has gone",
+}
+#: error code -> exit code; every other code is EXIT_FAILED
+EXIT_OF_CODE: Final[Mapping[str, int]] = {
+    "invalid-argument": EXIT_USAGE,
+    "too-large": EXIT_USAGE,
+    "unknown-verb": EXIT_USAGE,
+    "bad-context": EXIT_USAGE,
+    "bad-settings": EXIT_USAGE,
+    "not-found": EXIT_NOT_FOUND,
+    "permission-refused": EXIT_DENIED,
+    "not-authorized": EXIT_DENIED,
+    "cannot-connect": EXIT_UNREACHABLE,
+    "disconnected": EXIT_UNREACHABLE,
+    "no-scheduler": EXIT_UNREACHABLE,
+    "not-leading": EXIT_UNREACHABLE,
+    "timed-out": EXIT_TIMED_OUT,
+}
+
+
+def exit_code_of(error: MoorageError) -> int:
+    """That of a verb which ends with this error."""
+    return EXIT_OF_CODE.get(error.code, EXIT_FAILED)
+
+
+def exit_code_of_result(result: Result) -> int:
+    """The job's own code; 128 + the signal that ended it, as a shell has it; 1 where nothing ran; 0 for SUCCEEDED."""
+    if result.state == "SUCCEEDED":
+        return 0
+    if result.code is None or result.code == 0:
+        return EXIT_FAILED
+    return result.code if result.code > 0 else 128 - result.code

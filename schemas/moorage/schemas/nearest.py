@@ -1,0 +1,12 @@
+"""What somebody may have meant by a word that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(word: str, known: Iterable[str], ratio_min: float = 0.6) -> str:
+    """The known word that is most like it, by difflib's ratio of 0..1; empty where none is near."""
+    import difflib  # only for who slipped: a one-shot command must be quick
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=ratio_min)), "")

@@ -1,0 +1,221 @@
+"""The doctor: what is sound is told as sound, and what is not with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import nats
+import pytest
+from nats.aio.msg import Msg
+
+from moorage.bus.connection import connect
+from moorage.bus.contexts import Context
+from moorage.bus.embedded import find_binary
+from moorage.cli import checks_fleet, checks_nats
+from tests.bus.test_encrypted import speaking_first
+from tests.cli.node import Node, moorage
+from tests.disk import TINY_MIB, fill, mount_small, unmount
+from tests.leftover import ends_with_the_test
+from tests.waiting import until
+
+
+async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:
+    ran = await node.run("doctor", "--json", tenant=unique)
+    assert ran.code == 0, ran.out
+    found = {frame["name"]: frame for frame in ran.frames}
+    assert {frame["kind"] for frame in ran.frames} == {"check"}
+    for name in (
+        "python",
+        "context",
+        "nats",
+        "user",
+        "clock",
+        "jetstream",
+        "sync",
+        "disk",
+        "events",
+        "submitter",
+        "leader",
+    ):
+        assert found[name]["verdict"] == "ok", found[name]
+    assert "epoch" in found["leader"]["found"]
+    assert "simulated" in found["workers"]["found"]
+    assert "sync_interval always" in found["sync"]["found"]
+    text = await node.run("doctor", tenant=unique)
+    assert {row[0] for row in text.rows} <= {"ok", "warn", "fail"}
+    assert "0 fail" in text.err
+
+
+def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    if not mount_small(folder, TINY_MIB):
+        pytest.skip("no right to mount a file system of our own")
+    try:
+        fill(folder)
+        check = checks_nats._disk(folder / "nats.conf")
+    finally:
+        unmount(folder)
+    assert (check.verdict, check.found.startswith("0 of ")) == ("fail", True)
+    assert "moorage up then goes on by itself" in check.fix
+    assert checks_nats._disk(tmp_path / "nats.conf").verdict == "ok"
+
+
+def test_the_doctor_finds_a_gpu_that_two_workers_lend() -> None:
+    row = {"uuid": "GPU-1", "worker": "w0", "other": "w1"}
+    one = checks_fleet.lent_twice([row, {**row, "uuid": "GPU-2"}])
+    assert (one.verdict, one.found) == ("warn", "w0 and w1 lend one GPU (GPU-1): both get jobs for it")
+    assert "restart the agent that is not to have it, say w1" in one.fix
+    assert "and so do 1 more pair of workers" in checks_fleet.lent_twice([row, {**row, "other": "w2"}]).found
+
+
+def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+    told = {check.name: check for check in checks_fleet.of_fleet(fleet)}
+    assert "copies" not in told, "of one server there is nothing to say"
+    for lacking, verdict in (([], "ok"), (["n2"], "warn")):
+        rows = checks_fleet.of_fleet({**fleet, "ledger_copies": {"wanted": 3, "lacking": lacking}})
+        found = next(check for check in rows if check.name == "copies")
+        assert found.verdict == verdict
+        assert all(name in found.found for name in lacking)
+
+
+def test_the_doctor_finds_schedulers_with_other_settings() -> None:
+    leads = {"scheduler": "s1", "leads": True, "settings": {"order": "fifo"}}
+    old = {"scheduler": "old"}
+    assert checks_fleet._schedulers([leads]) is None
+    alike = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"order": "fifo"}}, old])
+    assert alike is not None
+    assert (alike.verdict, alike.found) == ("ok", "3 schedulers: s1 leads")
+    found = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}, old])
+    assert found is not None
+    assert (found.verdict, found.found) == ("warn", "s1 leads, and s2 (jobs_max, order) would lead by other settings")
+
+
+async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
+    nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "nobody-here")
+    rows = {row[1]: row for row in nobody.rows}
+    assert (nobody.code, rows["leader"][0]) == (1, "fail")
+    assert "moorage scheduler" in rows["leader"][3]
+    assert rows["jetstream"][0] == "ok"
+    nowhere = await moorage("doctor", "--nats", "nats://me:hunter2@127.0.0.1:1", "--timeout", "200ms")
+    rows = {row[1]: row for row in nowhere.rows}
+    assert (nowhere.code, rows["nats"][0]) == (1, "fail")
+    assert "moorage up" in rows["nats"][3]
+    assert "hunter2" not in nowhere.out + nowhere.err
+    wrong = await moorage("doctor", "--nats", "no-such-context")
+    assert (wrong.code, {row[1]: row for row in wrong.rows}["context"][0]) == (1, "fail")
+
+
+async def test_the_doctor_says_what_has_the_port() -> None:
+    """A server that is silent, and one of another protocol that speaks first."""
+
+    for greeting in (b"", b"SSH-2.0-OpenSSH_9.6\r\n"):
+        async with await asyncio.start_server(speaking_first(greeting), "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            told = await moorage("doctor", "--nats", f"nats://127.0.0.1:{port}", "--timeout", "300ms")
+            rows = {row[1]: row for row in told.rows}
+            assert (told.code, rows["nats"][0]) == (1, "fail")
+            assert "did not greet as a NATS server" in rows["nats"][2]
+            assert rows["nats"][3].startswith("see who has that port: ss -ltnp")
+
+
+async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) -> None:
+    conf = tmp_path / "nats.conf"
+    conf.write_text(f'listen: "127.0.0.1:-1"\nports_file_dir: "{tmp_path}"\n')
+    process = ends_with_the_test(
+        await asyncio.create_subprocess_exec(find_binary(), "-c", str(conf), stderr=asyncio.subprocess.DEVNULL)
+    )
+    ports = tmp_path / f"nats-server_{process.pid}.ports"
+    await until(lambda: ports.exists() and ports.read_text().endswith("}"), what="it listens")
+    [url] = msgspec.json.decode(ports.read_bytes())["nats"]
+    told = await moorage("doctor", "--nats", url, "--timeout", "300ms")
+    rows = {row[1]: row for row in told.rows}
+    assert rows["jetstream"][0] == "warn"
+    assert "it is off on this server" in rows["jetstream"][2]
+    assert told.code == 1, "nobody leads there"
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "says"),
+    [(10008, "fail", "see which nats-servers of the cluster do not run"), (10039, "warn", "jetstream: enabled")],
+)
+async def test_the_doctor_tells_a_cluster_without_a_quorum_from_jetstream_that_is_off(
+    nats_url: str, unique: str, code: int, verdict: str, says: str
+) -> None:
+    """To turn on what is on would help nobody."""
+
+    async def refuse(message: Msg) -> None:
+        refusal = {"error": {"code": 503, "err_code": code, "description": "not now"}}
+        await message.respond(msgspec.json.encode(refusal))
+
+    async with await connect(nats_url, "test") as connection:
+        server = await nats.connect(nats_url)
+        await server.subscribe(f"{unique}.INFO", cb=refuse)
+        await server.flush()
+        check = await checks_nats._jetstream(connection, Context(url=nats_url, jetstream_api_prefix=unique))
+        await server.close()
+    assert (check.verdict, says in check.fix) == (verdict, True), check
+
+
+async def test_the_doctor_tells_of_a_moorage_up_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "up.json").write_text('{"url": "nats://127.0.0.1:1", "pid": 1, "started_ticks": 1}')
+    told = await moorage("doctor", env={"MOORAGE_HOME": str(tmp_path)})
+    rows = {row[1]: row for row in told.rows}
+    assert (told.code, rows["context"][0]) == (1, "fail")
+    assert "was killed" in rows["context"][2]
+    assert (await moorage("ls", env={"MOORAGE_HOME": str(tmp_path)})).code == 2
+
+
+def test_the_doctor_names_the_workers_that_are_not_heard() -> None:
+    def row(name: str, state: str) -> dict[str, object]:
+        return {"worker": name, "state": state, "simulated": False}
+
+    stale = checks_fleet._workers([row("a", "up"), *(row(f"n{number}", "stale") for number in range(5))])
+    assert (stale.verdict, stale.found) == ("warn", "5 stale: n0 n1 n2 and 2 more, 1 up")
+    assert "worker.log" in stale.fix
+    assert checks_fleet._workers([row("a", "up"), row("gone", "lost")]).verdict == "ok"
+    assert checks_fleet._workers([row("gone", "lost")]).verdict == "warn"
+
+
+async def test_the_doctor_refuses_flags_that_say_nothing(nats_url: str) -> None:
+    assert (await moorage("doctor", "--nats", nats_url, "--timeout", "soon")).code == 2
+    told = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "Bad Tenant")
+    assert "submitter's role" not in told.out
+
+
+async def test_the_doctor_looks_at_the_folder_of_secrets(tmp_path: Path, nats_url: str) -> None:
+    folder, settings = tmp_path / "secrets", tmp_path / "moorage.toml"
+    settings.write_text(f'[worker]\nsecrets_dir = "{folder}"\n')
+    settings.chmod(0o600)
+
+    async def found() -> list[str]:
+        told = await moorage(
+            "doctor", "--nats", nats_url, "--timeout", "300ms", env={"MOORAGE_SETTINGS": str(settings)}
+        )
+        return next(row for row in told.rows if row[1] == "secrets")
+
+    assert (await found())[:3] == ["warn", "secrets", f"{folder} cannot be read: No such file or directory"]
+    folder.mkdir(mode=0o700)
+    assert (await found())[0] == "ok"
+    (folder / "hf").write_text("hunter2")
+    (folder / "hf").chmod(0o644)
+    told = await found()
+    assert (told[0], "chmod 600" in told[3], "hunter2" in "".join(told)) == ("warn", True, False)
+    (folder / "hf").chmod(0o600)
+    (folder / "..data").mkdir()
+    assert (await found())[0] == "ok"
+    settings.write_text(f'[worker]\nsecrets_dir = "{folder}"\nprograms_for = {{ vision = "/opt/*" }}\n')
+    assert (await found())[2] == f"{folder}: every tenant may name every secret there"
+    settings.write_text(settings.read_text() + 'secrets_for = { vision = "vision-*" }\n')
+    assert (await found())[0] == "ok"
+    folder.chmod(0o770)
+    assert "may be written to by others" in (await found())[2]
+
+
+def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:
+    jumped = checks_nats._clock({"server": {"time": "2020-01-01T00:00:00.123456789Z"}})
+    assert jumped.verdict == "warn"
+    assert "ms" not in jumped.found
+    assert jumped.found.endswith("more than 1 s")

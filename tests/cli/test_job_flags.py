@@ -1,0 +1,75 @@
+"""Flags as the fields of a request, and what of them is refused by the flag's own name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.cli.job_flags import JobFlags, fields_of, mebibytes, milli_cores, request_of
+from moorage.client import Rejected
+
+
+@pytest.mark.parametrize(
+    ("flags", "fields"),
+    [
+        ({}, {}),
+        ({"replicas": 3, "priority": 0, "if_seq": 0}, {"replicas": 3, "priority": 0, "if_seq": 0}),
+        ({"cwd": "/srv", "user": "ana", "driver": "noop"}, {"cwd": "/srv", "user": "ana", "driver": "noop"}),
+        ({"on_no_match": "reject", "on_partition": "keep"}, {"on_no_match": "reject", "on_partition": "keep"}),
+        ({"time_limit": "1h", "deadline": "2h"}, {"timeout_s": 3600, "deadline_s": 7200}),
+        ({"start_within": "0s", "grace": "0"}, {"start_within_s": 0, "grace_s": 0}),
+        ({"cpu": 0.5}, {"resources": {"cpu_milli": 500}}),
+        ({"cpu": 4, "memory": "16Gi"}, {"resources": {"cpu_milli": 4000, "memory_mib": 16384}}),
+        ({"env": ["A=1", "B=x=y"], "secret": ["T=hf"]}, {"env": {"A": "1", "B": "x=y", "T": {"secret": "hf"}}}),
+        ({"label": ["team=vision"]}, {"labels": {"team": "vision"}}),
+        ({"requires": ["zone=a,b"]}, {"requires": {"zone": ["a", "b"]}}),
+    ],
+)
+def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert fields_of(JobFlags(**flags)) == fields
+
+
+@pytest.mark.parametrize(
+    ("flags", "says", "fix"),
+    [
+        ({"time_limit": "soon"}, "--time-limit: not a duration: 'soon'", "write it as 90s"),
+        ({"time_limit": "0"}, "--time-limit 0 leaves no time to run in", "--time-limit 10m, or leave it out"),
+        ({"deadline": "0s"}, "--deadline 0s leaves no time to run in", "--deadline 10m, or leave it out"),
+        ({"memory": "16"}, "a size without a unit: '16'", "write 16G, or 16Mi"),
+        ({"memory": "1.5"}, "a size without a unit: '1.5'", "write 1.5G, or 1.5Mi"),
+        ({"memory": "lots"}, "not a size: 'lots'", "write it as 16G"),
+        ({"memory": "-1G"}, "not a size: '-1G'", "write it as 16G"),
+        ({"cpu": float("nan")}, "--cpu is no number of cores", "--cpu 4"),
+        ({"secret": ["hf_abc"]}, "--secret needs NAME=SECRET", "--secret NAME=SECRET"),
+        ({"priority": 101}, "--priority: priority must be 0..100", ""),
+        ({"cwd": "here"}, "--cwd: cwd is a folder of the worker's", "name the whole path"),
+        ({"job": "a b"}, "--job: job must match", ""),
+        ({"gang": True, "spread": True}, "--gang and --spread exclude each other", "take one"),
+        ({"gang": True}, "--gang and --spread need --gpu", "add --gpu 1xH100"),
+    ],
+)
+def test_what_cannot_be_is_told_by_its_flag(flags: dict[str, Any], says: str, fix: str) -> None:
+    with pytest.raises(Rejected) as refused:
+        request_of(JobFlags(**flags), ["true"])
+    assert refused.value.why.startswith(says)
+    assert refused.value.fixes[0].startswith(fix)
+
+
+def test_a_command_is_named_but_for_a_driver_that_runs_none() -> None:
+    with pytest.raises(Rejected, match="no command to run"):
+        request_of(JobFlags(), [])
+    assert request_of(JobFlags(driver="noop"), []).workload.argv == []
+
+
+@pytest.mark.parametrize(
+    ("size", "mib"),
+    [("0", 0), ("16Gi", 16384), ("1G", 954), ("512M", 489), ("1.5Gi", 1536), ("1GB", 954), ("500K", 1), ("1T", 953675)],
+)
+def test_sizes_are_rounded_up(size: str, mib: int) -> None:
+    assert mebibytes(size) == mib
+
+
+@pytest.mark.parametrize(("cores", "milli"), [(0, 0), (0.0001, 1), (0.1, 100), (1.0001, 1001), (64, 64_000)])
+def test_cores_are_rounded_up(cores: float, milli: int) -> None:
+    assert milli_cores(cores) == milli

@@ -1,0 +1,45 @@
+"""`moorage logs`: what a job wrote, as it was written, also once it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.cli.node import Node, environment
+
+
+async def test_logs_of_a_job_that_is_over_are_its_output_and_end_with_its_code(node: Node, unique: str) -> None:
+    script = "seq 1 3; echo trouble >&2; exit 7"
+    assert (await node.run("run", "--job", "j", "--", "sh", "-c", script, tenant=unique)).code == 7
+    every = await node.run("logs", "j", tenant=unique)
+    assert (every.code, every.out) == (7, "1\n2\n3\n")
+    assert "trouble\n" in every.err
+    tail = await node.run("logs", "j", "--tail", "1", "--no-follow", tenant=unique)
+    assert (tail.code, tail.out, tail.err) == (0, "3\n", "trouble\n")
+    pieces = (await node.run("logs", "j", "--no-follow", "--json", tenant=unique)).frames
+    assert [(piece["stream"], piece["text"], piece["end"]) for piece in pieces] == [
+        ("out", "1\n2\n3\n", True),
+        ("err", "trouble\n", True),
+    ]
+    shown = dict(row for row in (await node.run("show", "j", tenant=unique)).rows if len(row) == 2)
+    assert "on sim-000" in shown["output until"]
+    other = await node.run("logs", "j", tenant="other")
+    assert (other.code, other.out) == (3, "")
+    none = await node.run("logs", "j", "--replica", "4", tenant=unique)
+    assert none.code == 2
+    assert "has no replica 4" in none.err
+
+
+async def test_binary_output_comes_through_a_pipe_as_it_was_written(node: Node, unique: str, tmp_path: Path) -> None:
+    wanted = tmp_path / "wanted"
+    script = f"head -c 300000 /dev/urandom | tee {wanted}"
+    for argv in (("run", "--job", "j", "--", "sh", "-c", script), ("logs", "j"), ("logs", "j", "--no-follow")):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "moorage.cli", *argv),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=environment(**node.env(unique)),
+        )
+        out, _ = await process.communicate()
+        assert out == wanted.read_bytes(), argv
