@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -266,6 +267,33 @@ async def test_a_backup_is_restored_again_over_a_ledger_that_was_restored_from_i
         assert await acme.state("between") == ""
         await acme.submit("after")
         assert (await acme.reaches("after", "SUCCEEDED"))["changes"][-1]["fence"] > fence + (1 << 32) - (1 << 16)
+
+
+async def test_what_ended_since_the_backup_is_told_again_to_the_restored_ledger(
+    nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    """Its only worker keeps its session, and was answered all that it had to say: the GPU was taken for ever."""
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        first = await a_leader(made, acme, lease_s=LONG_S)
+        await made.agent("w", "1xH100", worker="w1")
+        await acme.workers_up("w1")
+        go = made.folder / "go"
+        os.mkfifo(go)
+        await acme.submit("ends", "/bin/sh", "-c", f"read line < {go}")
+        await acme.reaches("ends", "RUNNING")
+        file = await take(made, tmp_path)
+        await asyncio.to_thread(go.write_text, "now\n")
+        await acme.reaches("ends", "SUCCEEDED")
+        await acme.all_free()
+        assert await first.terminate() == 0
+        await bring_back(made, file, replace=True)
+        await start(made, lease_s=LONG_S)
+        await acme.leader(1 << 20)
+        assert await acme.state("ends") == "RUNNING"
+        shown = await acme.reaches("ends", "SUCCEEDED")
+        assert shown["changes"][-1]["attempt"] == 1, "it is not run again"
+        await acme.submit("after")
+        await acme.reaches("after", "SUCCEEDED")
 
 
 async def test_of_a_ledger_that_nobody_has_led_there_is_no_backup(

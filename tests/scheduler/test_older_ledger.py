@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
 from moorage.schemas.frames import FactFrame, Held, Renew
 from tests.scheduler.driving import Driving
 
@@ -98,3 +99,22 @@ def test_a_worker_that_comes_round_is_no_evidence_any_more() -> None:
     assert renew(drive, "w0") == "renewed"  # its agent was started again
     assert renew(drive, "w1") == "renewed"
     assert behind(drive) == ""
+
+
+@pytest.mark.parametrize("told_since", [0, 3])
+def test_what_ended_since_the_backup_that_a_ledger_was_restored_from_is_asked_for(told_since: int) -> None:
+    """Its worker was answered then, holds it no more and has nothing to add: it ran in the ledger for ever, and its
+    GPU was nobody's."""
+    drive = Driving()
+    worker = drive.worker("w0", auto=False)
+    drive.submit("j", gpu={})
+    for kind in ("claimed", "started"):
+        drive.fact(kind, "j")
+    drive.lead()
+    drive.state.restored_ms, drive.state.restored_epoch = drive.state.time_ms, drive.state.epoch - 1
+    for _ in range(MISSED_MAX):
+        assert drive.wanted == [], "it may be on its way"
+        assert renew(drive, "w0", no=drive.state.workers["w0"].no + told_since) == "renewed"
+    assert [(end.job, end.fence) for frame in drive.wanted for end in frame.end] == [("j", drive.member("j").fence)]
+    ended = FactFrame(worker.session, drive.state.workers["w0"].no + told_since + 1, [])
+    assert ask(drive, "w0", ended)["kind" if told_since == 0 else "code"] == ("recorded" if told_since == 0 else "gap")

@@ -141,7 +141,9 @@ class Judge:
     def restored(self, state: State, taken_seq: int) -> list[tuple[str, str]]:
         """The ledger begins anew with `state`, from a backup at `taken_seq`. Returns the jobs that it has forgotten."""
         self.state = state
-        self._known = [_Known(worker.session, worker.session, worker.n) for worker in state.worker_by_num]
+        self._known = [
+            _Known(worker.session, worker.session, worker.n, worker.machine) for worker in state.worker_by_num
+        ]
         self._reign = _ReignTime(0, 0, 0.0)
         self.preemptions.restored()
         self.orders.restored(taken_seq, state.seq)
@@ -184,16 +186,16 @@ class Judge:
     def _check_workers(self, state: State) -> None:
         """What a record may change of a worker: its session, and what an operator says of its devices."""
         known = self._known
-        known += [_Known("", "", 0)] * (len(state.worker_by_num) - len(known))
+        known += [_Known("", "", 0, "")] * (len(state.worker_by_num) - len(known))
         for num, worker in enumerate(state.worker_by_num):
             was = known[num]
             if worker.session != was.session:
                 joined = worker.session not in ("", was.last)
-                if joined and worker.n <= was.n:
+                if joined and worker.n <= was.n and worker.machine == was.machine:
                     self.violated(f"record {state.seq}: {worker.id} has a new session by join {worker.n} after {was.n}")
                 if not worker.session:
                     self._check_lost(state, worker.id)
-                last = (worker.session, worker.n) if joined else was[1:]
+                last = (worker.session, worker.n, worker.machine) if joined else was[1:]
                 known[num] = _Known(worker.session, *last)
             if worker.well_n == state.seq:
                 self._hear_operator(worker)
@@ -297,12 +299,14 @@ class Judge:
 
 class _Known(NamedTuple):
     """A worker after the last record: its session, "" for none. A session is another one by a join of a higher number
-    alone, not by one that comes late, or twice: the last it had, and the number of the join to that.
+    alone, not by one that comes late, or twice: the last it had, and the number of the join to that. Another machine
+    counts anew.
     """
 
     session: str
     last: str
     n: int
+    machine: str
 
 
 class _ReignTime(NamedTuple):

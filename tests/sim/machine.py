@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,7 @@ class Machine:
         self.state = state
         self.rng = rng
         self.boots = 1
+        self.identity = f"machine-{name}"
         self.ran: list[Ran] = []
         self.living: list[Ran] = []
         self.local: list[LocalHold] = []  # what its agent's own process holds
@@ -86,6 +88,14 @@ class Machine:
         self.kill_supervisor()
         self.memory.rebooted()
         self.boots += 1
+
+    def reinstall(self) -> None:
+        """As `reboot`, on an empty disk: its agent is that of another machine, and remembers nothing."""
+        self.reboot()
+        shutil.rmtree(self.state)
+        self.state.mkdir()
+        self._left.clear()
+        self.identity += "+"
 
     def hurry(self) -> None:
         """From now on jobs and kept memory take `HURRIED_S` at most: the rest of long waits shows nothing new."""

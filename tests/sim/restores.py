@@ -16,6 +16,7 @@ from moorage.scheduler.core.state import State
 from moorage.scheduler.ledger import Deposed, Ledger, LedgerBroken
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.subjects import Subjects
+from tests.sim.accidents import REORDER_MS
 
 if TYPE_CHECKING:
     from tests.sim.wide import WideWorld
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 PREFIX: Final = Subjects().prefix
 RESTORES_MAX: Final = 3
 TRY_AGAIN_S: Final = 2.0
+#: nothing that was sent comes later than this
+LATE_S: Final = max(REORDER_MS) / 1000 + 1
 
 
 class Restores:
@@ -69,7 +72,8 @@ class Restores:
         world.kept_down.update(world.schedulers)
         for name in world.schedulers:
             world.processes[name].kill()
-        await asyncio.sleep(world.rng.choice((0.0, 1.0, 15.0, 40.0)))
+        # until every answer has come that was sent before: what it says may be forgotten now
+        await asyncio.sleep(LATE_S + world.rng.choice((0.0, 5.0, 30.0)))
         world.followers.restores += 1
         self._taken_seq = backups.read(file)[0].seq
         while True:

@@ -21,6 +21,7 @@ import msgspec
 
 from moorage.bus.errors import BusError
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.state import LOST_KEPT
 from moorage.schemas.subjects import Subjects
 from tests.sim.accidents import FEW_ACTS, Accidents
 from tests.sim.callers import ANSWER_S, TENANTS, Callers
@@ -31,6 +32,8 @@ from tests.sim.world import CONFIG, World
 SUBJECTS: Final = Subjects()
 #: how long a stopped agent tries to leave in order
 LEAVE_S: Final = 5.0
+#: between two looks of an operator for jobs that wait for a machine which is gone
+GIVE_UP_EVERY_S: Final = 60.0
 BATCHED: Final = 0.1
 CONDITIONAL: Final = 0.1
 
@@ -87,8 +90,18 @@ class WideWorld(World):
         await self.followers.close()
 
     async def _until_over(self) -> None:
+        self._give_up_kept()
         await super()._until_over()
         await self.followers.until_ends()
+
+    def _give_up_kept(self) -> None:
+        """What an operator does for jobs that wait for a machine which is another one now."""
+        for tenant, job in sorted(self.judge.accepted):
+            known = self.judge.state.job(tenant, job)
+            if known is not None and any(replica.state == LOST_KEPT for replica in known.replicas):
+                self.ask_admin("requeue", {"tenant": tenant, "job": job, "by": "sim"})
+        if self.did["reinstall"]:
+            self.later(GIVE_UP_EVERY_S, self._give_up_kept)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
         self.accidents.spawn(work)
@@ -156,6 +169,8 @@ class WideAccidents(Accidents):
             self.stop_agent,
             self.worker_leaves,
             self.other_devices,
+            self.reinstall,
+            self.cancel_by_queue,
         )
         if len(self._acts) > FEW_ACTS:
             self._acts += more
@@ -230,6 +245,20 @@ class WideAccidents(Accidents):
         if rng.random() < 0.5:
             self.world.machines[name].reboot()
         self.world.kill(name, rng.choice((0.2, 3.0, 20.0)))
+
+    def reinstall(self) -> None:
+        """The machine comes back with an empty disk, and takes its worker's id again."""
+        name = self._a_worker()
+        self.world.kill(name, self.rng.choice((0.2, 3.0, 45.0)))
+        self.world.machines[name].reinstall()
+
+    def cancel_by_queue(self) -> None:
+        """By the durable queue, which is read in its own time."""
+        asked = sorted(self.world.judge.accepted)
+        if asked:
+            tenant, job = self.rng.choice(asked)
+            link, body = self.world.connect("operator"), json.dumps({"job": job}).encode()
+            self.spawn(link.request(SUBJECTS.request(tenant, "cancel"), body, ANSWER_S))
 
     def heal(self) -> None:
         for name, whole in self.world.whole.items():

@@ -266,7 +266,7 @@ class World:
         journal = SimulatedJournal(machine, process)
         fleet_host = FleetHost(self.connect(name))
         settings = WorkerSettings(machine.state, name, modes=("exclusive", "mps", "time-slice"), probation=PROBATION_S)
-        facts = HostFacts(name, name, f"machine-{name}", machine.boot, host.cpu_milli, host.memory_mib)
+        facts = HostFacts(name, name, machine.identity, machine.boot, host.cpu_milli, host.memory_mib)
         driver = ProcessDriver(SimulatedLink(machine, process), name, simulated=True, stream_output=False)
         inventory = machine.inventory = MachineInventory(host, machine.memory)
         agent = Agent(fleet_host, name, settings, facts, inventory, [driver], journal)

@@ -127,6 +127,7 @@ class HistoryReader:
         task = asyncio.get_running_loop().create_task(self._run(verb, work, reply, json, name))
         self._questions.add(task)
         task.add_done_callback(self._questions.discard)
+        task.add_done_callback(lambda _: work.close())  # where it was cancelled before its first step
         return None
 
     async def _run(self, verb: str, work: Any, reply: str, json: bool, name: str) -> None:

@@ -329,7 +329,7 @@ class Sessions:
             elif member.phase == AT_EXITED:
                 continue
             else:
-                if no == worker.no:
+                if no >= worker.no:  # above: a restored ledger lacks what was told since its backup
                     member.missed += 1
                 again.append(member)
         return again, unknown
