@@ -77,6 +77,22 @@ async def test_served_it_says_whether_a_leader_answers(tmp_path: Path) -> None:
         assert await serving.wait() == 130
 
 
+async def test_how_long_jobs_waited_is_a_histogram_by_gpus_and_by_tenant(node: Node, unique: str) -> None:
+    def jobs(series: Series, name: str, **labels: str) -> float:
+        return total(series, f"moorage_{name}_count", **labels)
+
+    before = read((await node.run("metrics")).out)
+    for gpus in ("1xH100", "2xH100"):
+        assert (await node.run("run", "--gpu", gpus, "--", "true", tenant=unique)).code == 0
+    after = read((await node.run("metrics")).out)
+    assert jobs(after, "tenant_wait_seconds", tenant=unique) == 2
+    for gpus in ("1", "2-7"):
+        assert jobs(after, "wait_seconds", gpus=gpus) == jobs(before, "wait_seconds", gpus=gpus) + 1
+    assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="+Inf") == 2
+    assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="600") == 2
+    assert 0 <= total(after, "moorage_tenant_wait_seconds_sum", tenant=unique) < 600
+
+
 async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -90,17 +106,19 @@ async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> No
 async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:
     fleet = (await node.run("fleet", "--json")).frame["data"]
     many = [TenantRow(f"t{number}", jobs=1, gpus=number) for number in range(metrics.TENANTS_MAX + 50)]
-    found = {family.name: family.samples for family in metrics.families(fleet, many)}
+    found = {family.name: family.samples for family in metrics.families(fleet, many, {})}
     assert len(found["moorage_tenant_leased_gpus"]) == metrics.TENANTS_MAX
     assert min(sample.value for sample in found["moorage_tenant_leased_gpus"]) == 50
     assert [sample.value for sample in found["moorage_tenants"]] == [metrics.TENANTS_MAX + 50]
-    limited = {family.name: family.samples for family in metrics.families(fleet, [TenantRow("t", limit=Limit(jobs=1))])}
+    limited = {
+        family.name: family.samples for family in metrics.families(fleet, [TenantRow("t", limit=Limit(jobs=1))], {})
+    }
     assert limited["moorage_tenant_limit_gpus"] == []
 
 
 async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
     fleet = (await node.run("fleet", "--json")).frame["data"] | {"ledger_copies": {"wanted": 3, "lacking": ["n2"]}}
-    names = {family.name for family in metrics.families(fleet, [])}
+    names = {family.name for family in metrics.families(fleet, [], {})}
     rules = ALERTS.read_text()
     assert set(re.findall(r"\bmoorage_\w+", rules)) <= names
     states = set("|".join(re.findall(r'moorage_gpus\{state=~?"([^"]+)"', rules)).split("|"))

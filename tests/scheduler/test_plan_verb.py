@@ -16,7 +16,7 @@ from moorage.scheduler.whatif.plan import PlanAsk, Planned, check_known, decode_
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from tests.scheduler.driving import H100, Driving
-from tests.scheduler.test_forecast import MINUTE, learned, submit
+from tests.scheduler.test_forecast import MINUTE, learned, look_ahead, submit
 from tests.scheduler.test_relax import ASKS, HOSTS, world
 
 
@@ -192,6 +192,28 @@ def test_a_start_behind_a_preemption_reckons_with_the_grace_of_who_is_ended() ->
     assert told.in_ms is not None
     assert told.in_ms["p50_ms"] < 1_000
     assert 40_000 <= told.in_ms["p90_ms"] < 42_000
+
+
+def test_a_start_by_preemption_is_when_the_victims_have_run_in_peace() -> None:
+    drive = Driving(Config(preempt_priority=80, preempt_after=60))
+    drive.worker("w0", 2)
+    submit(drive, "first", "nobody-knows")
+    drive.pass_time(20_000)
+    submit(drive, "second", "nobody-knows")
+    drive.pass_time(10_000)
+    urgent = {"priority": 90, "gpu": {"count": 2}}
+    told = planned(drive, urgent)
+    assert (told.starts, told.preempts) == ("later", {"own": ["first", "second"], "own_jobs": 2, "other_jobs": 0})
+    assert told.in_ms is not None
+    assert 49_000 < told.in_ms["p50_ms"] < 52_000, "the second one may be ended then"
+    drive.submit("urgent", **urgent)
+    waits = look_ahead(drive).starts["t"]["urgent"]
+    assert 48_000 < waits.p50_ms < 52_000
+    drive.pass_time(waits.p50_ms - 3_000)
+    assert drive.states("second") == ["RUNNING"]
+    drive.pass_time(5_000)
+    assert (drive.states("first"), drive.states("second")) == (["ENDING"], ["ENDING"]), "as foreseen"
+    assert planned(drive, {"priority": 70, "gpu": {"count": 2}}).starts == "unknown", "of no right to it"
 
 
 def test_of_many_that_go_by_one_plan_at_once_the_first_alone_is_taken() -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.arguments import Parameter
@@ -47,8 +48,8 @@ def metrics(
 ) -> int:
     """What a monitor watches, in Prometheus's text format: once, or at an address to be scraped.
 
-    GPUs by state and by model, workers, jobs, tenants with their limits, the ledger's copies. `moorage_up` is 0 while
-    no leader answers. It needs an operator's key and the package prometheus-client.
+    GPUs by state and by model, workers, jobs and how long they waited, tenants with their limits, the ledger's copies.
+    `moorage_up` is 0 while no leader answers. It needs an operator's key and the package prometheus-client.
     """
 
     def act() -> int:
@@ -86,12 +87,20 @@ def _address(listen: str) -> tuple[str, int]:
 # ------------------------------------------------------------------------------------------------ what is told
 
 
-async def _ask(client: AsyncClient) -> tuple[dict[str, Any], list[TenantRow]]:
-    answer = await client.operate("fleet")
-    return answer.data, await client.admin.tenants()
+Told = tuple[dict[str, Any] | None, list["TenantRow"], dict[str, Any]]
 
 
-def families(fleet: dict[str, Any] | None, tenants: list[TenantRow]) -> Iterator[Metric]:
+async def _ask(client: AsyncClient) -> Told:
+    import msgspec
+
+    from moorage.schemas.operate import TenantRow
+
+    fleet, tenants = await client.operate("fleet"), await client.operate("tenants")
+    rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
+    return fleet.data, rows, tenants.data.get("waits", {})  # a leader of an older release counts none
+
+
+def families(fleet: dict[str, Any] | None, tenants: list[TenantRow], waits: dict[str, Any]) -> Iterator[Metric]:
     """All series, of one answer of the leader; of `None` that there is none."""
     yield _many("build_info", "The release of this command.", ("release",), {RELEASE: 1})
     yield _one("up", "Whether the leader answered.", fleet is not None)
@@ -106,6 +115,9 @@ def families(fleet: dict[str, Any] | None, tenants: list[TenantRow]) -> Iterator
         yield _one("ledger_copies_lacking", "Copies of the ledger that are not kept up.", len(copies["lacking"]))
     yield from _of_gpus(fleet)
     yield from _of_tenants(tenants)
+    if waits:
+        yield _histogram("wait_seconds", "From a job's acceptance to its first start, by GPUs asked.", "gpus", waits)
+        yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
 
 
 def _of_gpus(fleet: dict[str, Any]) -> Iterator[Metric]:
@@ -148,6 +160,19 @@ def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, flo
     return family
 
 
+def _histogram(name: str, help_: str, label: str, waits: dict[str, Any]) -> Metric:
+    """`waits` as the leader tells them: by tenant and by GPUs, of which one is told, and the other summed up."""
+    from prometheus_client.metrics_core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"moorage_{name}", help_, labels=(label,))
+    bounds = [*(f"{bound:g}" for bound in waits["buckets_s"]), "+Inf"]
+    for value in sorted({row[label] for row in waits["rows"]}):
+        rows = [row for row in waits["rows"] if row[label] == value]
+        jobs = [sum(counts) for counts in zip(*(row["jobs"] for row in rows), strict=True)]
+        family.add_metric((value,), list(zip(bounds, accumulate(jobs), strict=True)), sum(row["sum_s"] for row in rows))
+    return family
+
+
 def _sim(worker: dict[str, Any]) -> str:
     return "true" if worker["simulated"] else "false"
 
@@ -186,7 +211,7 @@ class _Scraped:
                 self._asked_s = time.monotonic()
             return self._families
 
-    async def _try(self) -> tuple[dict[str, Any] | None, list[TenantRow]]:
+    async def _try(self) -> Told:
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
                 found = await _ask(self._client)
@@ -194,7 +219,7 @@ class _Scraped:
             if self._answered:
                 say(f"no leader answers: {error or f'not within {ANSWER_S_MAX:g} s'}")
             self._answered = False
-            return None, []
+            return None, [], {}
         if not self._answered:
             say("the leader answers again")
         self._answered = True

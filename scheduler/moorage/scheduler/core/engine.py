@@ -52,6 +52,7 @@ from moorage.scheduler.core.queueing.preemption import Preemption
 from moorage.scheduler.core.queueing.queue import Queue, entry
 from moorage.scheduler.core.queueing.request_reader import RequestReader
 from moorage.scheduler.core.queueing.soonest import Soonest
+from moorage.scheduler.core.queueing.waited import Waited
 from moorage.scheduler.core.rank.ranker import maker_of
 from moorage.scheduler.core.records import Act, Op, encode_record
 from moorage.scheduler.core.shape import Shape
@@ -93,6 +94,7 @@ class Engine:
             reader.shape_of, reader.shape_for, reader.shape_of_asked,
         )  # fmt: skip
         self.durations = Durations()
+        self.waited = Waited()
         self.timers = Timers(state, self.request_of)
         self.lifecycle = Lifecycle(self.fleet, self.request_of, self.shape_of, self.timers.requeue)
         self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
@@ -475,7 +477,10 @@ class Engine:
         assert flight.record is not None
         self._in_flight = None
         state, writer, out = self.state, self.output_writer, Outputs()
+        first = [job for job in flight.draft.started if not job.started]
         folded = fold(state, flight.record, seq)
+        if first:
+            self.waited.add((job.tenant, self.shape_of(job), state.time_ms - job.accepted_ms) for job in first)
         if not flight.draft.empty:
             self.admission.moved_seq = seq
         for job in flight.draft.avoided:

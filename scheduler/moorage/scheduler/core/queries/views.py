@@ -290,7 +290,10 @@ def held_by(hold: StandingOrder) -> str:
 
 
 def tenants(engine: Engine) -> dict[str, Any]:
-    """Tenants with a live job, a lease or something that an operator has set; those with most GPUs first."""
+    """Tenants with a live job, a lease or something that an operator has set; those with most GPUs first.
+
+    `waits` is how long jobs waited that started in this reign, for monitors (see `waited`).
+    """
     state = engine.state
     rows = [
         TenantRow(
@@ -300,7 +303,7 @@ def tenants(engine: Engine) -> dict[str, Any]:
         if row.live or row.gpus or row.ordered
     ]
     rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
-    return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows)}
+    return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows), "waits": engine.waited.as_data()}
 
 
 def by_name(engine: Engine) -> list[Worker]:
